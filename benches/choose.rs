@@ -1,32 +1,35 @@
-//! What a router's decision costs among a thousand workers of each role, by policy, beside the bare limit: one pass over
-//! the same table. `cargo bench --bench choose`. Times are those of this thread on its CPU, so that turns of others do not
-//! count; `wall p99` is by the wall's clock.
+//! The cost of a router's decision among a thousand workers of each role, by policy. The baseline
+//! is one pass over the same table. Run it with `cargo bench --bench choose`. Times are CPU times
+//! of this thread, so that other programs do not count; `wall p99` is wall time.
 //!
-//! A row's decisions are made anew in each of several rounds, which go over all rows in turn. They are the same ones each
-//! time, and of each the median of its times counts: a noisy host makes other decisions slow in each round, and what is slow
-//! by itself is slow in all. `one round` is p99 of the worst round, as decisions came that happened once.
+//! Each round makes the same decisions in every row, and the rounds go over all rows in turn. Each
+//! decision counts with the median of its times. Noise of the host hits other decisions in each
+//! round; a slow decision is slow in all. `one round` is the p99 of the worst single round.
 
-#![allow(unsafe_code, reason = "the standard library does not tell a thread's time on the CPU")]
+#![allow(unsafe_code, reason = "the standard library has no CPU time of a thread")]
 
-use baton::cluster::flight::Avoid;
-use baton::cluster::loads::Load;
-use baton::cluster::router::{Role, Router};
-use baton::cluster::work::{Work, mix};
-use baton::config::resolved::Policy;
+use baton::config::Policy;
+use baton::ids::Leg;
+use baton::routing::attempts::AvoidList;
+use baton::routing::balancer::LoadBalancer;
+use baton::routing::demand::Demand;
+use baton::routing::load::WorkerLoad;
+use baton::stdx::rng::mix;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Of each role.
+/// Workers of each role.
 const WORKERS: usize = 1000;
-/// Requests that are open at a time.
+/// Requests that are open at any time.
 const OPEN: usize = 4000;
 const DECISIONS: usize = 20_000;
-/// Odd, for a median.
+/// Number of rounds; odd, because of the median.
 const ROUNDS: usize = 7;
 
 fn main() {
     println!(
-        "{WORKERS} prefill and {WORKERS} decode workers, {OPEN} requests open; a decision is a pair, booked"
+        "{WORKERS} prefill and {WORKERS} decode workers, {OPEN} requests open; \
+         a decision is a pair, booked"
     );
     println!(
         "{:<14} {:>9} {:>9} {:>9} {:>9} {:>12}",
@@ -55,8 +58,8 @@ fn main() {
 }
 
 fn scans() -> Vec<[Duration; 2]> {
-    let table: Vec<Load> = (0..2 * WORKERS)
-        .map(|at| Load { usable: true, booked: at as u32, ..Load::default() })
+    let table: Vec<WorkerLoad> = (0..2 * WORKERS)
+        .map(|at| WorkerLoad { usable: true, booked: at as u32, ..WorkerLoad::default() })
         .collect();
     let scan = || {
         let least =
@@ -66,20 +69,20 @@ fn scans() -> Vec<[Duration; 2]> {
     (0..DECISIONS).map(|_| timed(scan).0).collect()
 }
 
-/// Prompts of 4 to 63 blocks: the first is everybody's, a chat's are its own.
-fn work(at: usize) -> Work {
+/// Prompts of 4 to 63 blocks. The first block is shared by all; the others belong to one chat.
+fn work(at: usize) -> Demand {
     let chat = mix(at as u64) % 3000;
     let blocks = 4 + mix(chat) % 60;
     let blocks = (0..blocks)
         .map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) })
         .collect::<Box<[u64]>>();
-    Work { sequences: 1, samples: 1, tokens: blocks.len() as u32 * 512 + 100, block: 512, blocks }
+    Demand { sequences: 1, samples: 1, tokens: blocks.len() as u32 * 512 + 100, block: 512, blocks }
 }
 
 fn decisions(policy: Policy) -> Vec<[Duration; 2]> {
     let base = Instant::now();
-    let mut router = Router::new(policy);
-    for role in [Role::Prefill, Role::Decode] {
+    let mut router = LoadBalancer::new(policy);
+    for role in [Leg::Prefill, Leg::Decode] {
         for _ in 0..WORKERS {
             let worker = router.join(role, base);
             router.probed(worker, true, base);
@@ -89,8 +92,9 @@ fn decisions(policy: Policy) -> Vec<[Duration; 2]> {
     let mut times = Vec::with_capacity(DECISIONS);
     for at in 0..OPEN + DECISIONS {
         let (work, now) = (work(at), base + Duration::from_millis(at as u64));
-        let (time, pair) =
-            timed(|| router.choose_serving(&work, &Avoid::default(), now).expect("all are well"));
+        let (time, pair) = timed(|| {
+            router.choose_serving(&work, &AvoidList::default(), now).expect("all are well")
+        });
         open.push_back(pair);
         if at < OPEN {
             continue;
@@ -103,7 +107,7 @@ fn decisions(policy: Policy) -> Vec<[Duration; 2]> {
     times
 }
 
-/// On the CPU, and by the wall's clock.
+/// Runs a closure: its time on the CPU, and its wall time.
 fn timed<R>(what: impl FnOnce() -> R) -> ([Duration; 2], R) {
     let (begun, busy) = (Instant::now(), on_cpu());
     let result = what();
@@ -143,7 +147,7 @@ fn sorted(times: impl Iterator<Item = Duration>) -> Vec<Duration> {
     times
 }
 
-/// Microseconds that this share takes no longer than.
+/// The quantile of sorted times, in microseconds.
 fn share(times: &[Duration], share: f64) -> f64 {
     times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1e3
 }

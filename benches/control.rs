@@ -1,12 +1,12 @@
-//! The control plane beside a bare TCP ping-pong of the same bytes in the same run, interleaved:
-//! `cargo bench --bench control`. Figures are medians; ratios are medians over repeats.
+//! The control plane beside a bare TCP ping-pong of the same bytes, interleaved in one run: `cargo
+//! bench --bench control`. Figures are medians; ratios are medians over repeats.
 
-use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
+use baton::ids::{Generation, PageId, Peer, Role, Room, SessionGeneration, SlotId};
 use baton::net::{ConnId, Event, Reactor};
 use baton::wire::auth::{ClusterKey, Side};
-use baton::wire::link::{self, Link};
+use baton::wire::link::{self, ControlLink};
 use baton::wire::message::{
-    Destination, Done, Hello, MINOR, Message, PageList, Role, TransferId, ids_hash,
+    Destination, Done, Hello, MINOR, Message, PageList, TransferId, ids_hash,
 };
 use baton::wire::zmtp::{Connection, Limits, Socket};
 use baton::wire::{Multipart, zmtp};
@@ -38,7 +38,7 @@ fn main() {
     }
 }
 
-/// Done where there are no pages.
+/// A Done message if there are no pages, else a Destination message.
 fn message(pages: &[PageId]) -> Message<'_> {
     if pages.is_empty() {
         return Message::Done(Done { id: ID });
@@ -55,7 +55,7 @@ fn message(pages: &[PageId]) -> Message<'_> {
     })
 }
 
-/// Runs all three in turn, so that whatever else the machine does meets them alike.
+/// Runs all three in turn, so that noise of the machine hits them alike.
 fn compare(
     what: &str,
     repeats: usize,
@@ -67,7 +67,8 @@ fn compare(
     let column = |at: usize| median(runs.iter().map(|run| run[at]).collect());
     let ratio = |at: usize| median(runs.iter().map(|run| run[at] / run[0]).collect());
     println!(
-        "  {what:<11} bare tcp {:6.1} us   ours {:6.1} us = {:.2} x   with a cluster key {:6.1} us = {:.2} x",
+        "  {what:<11} bare tcp {:6.1} us   ours {:6.1} us = {:.2} x   \
+         with a cluster key {:6.1} us = {:.2} x",
         column(0),
         column(1),
         ratio(1),
@@ -87,7 +88,7 @@ fn micros(duration: Duration) -> f64 {
 
 // Codec alone.
 
-/// Bytes of the message with its frame headers.
+/// Length of the message in bytes, with its frame headers.
 fn wire_len(message: &Message<'_>) -> usize {
     let (mut connection, mut out) = (open_connection(), Multipart::new());
     message.encode(None, &mut out);
@@ -134,7 +135,7 @@ fn codec(message: &Message<'_>) {
             taken += connection.handle_input(black_box(&bytes[taken..])).expect("our own bytes");
         }
         match connection.poll_event() {
-            Some(zmtp::Event::Message(parts)) => {
+            Some(zmtp::ZmtpEvent::Message(parts)) => {
                 black_box(Message::decode(parts, None)).expect("our own message");
             }
             other => panic!("{other:?}"),
@@ -193,7 +194,7 @@ fn bare_one_way(len: usize) -> f64 {
     )
 }
 
-/// Median time from `send` to `arrived`, with a receiver that has gone to sleep before each.
+/// Median time from `send` to `arrived`. The receiver sleeps before each message.
 fn paced<S: FnMut()>(
     receive: impl FnOnce(&mut dyn FnMut()) + Send + 'static,
     sender: impl FnOnce() -> S,
@@ -229,7 +230,7 @@ fn paced<S: FnMut()>(
 
 struct Node {
     reactor: Reactor,
-    link: Link,
+    link: ControlLink,
     conn: ConnId,
     pages: Vec<PageId>,
 }
@@ -247,7 +248,12 @@ impl Node {
             minor: MINOR,
             keys: Default::default(),
         };
-        Node { reactor, link: Link::new(side, hello, key), conn, pages: Vec::with_capacity(1024) }
+        Node {
+            reactor,
+            link: ControlLink::new(side, hello, key),
+            conn,
+            pages: Vec::with_capacity(1024),
+        }
     }
 
     fn pair(key: Option<ClusterKey>) -> (Node, Node) {
@@ -286,7 +292,8 @@ impl Node {
         }
     }
 
-    /// Polls once; the messages that came, `None` when the peer is gone. Pages are left in `pages`.
+    /// Polls once. Returns the number of received messages; `None` if the peer is gone. The pages
+    /// of the last message are in `pages`.
     fn turn(&mut self, timeout: Option<Duration>) -> Option<usize> {
         self.reactor.poll(timeout.map(|timeout| Instant::now() + timeout)).expect("epoll");
         let mut messages = 0;
@@ -305,7 +312,7 @@ impl Node {
         let (mut taken, mut messages) = (0, 0);
         while taken < input.len() {
             taken += self.link.handle_input(&input[taken..]).expect("our own bytes");
-            if let Some(link::Event::Message(message)) =
+            if let Some(link::LinkEvent::Message(message)) =
                 self.link.poll_event().expect("our own message")
             {
                 messages += 1;
@@ -354,7 +361,7 @@ fn one_way(pages: &[PageId], key: Option<ClusterKey>) -> f64 {
         move || {
             move || {
                 ours.send(pages);
-                // What was sent leaves when the reactor is about to wait.
+                // The reactor sends when it is about to wait.
                 ours.turn(Some(Duration::ZERO));
             }
         },

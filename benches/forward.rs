@@ -1,8 +1,8 @@
-//! Decode and prefill steps of a model of SmolLM2-135M's shapes and types with random weights.
+//! Decode and prefill steps of a model with SmolLM2-135M's shapes and types, and random weights.
 //!
-//! `cargo bench --bench forward [-- FILTER] `; `THREADS`, `KERNEL` choose how to run. One line per
-//! case: the median step, tokens per second, and tokens per second of CPU time, which says more on
-//! a shared machine.
+//! `cargo bench --bench forward [-- FILTER]`; the variables `THREADS` and `KERNEL` select how to
+//! run. One line per case: the median step, tokens per second, and tokens per second of CPU time.
+//! The last one is the more reliable on a shared machine.
 
 #[path = "../tests/forward/model.rs"]
 #[allow(dead_code)]
@@ -82,7 +82,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `rows` sequences, each with `tokens` new tokens after `start` old ones, whose KV is zero.
+    /// `rows` sequences, each with `tokens` new tokens after `start` old ones. The old KV is zero.
     fn case(&mut self, name: &str, rows: usize, tokens: usize, start: usize) {
         if !name.contains(&self.filter) {
             return;
@@ -120,7 +120,7 @@ impl Bench {
     }
 }
 
-/// Seconds that all threads of this process have run.
+/// CPU time of all threads of this process, in seconds.
 fn cpu_seconds() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     let nanoseconds = tasks.filter_map(|task| {

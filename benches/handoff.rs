@@ -1,8 +1,9 @@
-//! The hand-off of one request through each transport beside a bare copy of the same bytes, in the same
-//! run, interleaved; and the plan alone: `cargo bench --bench handoff`.
+//! The hand-off of one request over each transport beside a bare copy of the same bytes,
+//! interleaved in one run; and the plan alone: `cargo bench --bench handoff`.
 //!
-//! Both movers are stepped in turn in one thread, as in `baton serve`; so is the bare stream. Figures are
-//! medians; ratios are medians over repeats. The layout is SmolLM2's: 30 layers, 3 KV heads of 64, f16.
+//! One thread steps both movers in turn, as in `baton serve`; so it does for the bare stream.
+//! Figures are medians; ratios are medians over repeats. The layout is SmolLM2's: 30 layers, 3 KV
+//! heads of dimension 64, f16.
 
 #[path = "../tests/transports/rig.rs"]
 #[allow(dead_code)]
@@ -80,7 +81,7 @@ fn handoff(name: &str, kind: Kind, tokens: u32) {
     let mut bare = Bare::new(kind, bytes as usize);
     let mut runs = Vec::new();
     for room in 0..REPEATS as u64 + 1 {
-        let session = baton::transfer::command::SessionId(0);
+        let session = baton::transfer::target::SessionId(0);
         let handoff = rig.begin(session, room, tokens);
         while rig.turn() {}
         let ours = one(&mut rig, &handoff);
@@ -101,13 +102,14 @@ fn handoff(name: &str, kind: Kind, tokens: u32) {
     }
     let ratio = median(runs.iter().map(|run| run[1] / run[0]).collect());
     println!(
-        "{name:<13} {tokens:4} tokens, {mib:4.1} MiB: {ours:7.0} us, {:4.1} GB/s; bare {:7.0} us; {ratio:.2} x",
+        "{name:<13} {tokens:4} tokens, {mib:4.1} MiB: {ours:7.0} us, {:4.1} GB/s; \
+         bare {:7.0} us; {ratio:.2} x",
         bytes as f64 / ours / 1e3,
         column(0)
     );
 }
 
-/// From the end of the last chunk to the destination's Success.
+/// Time from the last chunk's end to the destination's Success, in microseconds.
 fn one(rig: &mut Rig, handoff: &Handoff) -> f64 {
     let begun = Instant::now();
     rig.chunk(handoff, 0..handoff.tokens);
@@ -119,7 +121,7 @@ fn one(rig: &mut Rig, handoff: &Handoff) -> f64 {
     micros(begun.elapsed())
 }
 
-/// What the transport stands on, with nothing around it.
+/// The baseline of a transport: the same bytes with nothing around.
 enum Bare {
     Copy { from: Vec<u8>, to: Vec<u8> },
     Stream { lanes: Vec<(TcpStream, TcpStream)>, from: Vec<u8>, to: Vec<u8> },

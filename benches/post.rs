@@ -1,31 +1,32 @@
 //! What posting a hand-off over RDMA costs without a NIC: `cargo bench --bench post`.
 //!
-//! One thread plans, fills chains, rings doorbells, takes completions and gives their room back, against a provider
-//! that writes a 64-byte entry for each work request, as a NIC's does, and completes at once. Beside it, in turn, the
-//! same split: this thread posts, another one reaps, as `post-n` and `poll-n` do; and the leaf alone: the same chains
-//! filled from a list made before. Layer-major on both sides with pages in no order, so
-//! that each page of each buffer is a work request: 56 buffers of 2 KiB a page, 1024 pages. Medians over repeats.
+//! One thread plans, fills chains, rings doorbells, and takes completions. The provider writes a
+//! 64-byte entry for each work request, as for a NIC, and completes at once. Two other forms run in
+//! turn. In the split form this thread posts and another one polls, as `post-n` and `poll-n` do.
+//! The leaf alone fills the same chains from a list made in advance. Both layouts are layer-major
+//! with pages in random order. So each page of each buffer is a work request: 1024 pages of 2 KiB
+//! in each of 56 buffers. Figures are medians over repeats.
 
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
-use baton::stdx::bell::Bell;
+use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::event::WaitSet;
-use baton::sys::verbs::provider::{Fabric, Pace};
+use baton::sys::verbs::provider::{Fabric, StepMode};
 use baton::sys::verbs::{
-    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Marks, Piece, QueuePair,
-    Registration, Remote,
+    Access, Capacity, Chain, CompletionQueue, Completions, Domain, LocalPiece, Marks, QueuePair,
+    Registration, RemoteAddress,
 };
-use baton::transfer::command::{SessionId, Target};
-use baton::transfer::copiers::Copiers;
+use baton::transfer::copy_pool::CopyPool;
+use baton::transfer::event_loop::LoopTask;
 use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
+use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::rdma::{
     Nic, Poller, Poster, Rails, RdmaOffer, RdmaSource, Settings, Split,
 };
 use baton::transfer::transport::{Memory, Post, SourceHalf};
-use baton::transfer::waiter::Turns;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::{self, JoinHandle};
@@ -45,7 +46,7 @@ fn main() {
     let requests = f64::from(PAGES * LAYERS * 2);
     let mut fused = Session::new(false);
     let mut split = Session::new(true);
-    // 0: the poller sleeps; 1: it is to reap; 2: it does; 3: it is to end.
+    // 0: the poller sleeps; 1: it starts to reap; 2: it reaps; 3: it ends.
     let state = Arc::new(AtomicU8::new(0));
     let poller = split.poller.take().map(|mut poller| {
         let state = state.clone();
@@ -66,7 +67,7 @@ fn main() {
         poller.iter().for_each(|poller| poller.thread().unpark());
     };
     let (bare_fabric, mut bare) = Bare::new();
-    bare_fabric.set_pace(Pace::Discarded);
+    bare_fabric.set_pace(StepMode::Discarded);
     let (mut whole, mut leaf) = (Vec::new(), Vec::new());
     let (mut apart, mut posting) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
@@ -85,7 +86,7 @@ fn main() {
     let ratio = median(whole.iter().zip(&leaf).map(|(whole, leaf)| whole / leaf).collect());
     println!(
         "{requests} work requests, {} doorbells",
-        fused.memory.tally.counts().doorbells / REPEATS as u64
+        fused.memory.counters.counts().doorbells / REPEATS as u64
     );
     println!("plan, post, reap   {:6.1} ns a work request", median(whole));
     println!("split, all of it   {:6.1} ns a work request", median(apart));
@@ -104,17 +105,17 @@ fn memory(slots: usize) -> Memory {
         layout: layout(),
         pages: PAGES,
         lists: Arc::new(PageLists::new(slots, PAGES as usize).expect("memory")),
-        tally: Arc::default(),
-        copiers: Copiers::default(),
+        counters: Arc::default(),
+        copy_pool: CopyPool::default(),
     }
 }
 
-/// Odd factors reach each page once, and no two neighbours in turn.
+/// Visits each page once (the factor is odd), with no two neighbours in a row.
 fn pages(factor: u32) -> Vec<PageId> {
     (0..PAGES).map(|index| PageId(index * factor % PAGES)).collect()
 }
 
-/// A source's half, and its poster and poller where the mover is not both.
+/// A source's half, with its poster and poller in the split form.
 struct Session {
     half: RdmaSource,
     memory: Memory,
@@ -139,7 +140,7 @@ impl Session {
             Rails::new(&nic(), memory, 1, PAGES as usize, settings).expect("NICs")
         };
         let (mut from, to) = (rails(&source), Arc::new(rails(&destination)));
-        let bell = Arc::new(Bell::new(|| ()));
+        let bell = Arc::new(EventCount::new(|| ()));
         let threads =
             if split { from.split(&bell, true).expect("descriptors").pop() } else { None };
         let (poster, poller) = threads.map(|made: Split| (made.poster.0, made.poller.0)).unzip();
@@ -151,13 +152,14 @@ impl Session {
             RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
         source.lists.store(SLOT, &pages(401));
         from.targets.store(SLOT, &pages(613));
-        fabric.set_pace(Pace::Discarded);
-        // It stays: the provider looks nothing up once all is discarded.
+        fabric.set_pace(StepMode::Discarded);
+        // They stay: the provider looks nothing up once all is discarded.
         std::mem::forget((offer, destination, fabric));
         Session { half, memory: source, poster, poller }
     }
 
-    /// Nanoseconds from the post to the last completion taken; and those of them that a poster posted for.
+    /// Time from the post to the last completion, and the part of it in which a poster posted. In
+    /// nanoseconds.
     fn hand_over(&mut self) -> (f64, f64) {
         let target = Target {
             session: SessionId(0),
@@ -230,11 +232,11 @@ impl Bare {
         for chain in self.blocks.chunks(CHAIN) {
             self.chain.clear();
             for &(offset, to) in chain {
-                let piece = Piece { registration: 0, offset, len: ITEM };
+                let piece = LocalPiece { registration: 0, offset, len: ITEM };
                 self.chain.write(
                     0,
                     &[piece],
-                    Remote { address: 1 << 40 | to, key: 7 },
+                    RemoteAddress { address: 1 << 40 | to, key: 7 },
                     Marks::default(),
                 );
             }

@@ -1,12 +1,13 @@
-//! Why a request failed: the one taxonomy, the same on the wire, in HTTP status, metrics and log.
+//! Why a request failed: one taxonomy for the wire, HTTP status, metrics and log.
 //!
-//! Owns: the table of causes. What may be retried is decided here and nowhere else.
+//! Owns: the table of causes. Only this module decides which failures can be retried.
 
 use std::fmt;
 
 macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal, $status:literal, $retry:literal;)*) => {
-        /// A typed failure. The number has five bits and travels in the status word and in messages.
+        /// A typed failure. The number has five bits and travels in the status word and in
+        /// messages.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u8)]
         pub enum Cause {
@@ -17,7 +18,7 @@ macro_rules! causes {
             /// All causes in order of their numbers.
             pub const ALL: &'static [Cause] = &[$(Cause::$name),*];
 
-            /// The cause of a number that came from outside; an unknown one is `Internal`.
+            /// The cause of a number from outside. An unknown number is `Internal`.
             pub fn from_number(number: u8) -> Cause {
                 match number {
                     $($number => Cause::$name,)*
@@ -25,7 +26,13 @@ macro_rules! causes {
                 }
             }
 
-            /// The cause of this name, if it is one.
+            /// The position in [`Cause::ALL`].
+            pub fn index(self) -> usize {
+                let place = Cause::ALL.iter().position(|&cause| cause == self);
+                place.expect("ALL holds all causes")
+            }
+
+            /// The cause with this name, if there is one.
             pub fn named(name: &str) -> Option<Cause> {
                 Cause::ALL.iter().find(|cause| cause.name() == name).copied()
             }
@@ -40,7 +47,7 @@ macro_rules! causes {
                 match self { $(Cause::$name => $status,)* }
             }
 
-            /// Whether another pair may be tried before the first token has left.
+            /// Whether another pair can be tried before the first token is sent.
             pub const fn may_be_retried(self) -> bool {
                 match self { $(Cause::$name => $retry,)* }
             }
@@ -49,9 +56,9 @@ macro_rules! causes {
 }
 
 causes! {
-    /// Who asked has closed its connection.
+    /// The client has closed its connection.
     ClientGone = 1, "client_gone", 499, false;
-    /// The request itself is wrong: the same everywhere.
+    /// The request itself is wrong. Every worker would refuse it.
     Refused = 2, "refused", 400, false;
     /// A queue or a pool is full; another worker may have room.
     Overloaded = 3, "overloaded", 429, true;
@@ -59,7 +66,7 @@ causes! {
     PeerLost = 4, "peer_lost", 502, true;
     /// A deadline passed.
     Deadline = 5, "deadline", 408, false;
-    /// The two legs do not mean the same request: token count, hash or page count differ.
+    /// The two legs describe different requests: token count, hash or page count differ.
     Mismatch = 6, "mismatch", 400, false;
     /// Bytes or a record failed their check.
     Corrupt = 7, "corrupt", 502, true;
@@ -67,19 +74,19 @@ causes! {
     OtherLeg = 8, "other_leg", 502, true;
     /// The worker is draining.
     Draining = 9, "draining", 503, true;
-    /// A fault of ours.
+    /// A fault of Baton.
     Internal = 10, "internal", 500, true;
-    /// The two workers can hand nothing over: key, role, model, KV layout or transports differ. The logs of
-    /// both name the field.
+    /// The two workers cannot transfer KV: key, role, model, KV layout or transports differ. The
+    /// logs of both workers name the field.
     Incompatible = 11, "incompatible", 502, true;
-    /// The other worker's NIC let nothing be written where it had said: key, bounds or permission.
+    /// The NIC of the other worker denied a write to its own address: key, bounds or permission.
     Denied = 12, "denied", 502, true;
-    /// A NIC could not send it, or sent it again and again and it was never acknowledged: the two workers reach each
-    /// other over their control link, and not over the fabric.
+    /// A NIC could not send, or its retries were never acknowledged. The two workers reach each
+    /// other over their control link, but not over the fabric.
     Unreachable = 13, "unreachable", 502, true;
-    /// Stopped where it was, since another transfer of the same session broke.
+    /// Stopped because another transfer of the same session failed.
     Flushed = 14, "flushed", 502, true;
-    /// Somebody asked for its end.
+    /// A request to abort it arrived.
     Aborted = 15, "aborted", 499, false;
 }
 

@@ -1,26 +1,50 @@
-//! Baton serves large language models with prefill and decode on different workers and hands the
-//! KV cache from one's memory into the other's. `docs/design.md` fixes words, invariants, formats.
+//! Baton serves large language models with prefill and decode on different workers. It transfers
+//! the KV cache from the memory of the prefill worker into the memory of the decode worker.
 //!
-//! Modules import downwards only (design, section 12): `stdx`, `sys` → `limits`, `ids` → `wire`,
-//! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `sim`, `role` → `bench`.
+//! Modules import downwards only. The table of layers stands in `docs/internals/architecture.md`.
 
-pub mod bench;
+#[cfg(feature = "serve")]
+pub mod api;
 pub mod cause;
-pub mod cluster;
+#[cfg(feature = "serve")]
+pub mod cli;
+#[cfg(feature = "serve")]
+pub mod cmd;
+#[cfg(feature = "serve")]
 pub mod config;
-pub mod doctor;
-pub mod drain;
-pub mod front;
+#[cfg(feature = "serve")]
+pub mod http;
 pub mod ids;
 pub mod kv;
 pub mod limits;
+#[cfg(feature = "serve")]
 pub mod model;
+#[cfg(feature = "serve")]
 pub mod net;
 pub mod obs;
-pub mod role;
+#[cfg(feature = "serve")]
+pub mod peer;
+#[cfg(feature = "serve")]
+pub mod planner;
+#[cfg(feature = "serve")]
+pub mod process;
+#[cfg(feature = "serve")]
+pub mod registry;
+#[cfg(feature = "serve")]
+pub mod router;
+#[cfg(feature = "serve")]
+pub mod routing;
+#[cfg(feature = "serve")]
 pub mod sched;
+#[cfg(feature = "serve")]
+pub mod server;
+#[cfg(feature = "serve")]
 pub mod sim;
 pub mod stdx;
 pub mod sys;
 pub mod transfer;
+#[cfg(feature = "serve")]
+pub mod upstream;
 pub mod wire;
+#[cfg(feature = "serve")]
+pub mod worker;

@@ -1,27 +1,27 @@
-//! The `baton` binary: reads the command line and starts what it asks for.
+//! The `baton` binary: reads the command line and starts the command.
 //!
-//! Exit status: 0 after a drain, 2 where what was typed, or a file that it names, cannot be used, 1 for the rest.
+//! Exit status: 0 after a drain; 2 if the command line or a file that it names cannot be used; 1
+//! for all other failures.
 
-use baton::bench::{self, transfer::Plan, transfer::Survey};
-use baton::config::flags::{DoctorFlags, SimCommand, SimFlags};
-use baton::config::resolved::{Command, DrainConfig, LogConfig, LogLevel};
-use baton::config::{self, Invocation, Surroundings};
-use baton::doctor::{self, Verdict, transfer};
-use baton::drain;
-use baton::front::drain::End;
+use baton::cli::flags::{DoctorFlags, SimCommand, SimFlags};
+use baton::cli::{self, HostInfo, Invocation};
+use baton::cmd::bench::transfer::{BenchPlan, Survey};
+use baton::cmd::doctor::{self, Verdict, transfer};
+use baton::cmd::{bench, drain};
+use baton::config::{DrainConfig, RoleConfig};
+use baton::ids::Role;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
-use baton::role;
-use baton::say;
+use baton::obs::log::{LogConfig, LogLevel};
+use baton::server::drain::DrainOutcome;
 use baton::sim::campaign::Campaign;
-use baton::sim::load;
 use baton::sys::files;
-use baton::wire::message::Role;
+use baton::{planner, process, say};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let surroundings = Surroundings::of_this_process();
-    match config::parse(std::env::args_os(), &surroundings) {
+    let surroundings = HostInfo::of_this_process();
+    match cli::parse(std::env::args_os(), &surroundings) {
         Err(error) => ExitCode::from(error.report()),
         Ok(Invocation::Print(json)) => {
             say!("{json}");
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             run_drain(&config)
         }
         Ok(Invocation::Doctor(flags)) => run_doctor(&flags, &surroundings),
-        Ok(Invocation::BenchTransfer(flags)) => match Plan::new(&flags) {
+        Ok(Invocation::BenchTransfer(flags)) => match BenchPlan::new(&flags) {
             Err(error) => ExitCode::from(error.report()),
             Ok(plan) => run_bench(&plan),
         },
@@ -40,30 +40,30 @@ fn main() -> ExitCode {
         Ok(Invocation::Run { command, warnings }) => {
             log::configure(command.log());
             for warning in warnings {
-                log::event!(Warn, "config", "allowed, but take note", what = warning);
+                log::event!(Warn, "config", "setting needs attention", what = warning);
             }
             run(&command)
         }
     }
 }
 
-fn run(command: &Command) -> ExitCode {
+fn run(command: &RoleConfig) -> ExitCode {
     if let Err(error) = files::raise_open_files() {
-        log::event!(Warn, "main", "no more files can be open than now", why = error);
+        log::event!(Warn, "main", "cannot raise the limit of open files", why = error);
     }
     let ended = match command {
-        Command::Serve(config) => role::serve(config),
-        Command::Prefill(config) => role::part::run(config, Role::Prefill),
-        Command::Decode(config) => role::part::run(config, Role::Decode),
-        Command::Router(config) => role::router::router(config),
+        RoleConfig::Serve(config) => process::serve(config),
+        RoleConfig::Prefill(config) => process::worker::run(config, Role::Prefill),
+        RoleConfig::Decode(config) => process::worker::run(config, Role::Decode),
+        RoleConfig::Router(config) => process::router::router(config),
     };
     match ended {
-        Ok(End::Drained) => {
-            log::event!(Info, "main", "ended, nothing was left running");
+        Ok(DrainOutcome::Drained) => {
+            log::event!(Info, "main", "ended, no request was left running");
             ExitCode::SUCCESS
         }
-        Ok(End::CutOff) => {
-            log::event!(Warn, "main", "ended, requests that still ran were cut off");
+        Ok(DrainOutcome::CutOff) => {
+            log::event!(Warn, "main", "ended, running requests were cut off");
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -73,7 +73,7 @@ fn run(command: &Command) -> ExitCode {
     }
 }
 
-/// The status of what could not be done, as it was typed or at all.
+/// The exit status of a failure: 2 for an unusable command line, else 1.
 fn failed(is_of_usage: bool) -> ExitCode {
     if is_of_usage { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
@@ -88,7 +88,7 @@ fn run_drain(config: &DrainConfig) -> ExitCode {
     }
 }
 
-fn run_bench(plan: &Plan) -> ExitCode {
+fn run_bench(plan: &BenchPlan) -> ExitCode {
     match bench::transfer::run(plan) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -99,14 +99,14 @@ fn run_bench(plan: &Plan) -> ExitCode {
 }
 
 fn run_sim(flags: &SimFlags) -> ExitCode {
-    // What workers warn of is what is simulated.
+    // Simulated faults cause warnings on purpose.
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
     let is_well = match &flags.command {
         Some(SimCommand::Place(place)) => {
-            load::place::Search::new(place).and_then(|search| load::place::run(&search))
+            planner::place::Search::new(place).and_then(|search| planner::place::run(&search))
         }
         None if flags.load.is_asked_for => {
-            load::plan::Plan::new(flags).and_then(|plan| load::run(&plan))
+            planner::plan::LoadPlan::new(flags).and_then(|plan| planner::run(&plan))
         }
         None => Campaign::new(flags).map(|campaign| campaign.run()),
     };
@@ -117,7 +117,7 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
     }
 }
 
-fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {
+fn run_doctor(flags: &DoctorFlags, surroundings: &HostInfo) -> ExitCode {
     let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
     let here = Survey::here();
     let mut findings = doctor::examine(surroundings, &kernels, &here.nics);

@@ -1,6 +1,6 @@
 //! `baton bench transfer` as users run it: rows, two processes on their own, and what goes wrong.
 
-use baton::bench::transfer::Survey;
+use baton::cmd::bench::transfer::Survey;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -46,7 +46,8 @@ fn every_small_case_goes_each_way_and_is_verified() {
         }
         assert!(row["runs"].as_u64().unwrap() >= 5, "{row}");
     }
-    // A block per page and buffer, or one per page; as neighbours of random pages hardly ever are neighbours.
+    // A block per page and buffer, or one per page; as neighbours of random pages hardly ever are
+    // neighbours.
     let copies = |case, layout| named(case, layout, "shm")["work_requests"].as_f64().unwrap();
     assert!((200.0..=224.0).contains(&copies("qwen-64", "layer-major")));
     assert!((3.0..=4.0).contains(&copies("qwen-64", "page-major")));
@@ -92,7 +93,7 @@ fn the_table_has_a_line_for_each_row() {
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(lines[0].ends_with("ratio") && lines[1].starts_with("tiny-2k"), "{lines:?}");
-    assert!(lines[3].contains("tells wake-ups") && lines[3].contains("--busy-poll"), "{lines:?}");
+    assert!(lines[3].contains("shows wake-ups") && lines[3].contains("--busy-poll"), "{lines:?}");
     let spinning =
         run("--case tiny-2k --layout page-major --transport shm --duration 0 --busy-poll");
     assert_eq!(text(&spinning.stdout).lines().count(), 2, "{}", text(&spinning.stdout));
@@ -200,8 +201,8 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
     });
     for (peer, why) in [
         (nobody, "Connection refused"),
-        (web, "it says \"HTTP/1.0 400 Bad request"),
-        (mute, "it hangs up without a word"),
+        (web, "it answered \"HTTP/1.0 400 Bad request"),
+        (mute, "it closed the connection without an answer"),
         (idle, "no answer within 5 s; it may be measuring"),
         (slow, "no answer within 5 s"),
     ] {
@@ -224,7 +225,7 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
     assert!(text(&output.stderr).contains("'--peer <HOST:PORT>': a peer is HOST:PORT"));
 }
 
-/// What all rows would fail by is told once, and before any of them.
+/// An error that would fail all rows is reported once, before the first row.
 #[test]
 fn a_way_that_a_host_has_not_is_told_once() {
     let lacks = Survey::here().nics.is_err();
@@ -250,7 +251,10 @@ fn doctor_knows_a_router_when_it_meets_one() {
     let said = text(&output.stdout);
     router.kill().unwrap();
     router.wait().unwrap();
-    assert!(said.contains(&format!("{address} cannot be asked: HTTP is spoken there")), "{said}");
+    assert!(
+        said.contains(&format!("{address} cannot be asked: an HTTP server is there")),
+        "{said}"
+    );
     assert_eq!(output.status.code(), Some(1));
 }
 

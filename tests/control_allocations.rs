@@ -2,11 +2,11 @@
 //! sealed, framed, sent, received, unframed, opened, decoded.
 #![allow(unsafe_code)]
 
-use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
+use baton::ids::{Generation, PageId, Peer, Role, Room, SessionGeneration, SlotId};
 use baton::net::{ConnId, Event, Reactor, Timers};
 use baton::wire::auth::{ClusterKey, Side};
-use baton::wire::link::{self, Link};
-use baton::wire::message::{Destination, Done, Hello, MINOR, Message, PageList, Role, TransferId};
+use baton::wire::link::{self, ControlLink};
+use baton::wire::message::{Destination, Done, Hello, MINOR, Message, PageList, TransferId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Node {
     reactor: Reactor,
-    link: Link,
+    link: ControlLink,
     conn: ConnId,
 }
 
@@ -57,7 +57,7 @@ impl Node {
             keys: Default::default(),
         };
         let key = ClusterKey::new(&[5; 32]).unwrap();
-        Node { reactor, link: Link::new(side, hello, Some(key)), conn }
+        Node { reactor, link: ControlLink::new(side, hello, Some(key)), conn }
     }
 
     fn flush(&mut self) {
@@ -77,7 +77,7 @@ impl Node {
             let mut taken = 0;
             while taken < input.len() {
                 taken += self.link.handle_input(&input[taken..]).unwrap();
-                if let Some(link::Event::Message(_)) = self.link.poll_event().unwrap() {
+                if let Some(link::LinkEvent::Message(_)) = self.link.poll_event().unwrap() {
                     messages += 1;
                 }
             }

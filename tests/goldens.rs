@@ -1,5 +1,6 @@
-//! Logprobs of real forward passes against an independent float32 implementation (`tools/goldens`), on every
-//! kernel family: the reference's ids are fed back, so that one near tie does not spoil the rest.
+//! Logprobs of real forward passes against an independent float32 implementation (`tools/goldens`),
+//! on each kernel family. The reference's ids are fed back, so that one near tie does not change
+//! the rest.
 
 use baton::ids::PageId;
 use baton::kv::layout::{KvDtype, KvLayout};
@@ -7,7 +8,7 @@ use baton::kv::region::Region;
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily, available_kernels};
 use baton::model::forward::{Forward, KvPool, StepEnd};
-use baton::model::open::{LoadFormat, ModelFiles};
+use baton::model::open::{ModelFiles, WeightFormat};
 use baton::model::tensor::TensorType;
 use serde::Deserialize;
 use std::ops::ControlFlow;
@@ -89,12 +90,13 @@ fn logprobs(
     cases.iter().copied().map(run).collect()
 }
 
-/// What rounding KV to f16, as the reference does not, may add to alternatives, in parts of the distance
-/// between the best and the worst token of the position: several half units in the last place.
+/// The error that rounding KV to f16 can add to alternatives; the reference does not round. The
+/// unit is the distance between the best and the worst token of the position. The value is several
+/// half units in the last place.
 const F16_KV: f64 = 8.0 / 2048.0;
 
-/// The largest difference, or what is wrong. The ids fed back are held to `tolerance`, and so are the
-/// alternatives unless rounded KV allows them a part of the `spread` more.
+/// The largest difference, or what is wrong. The ids fed back are held to `tolerance`, and so are
+/// the alternatives unless rounded KV allows them a part of the `spread` more.
 fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64, of_spread: f64) -> Result<f64, String> {
     assert_eq!(found.len(), case.ids.len());
     let mut worst: f64 = 0.0;
@@ -123,10 +125,11 @@ fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64, of_spread: f64) -> R
     Ok(worst)
 }
 
-/// All cases of one golden file on every kernel family, with KV of the type that `auto` chooses and, unless
-/// `briefly`, unrounded too. Briefly, the slowest family is asked only the shortest case.
+/// All cases of one golden file on every kernel family, with KV of the type that `auto` chooses
+/// and, unless `briefly`, unrounded too. Briefly, the slowest family is asked only the shortest
+/// case.
 fn check(model: &Path, golden: &Path, briefly: bool) {
-    let files = ModelFiles::open(model, LoadFormat::Auto).unwrap();
+    let files = ModelFiles::open(model, WeightFormat::Auto).unwrap();
     let mut cases: Vec<Case> =
         serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
     cases.sort_by_key(|case| case.fed().len());

@@ -1,26 +1,29 @@
-//! The hand-off inside one process, stepped by hand: real managers, rings, movers and regions, with the
-//! test in the place of both schedulers.
+//! The hand-off inside one process, stepped by hand: real managers, rings, movers and regions. The
+//! test replaces both schedulers.
 
 use baton::cause::Cause;
-use baton::config::resolved::DecodeAllocation;
-use baton::front::handoff::{Handoff, Link, Member, Offer, Role, Source, prompt_of};
-use baton::front::worker::{Ring, Worker};
-use baton::ids::{PageId, RequestId, Room, WorkerId};
+use baton::ids::{DecodeAllocation, PageId, RequestId, Room, WorkerId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::lease::MoverRight;
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
 use baton::model::logprobs::{Sampled, TopLogprobs};
 use baton::model::sampler::SamplingParams;
-use baton::sched::mailbox::Command;
-use baton::sched::request::{Request, Stamps};
-use baton::stdx::bell::Bell;
+use baton::peer::handoff::{
+    EndpointKind, Handoff, LinkId, Source, TransportOffer, WorkerEndpoint, prompt_of,
+};
+use baton::peer::local_worker::{LocalWorker, Ring};
+use baton::sched::first_token::FirstTokenRecord;
+use baton::sched::messages::EngineCommand;
+use baton::sched::request::{EngineRequest, Stamps};
+use baton::stdx::event_count::EventCount;
 use baton::transfer::aux::AuxRecord;
-use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
-use baton::transfer::copiers::Copiers;
+use baton::transfer::command::{DestinationCommand, SourceCommand};
+use baton::transfer::copy_pool::CopyPool;
+use baton::transfer::event_loop::LoopTask;
 use baton::transfer::handle::{Receiver, Sender};
 use baton::transfer::manager::destination::DestinationManager;
-use baton::transfer::manager::identity::Identity;
+use baton::transfer::manager::identity::WorkerIdentity;
 use baton::transfer::manager::rooms::Slot;
 use baton::transfer::manager::source::SourceManager;
 use baton::transfer::mover::Mover;
@@ -29,8 +32,8 @@ use baton::transfer::mover::source::SourceMover;
 use baton::transfer::pages::PageLists;
 use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{State, StatusTable};
+use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::Memory;
-use baton::transfer::waiter::Turns;
 use baton::wire::message::{Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use std::sync::Arc;
@@ -42,11 +45,11 @@ const SESSIONS: usize = 4;
 const PREFILL: WorkerId = WorkerId(0);
 const DECODE: WorkerId = WorkerId(1);
 
-/// One worker's memory and the scheduler's end of everything.
+/// One worker's memory, and the scheduler's ends of its queues.
 struct Side<H> {
     memory: Memory,
     pool: PagePool,
-    commands: channel::Receiver<Command>,
+    commands: channel::Receiver<EngineCommand>,
     handle: H,
 }
 
@@ -58,8 +61,8 @@ struct Cluster {
     now: Instant,
 }
 
-fn bell() -> Arc<Bell> {
-    Arc::new(Bell::new(|| ()))
+fn bell() -> Arc<EventCount> {
+    Arc::new(EventCount::new(|| ()))
 }
 
 fn memory(page_size: u32) -> Memory {
@@ -71,13 +74,13 @@ fn memory(page_size: u32) -> Memory {
         layout,
         pages,
         lists: Arc::new(PageLists::new(SLOTS, 64).unwrap()),
-        tally: Arc::default(),
-        copiers: Copiers::default(),
+        counters: Arc::default(),
+        copy_pool: CopyPool::default(),
     }
 }
 
-fn identity(memory: &Memory) -> Identity {
-    Identity {
+fn identity(memory: &Memory) -> WorkerIdentity {
+    WorkerIdentity {
         fingerprint: Fingerprint {
             config: [1; 32],
             weights: [2; 32],
@@ -114,13 +117,13 @@ impl Cluster {
         };
         let worker = |id: WorkerId, memory: &Memory| {
             let ring = Ring::new(engines[id.index()].0.clone(), bell());
-            Worker::new(id, ring, statuses[id.index()].clone(), memory.clone())
+            LocalWorker::new(id, ring, statuses[id.index()].clone(), memory.clone())
         };
         let members = vec![
-            Member {
+            WorkerEndpoint {
                 worker: worker(PREFILL, &source),
-                role: Role::Prefill {
-                    manager: Box::new(SourceManager::<Link>::new(
+                kind: EndpointKind::Prefill {
+                    manager: Box::new(SourceManager::<LinkId>::new(
                         identity(&source),
                         vec![transport],
                         DecodeAllocation::Early,
@@ -131,16 +134,16 @@ impl Cluster {
                 },
                 reports: Some(from.reports),
             },
-            Member {
+            WorkerEndpoint {
                 worker: worker(DECODE, &destination),
-                role: Role::Decode {
+                kind: EndpointKind::Decode {
                     manager: Box::new(DestinationManager::new(
                         identity(&destination),
                         statuses[1].clone(),
                         SESSIONS,
                     )),
                     mover: Ring::new(to.commands, bell()),
-                    doorbell: baton::sys::event::EventCounter::new().unwrap(),
+                    doorbell: baton::sys::event::EventFd::new().unwrap(),
                 },
                 reports: Some(to.reports),
             },
@@ -159,19 +162,24 @@ impl Cluster {
         };
         let handoff = Handoff::new(
             members,
-            Offer { transports: vec![transport], host: HostId([7; 16]), data: None, lanes: 1 },
+            TransportOffer {
+                transports: vec![transport],
+                host: HostId([7; 16]),
+                data: None,
+                lanes: 1,
+            },
         );
         Cluster { handoff, mover, prefill, decode, now: Instant::now() }
     }
 
     fn settle(&mut self) {
-        while self.mover.step() | self.handoff.turn(self.now) {}
+        while self.mover.step() | self.handoff.step(self.now) {}
     }
 
     fn submit(&mut self, worker: WorkerId, room: u64, prompt: &[u32]) -> Option<Slot> {
         let deadline = self.now + Duration::from_secs(60);
         let slot = self.handoff.worker_mut(worker).take_slot(prompt_of(prompt), deadline)?;
-        let request = Request {
+        let request = EngineRequest {
             id: RequestId(room),
             worker,
             room: Room(room),
@@ -193,11 +201,15 @@ impl Cluster {
             stamps: Stamps::new(self.now),
         };
         let source = Source::Local(PREFILL);
-        self.handoff.submit(Box::new(request), (worker == DECODE).then_some(&source), self.now);
+        self.handoff.submit_request(
+            Box::new(request),
+            (worker == DECODE).then_some(&source),
+            self.now,
+        );
         Some(slot)
     }
 
-    /// Plays the decode scheduler: leases pages once the session stands.
+    /// Acts as the decode scheduler: leases pages after the session is ready.
     fn expect(&mut self, slot: Slot, room: u64, tokens: u32) -> Vec<PageId> {
         let session = self.session_ready(slot);
         let mut pages = Vec::new();
@@ -206,13 +218,13 @@ impl Cluster {
         let lease = self.decode.pool.lease(slot.id, slot.generation, &pages);
         let from = (session, Room(room));
         self.decode.handle.expect(slot.id, slot.generation, from, 0..tokens, &pages, lease);
-        self.handoff.expecting(DECODE, slot, 0..tokens, self.now);
+        self.handoff.handle_expecting(DECODE, slot, 0..tokens, self.now);
         pages
     }
 
     fn session_ready(&mut self, slot: Slot) -> SessionId {
         for command in self.decode.commands.try_iter() {
-            if let Command::SessionReady { slot: id, session, .. } = command
+            if let EngineCommand::SessionReady { slot: id, session, .. } = command
                 && id == slot.id
             {
                 return session;
@@ -223,18 +235,18 @@ impl Cluster {
 
     fn granted(&mut self) -> Option<Target> {
         self.prefill.commands.try_iter().find_map(|command| match command {
-            Command::Granted { target, .. } => Some(target),
+            EngineCommand::Granted { target, .. } => Some(target),
             _ => None,
         })
     }
 
-    /// Plays the prefill scheduler up to the first chunk: pages with known bytes.
+    /// Acts as the prefill scheduler up to the first chunk, with known bytes in its pages.
     fn begin(&mut self, slot: Slot, target: Target, tokens: u32) -> Vec<PageId> {
         let mut pages = Vec::new();
         assert!(
             self.prefill.pool.allocate(self.prefill.memory.layout.pages_for(tokens), &mut pages)
         );
-        // Neighbours on one side only, so that runs must be cut.
+        // Pages are adjacent only on one side, so runs must be split.
         pages.reverse();
         self.fill(&pages, slot.id.0 as u8 + 1);
         let lease = self.prefill.pool.lease(slot.id, slot.generation, &pages);
@@ -257,11 +269,11 @@ impl Cluster {
 
     fn chunk(&self, slot: Slot, room: u64, tokens: std::ops::Range<u32>, last: bool) {
         let first = Sampled { token: 4242, logprob: -0.5, top: TopLogprobs::EMPTY };
-        let aux = last.then(|| AuxRecord::new(Room(room), &first, 0));
+        let aux = last.then(|| FirstTokenRecord::new(&first, 0).to_aux(Room(room)));
         self.prefill.handle.chunk(slot.id, slot.generation, tokens, aux);
     }
 
-    /// All elements of `tokens` tokens, read through a side's own layout and pages.
+    /// All elements of `tokens` tokens, read with a side's own layout and pages.
     #[allow(unsafe_code)]
     fn kv(memory: &Memory, pages: &[PageId], tokens: u32) -> Vec<u8> {
         use baton::kv::layout::KeyValue;
@@ -285,7 +297,7 @@ impl Cluster {
         bytes
     }
 
-    /// Everything has come back.
+    /// Every page is free again.
     fn assert_idle(&mut self) {
         for (pool, free) in [
             (&self.prefill.pool, self.prefill.memory.pages),
@@ -299,10 +311,10 @@ impl Cluster {
     fn end_prefill(&mut self, slot: Slot, pages: &[PageId], failure: Option<Cause>) {
         self.prefill.pool.release(pages);
         if let Some(end) = self.prefill.handle.poll_end() {
-            self.prefill.pool.end(end.ended, pages);
+            self.prefill.pool.end_lease(end.ended, pages);
         }
-        self.handoff.finished(PREFILL, slot, failure, self.now);
-        self.handoff.released(PREFILL, slot);
+        self.handoff.handle_finished(PREFILL, slot, failure, self.now);
+        self.handoff.release_slot(PREFILL, slot);
     }
 
     fn end_decode(
@@ -315,10 +327,10 @@ impl Cluster {
         let end = self.decode.handle.poll_end();
         let aux = end.as_ref().and_then(|end| end.aux);
         if let Some(end) = end {
-            self.decode.pool.end(end.ended, pages);
+            self.decode.pool.end_lease(end.ended, pages);
         }
-        self.handoff.finished(DECODE, slot, failure, self.now);
-        self.handoff.released(DECODE, slot);
+        self.handoff.handle_finished(DECODE, slot, failure, self.now);
+        self.handoff.release_slot(DECODE, slot);
         aux
     }
 }
@@ -344,7 +356,7 @@ fn kv_arrives_whole_for_every_pair_of_page_sizes_and_both_orders() {
                     let pages = cluster.expect(decode, room, tokens);
                     (prefill, decode, pages)
                 };
-                let target = cluster.granted().expect("both legs are here");
+                let target = cluster.granted().expect("both legs have arrived");
                 let from_pages = cluster.begin(prefill, target, tokens);
                 let half = tokens / 2 / 16 * 16;
                 if half > 0 {
@@ -358,10 +370,11 @@ fn kv_arrives_whole_for_every_pair_of_page_sizes_and_both_orders() {
                 let sent = Cluster::kv(&cluster.prefill.memory, &from_pages, tokens);
                 let came = Cluster::kv(&cluster.decode.memory, &to_pages, tokens);
                 assert_eq!(sent, came, "{tokens} tokens, pages of {from} to pages of {to}");
-                let aux =
-                    cluster.end_decode(decode, &to_pages, None).expect("aux comes with the lease");
+                let aux = cluster
+                    .end_decode(decode, &to_pages, None)
+                    .expect("the lease returns the aux record");
                 assert!(aux.belongs_to(Room(room), decode.generation));
-                assert_eq!(aux.first().token, 4242);
+                assert_eq!(FirstTokenRecord::of_aux(&aux).token, 4242);
                 cluster.end_prefill(prefill, &from_pages, None);
                 cluster.assert_idle();
             }
@@ -379,8 +392,8 @@ fn a_copy_after_the_source_took_its_pages_back_is_void() {
     let target = cluster.granted().unwrap();
     let from_pages = cluster.begin(prefill, target, 40);
     cluster.chunk(prefill, 9, 0..40, true);
-    // The source posts its offer; the destination has not looked; then the source is cancelled and its
-    // pages are given to somebody else.
+    // The source posts its offer, which the destination has not read. Then the source is cancelled,
+    // and another request gets its pages.
     cluster.mover.sources[0].step();
     assert!(cluster.prefill.handle.fail(prefill.id, prefill.generation, Cause::Deadline));
     cluster.mover.sources[0].step();
@@ -407,12 +420,16 @@ fn nothing_lands_after_the_destination_cancelled() {
     let target = cluster.granted().unwrap();
     let from_pages = cluster.begin(prefill, target, 40);
     cluster.chunk(prefill, 9, 0..40, true);
-    // The offer is in the ring; the destination gives up before its mover looks.
+    // The offer is in the ring. The destination fails before its mover reads it.
     cluster.mover.sources[0].step();
     assert!(cluster.decode.handle.fail(decode.id, decode.generation, Cause::ClientGone));
     let before = Cluster::kv(&cluster.decode.memory, &to_pages, 40);
     cluster.settle();
-    assert_eq!(Cluster::kv(&cluster.decode.memory, &to_pages, 40), before, "a late write");
+    assert_eq!(
+        Cluster::kv(&cluster.decode.memory, &to_pages, 40),
+        before,
+        "bytes were written late"
+    );
     cluster.end_decode(decode, &to_pages, Some(Cause::ClientGone));
     cluster.settle();
     assert_eq!(cluster.prefill.handle.status(prefill.id).cause, Some(Cause::ClientGone));
@@ -438,11 +455,11 @@ fn legs_that_mean_different_prompts_both_fail() {
         cluster.settle();
         assert_eq!(cluster.decode.handle.status(decode.id).cause, Some(Cause::Mismatch));
         let told = cluster.prefill.commands.try_iter().any(|command| {
-            matches!(command, Command::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id)
+            matches!(command, EngineCommand::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id)
         });
         assert!(told);
         cluster.end_decode(decode, &pages, Some(Cause::Mismatch));
-        cluster.handoff.finished(PREFILL, prefill, Some(Cause::Mismatch), cluster.now);
+        cluster.handoff.handle_finished(PREFILL, prefill, Some(Cause::Mismatch), cluster.now);
         cluster.assert_idle();
     }
 }
@@ -455,7 +472,7 @@ fn a_failure_of_prefill_before_any_post_reaches_decode() {
     let decode = cluster.submit(DECODE, 5, &ids).unwrap();
     let pages = cluster.expect(decode, 5, 20);
     assert!(cluster.prefill.handle.fail(prefill.id, prefill.generation, Cause::Deadline));
-    cluster.handoff.finished(PREFILL, prefill, Some(Cause::Deadline), cluster.now);
+    cluster.handoff.handle_finished(PREFILL, prefill, Some(Cause::Deadline), cluster.now);
     cluster.settle();
     assert_eq!(cluster.decode.handle.status(decode.id).cause, Some(Cause::Deadline));
     cluster.end_decode(decode, &pages, Some(Cause::Deadline));

@@ -1,4 +1,4 @@
-//! A prefill or a decode worker on its own, and decode with a prefill worker whose host has a name.
+//! A prefill or a decode worker on its own, and decode with a prefill worker at a host name.
 
 #[path = "cluster/process.rs"]
 #[allow(dead_code)] // Others use the rest.
@@ -59,7 +59,7 @@ fn a_worker_alone_shows_that_tokens_come() {
             let tokens = if command == "prefill" { 1 } else { 2 };
             assert_eq!(answer["meta_info"]["completion_tokens"], tokens, "{answer}");
         }
-        // Nobody else gets in without a router.
+        // Without a router other requests are refused.
         let (status, answer) = worker.post("/v1/completions", r#"{"prompt":[5],"max_tokens":1}"#);
         assert!(status == 400 && answer.contains("bootstrap_room"), "{status} {answer}");
         worker.await_idle();
@@ -178,7 +178,7 @@ fn a_bootstrap_host_may_be_a_name() {
     strict.await_idle();
 }
 
-/// A model may take minutes to load; who wants the process gone need not wait for that, and it has not failed.
+/// A model can take minutes to load. A signal ends the process before that, with status 0.
 #[test]
 fn a_process_that_is_told_to_end_while_it_starts_ends_well() {
     use std::io::{BufRead, BufReader};

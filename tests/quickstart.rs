@@ -1,5 +1,6 @@
-//! `tools/quickstart` around a stand-in for `baton serve`, so that its own duties are seen: order and
-//! place of what it prints, exit status, nothing left running. The real thing is tried by `serve`'s tests.
+//! `tools/quickstart` around a stand-in for `baton serve`, so that its own duties are seen: order
+//! and place of what it prints, exit status, nothing left running. The real thing is tried by
+//! `serve`'s tests.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -72,7 +73,7 @@ impl Quickstart {
         self.command.output().unwrap()
     }
 
-    /// An orphan that nobody has buried is gone, too.
+    /// A zombie that was not waited for counts as gone, too.
     fn server_is_gone(&self) -> bool {
         let pid = std::fs::read_to_string(self.directory.join("pid")).expect("the server ran");
         let status = std::fs::read_to_string(Path::new("/proc").join(pid).join("status"));
@@ -168,7 +169,7 @@ fn the_server_does_not_outlive_a_killed_script() {
     let mut quickstart = Quickstart::new("killed", "model.gguf");
     let mut child = serving(&mut quickstart);
     assert_eq!(end(&mut child, "-KILL"), None);
-    // The kernel tells the server; there is nobody to wait for but it.
+    // The kernel signals the server. No other process is left to wait for.
     let is_gone = (0..200).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(50));
         quickstart.server_is_gone()

@@ -9,9 +9,10 @@ use baton::kv::prefix::Salt;
 use baton::limits::{KEPT_KV_LIFE, PASSES_MAX};
 use baton::model::sampler::SamplingParams;
 use baton::sched::engine::run;
-use baton::sched::mailbox::{Command, Event, Outcome};
+use baton::sched::first_token::FirstTokenRecord;
+use baton::sched::messages::{EngineCommand, EngineEvent, FinishReason, RequestEvent};
 use baton::sim::model::{LAYERS, VOCAB};
-use baton::stdx::bell::Bell;
+use baton::stdx::event_count::EventCount;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::status::State;
 use std::sync::Arc;
@@ -60,7 +61,8 @@ fn random_wanted(rng: &mut Rng) -> Wanted {
     wanted
 }
 
-/// Submits over time, with everything else at random speeds; tokens and outcomes in order of submission.
+/// Submits over time, with everything else at random speeds; tokens and outcomes in order of
+/// submission.
 fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
     rig.watch.token_ns.store(1_000_000, Relaxed);
     let mut ids = Vec::new();
@@ -111,7 +113,8 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
     assert!(retracted > 20, "{retracted} requests gave up their pages");
 }
 
-/// Late allocation: while a prompt is read, decode has no page for it; what is computed waits at prefill.
+/// Late allocation: while a prompt is read, decode has no page for it; what is computed waits at
+/// prefill.
 #[test]
 fn late_pages_are_taken_when_the_prompt_is_computed() {
     for late in [false, true] {
@@ -184,7 +187,8 @@ fn a_late_hand_off_can_be_aborted_at_every_turn() {
     }
 }
 
-/// Prefill first: the KV is kept until decode claims it, for so long, and the first token is told before that.
+/// Prefill first: the KV is kept for a limited time until decode claims it. The first token is
+/// reported before that.
 #[test]
 fn kept_kv_is_claimed_or_given_up() {
     let wanted = Wanted::new(40, 12);
@@ -211,7 +215,7 @@ fn kept_kv_is_claimed_or_given_up() {
         } else if late {
             rig.wait(Duration::from_millis(2));
             rig.finish();
-            assert_eq!(rig.outcome(kept), Some(Outcome::Failed(Cause::Deadline)));
+            assert_eq!(rig.outcome(kept), Some(FinishReason::Failed(Cause::Deadline)));
         } else {
             let claimed = rig.claim(room, &wanted);
             // Claimed at the last moment it has time to arrive.
@@ -221,13 +225,13 @@ fn kept_kv_is_claimed_or_given_up() {
             rig.mover.as_mut().unwrap().speed = 1;
             rig.finish();
             assert_eq!(rig.told[&claimed], alone(&wanted));
-            assert_eq!(rig.outcome(kept), Some(Outcome::HandedOver));
+            assert_eq!(rig.outcome(kept), Some(FinishReason::HandedOver));
         }
         assert_eq!(rig.told[&kept].tokens, alone(&wanted).tokens[..1]);
     }
 }
 
-/// Where nobody is left to read prompts, decode does, beside what is handed over to it.
+/// If no prefill worker is left, decode runs prefill itself, besides the KV that it receives.
 #[test]
 fn who_comes_alone_is_read_by_decode_and_generates_the_same() {
     for seed in 0..20 {
@@ -273,17 +277,17 @@ fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
         };
         let first = Wanted::new(30, 6);
         assert_eq!(ask(&mut rig, &first), (0, if split { 30 } else { 0 }));
-        // Whole pages of 4, and never the last token, whose logits are wanted.
+        // Whole pages of 4, and never the last token, because its logits are needed.
         assert_eq!(ask(&mut rig, &first), (28, if split { 2 } else { 0 }));
-        // 30 and 5 of the answer have KV where it was generated, not its last token: 8 pages, and a prefill worker has
-        // read 7.
+        // 30 and 5 of the answer have KV where it was generated, not its last token: 8 pages, and a
+        // prefill worker has read 7.
         assert_eq!(ask(&mut rig, &longer), if split { (28, 39 - 32) } else { (32, 0) });
         let other = Wanted { salt: Some(Salt(1)), ..longer.clone() };
         assert_eq!(ask(&mut rig, &other).0, 0, "another tenant's");
         let nobody = Wanted { salt: None, ..longer.clone() };
         assert_eq!(ask(&mut rig, &nobody).0, 0);
         for worker in [FIRST, DECODE] {
-            rig.commands.send(Command::Flush { worker }).unwrap();
+            rig.commands.send(EngineCommand::Flush { worker }).unwrap();
             if !split {
                 break;
             }
@@ -329,7 +333,7 @@ fn prompts_that_come_together_have_what_they_begin_with_computed_once() {
     }
 }
 
-/// A cache that is emptied under those who use it: they go on, and leave nothing behind.
+/// The cache is emptied while requests use it. They continue, and leave nothing behind.
 #[test]
 fn a_cache_may_be_emptied_at_any_turn() {
     let setup = Setup::new();
@@ -342,9 +346,9 @@ fn a_cache_may_be_emptied_at_any_turn() {
             rig.finish();
             let legs: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted)).collect();
             (0..k).for_each(|_| _ = rig.turn());
-            rig.commands.send(Command::Flush { worker: FIRST }).unwrap();
+            rig.commands.send(EngineCommand::Flush { worker: FIRST }).unwrap();
             if split {
-                rig.commands.send(Command::Flush { worker: DECODE }).unwrap();
+                rig.commands.send(EngineCommand::Flush { worker: DECODE }).unwrap();
             }
             rig.finish();
             for (legs, expected) in legs.iter().zip(&expected) {
@@ -382,9 +386,9 @@ fn the_prefill_leg_tells_the_first_token_only() {
     let legs = rig.submit(&wanted);
     rig.finish();
     let prefill = legs.prefill.unwrap();
-    assert_eq!(rig.outcome(prefill), Some(Outcome::HandedOver));
+    assert_eq!(rig.outcome(prefill), Some(FinishReason::HandedOver));
     assert_eq!(rig.told[&prefill].tokens, rig.told[&legs.decode].tokens[..1]);
-    assert_eq!(rig.outcome(legs.decode), Some(Outcome::Length));
+    assert_eq!(rig.outcome(legs.decode), Some(FinishReason::Length));
     assert_eq!(rig.tokens(legs.decode).len(), 5);
     assert_eq!(rig.stats(FIRST).prompt_tokens_total.load(Relaxed), 30);
     assert_eq!(rig.stats(DECODE).generated_tokens_total.load(Relaxed), 5);
@@ -397,7 +401,7 @@ fn a_request_may_end_with_its_first_token() {
     for mut rig in [Rig::split(&Setup::new()), Rig::mixed(&Setup::new())] {
         let legs = rig.submit(&wanted);
         rig.finish();
-        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Stop));
+        assert_eq!(rig.outcome(legs.decode), Some(FinishReason::Stop));
         assert_eq!(rig.tokens(legs.decode), wanted.stop_tokens);
     }
 }
@@ -433,7 +437,7 @@ fn an_abort_of_a_request_that_gave_up_its_pages_leaks_nothing() {
     }
 }
 
-/// Nobody says how long an answer may be: each could take the pool, and all run together from the beginning.
+/// No request limits its answer, so each could fill the pool. All run together from the beginning.
 #[test]
 fn requests_without_an_end_do_not_wait_for_each_other() {
     for split in [true, false] {
@@ -456,7 +460,8 @@ fn requests_without_an_end_do_not_wait_for_each_other() {
     }
 }
 
-/// Who has generated least leaves, and comes back before a newcomer that would fit.
+/// The request with the fewest generated tokens is retracted. It resumes before a newcomer that
+/// would fit.
 #[test]
 fn who_gave_up_its_pages_comes_before_newcomers() {
     for tier_pages in [0, 64] {
@@ -518,7 +523,8 @@ fn end_one_at_every_turn_of(setup: &Setup, split: bool, end: impl Fn(&mut Rig, &
                 let told = &rig.told[&legs.decode];
                 if i == victim {
                     assert_eq!(told.tokens, expected[i].tokens[..told.tokens.len()]);
-                    ended_early += usize::from(matches!(told.outcome, Some(Outcome::Failed(_))));
+                    ended_early +=
+                        usize::from(matches!(told.outcome, Some(FinishReason::Failed(_))));
                 } else {
                     assert_eq!(told, &expected[i], "victim {victim}, turn {k}");
                 }
@@ -583,10 +589,10 @@ fn a_deadline_is_kept_in_every_stage() {
             (0..turns).for_each(|_| _ = rig.turn());
             rig.wait(TOO_LONG);
             (0..2).for_each(|_| _ = rig.turn());
-            let failed = Some(Outcome::Failed(Cause::Deadline));
+            let failed = Some(FinishReason::Failed(Cause::Deadline));
             let prefill = rig.outcome(legs.prefill.unwrap());
             assert!(
-                prefill == failed || prefill == Some(Outcome::HandedOver),
+                prefill == failed || prefill == Some(FinishReason::HandedOver),
                 "{stage}: {prefill:?}"
             );
             assert_eq!(rig.outcome(legs.decode), failed, "{stage}, turn {turns}");
@@ -610,7 +616,7 @@ fn a_deadline_is_kept_by_a_mixed_worker() {
         (0..turns).for_each(|_| _ = rig.turn());
         rig.wait(TOO_LONG);
         rig.finish();
-        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::Deadline)));
+        assert_eq!(rig.outcome(legs.decode), Some(FinishReason::Failed(Cause::Deadline)));
     }
 }
 
@@ -618,7 +624,7 @@ fn a_deadline_is_kept_by_a_mixed_worker() {
 fn what_cannot_fit_an_empty_pool_is_refused_at_arrival() {
     let mut setup = Setup::new();
     (setup.prefill_pages, setup.decode_pages) = (10, 10);
-    let refused = Some(Outcome::Failed(Cause::Refused));
+    let refused = Some(FinishReason::Failed(Cause::Refused));
     for (prompt, max_new, fits) in
         [(30, 10, true), (30, 11, false), (40, 1, false), (129, 1, false)]
     {
@@ -636,13 +642,14 @@ fn what_cannot_fit_an_empty_pool_is_refused_at_arrival() {
     let legs = rig.submit(&Wanted::new(30, 2));
     rig.finish();
     assert_eq!(rig.outcome(legs.prefill.unwrap()), refused);
-    assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::OtherLeg)));
+    assert_eq!(rig.outcome(legs.decode), Some(FinishReason::Failed(Cause::OtherLeg)));
 }
 
-/// Of those that come at once as many wait as may, beyond those that can begin; the others are told so.
+/// Of requests that arrive together, `max_queued` wait besides those that can begin. The others
+/// fail with `overloaded`.
 #[test]
 fn no_more_wait_than_may_beyond_those_that_can_begin() {
-    let overloaded = Some(Outcome::Failed(Cause::Overloaded));
+    let overloaded = Some(FinishReason::Failed(Cause::Overloaded));
     // The pool holds one of them, or all.
     for (pages, begin) in [(16, 1), (256, 2)] {
         let mut setup = Setup::new();
@@ -653,7 +660,7 @@ fn no_more_wait_than_may_beyond_those_that_can_begin() {
         rig.turn();
         let refused: Vec<_> = legs.iter().map(|&leg| rig.outcome(leg) == overloaded).collect();
         assert_eq!(refused, (0..9).map(|at| at >= begin + 3).collect::<Vec<_>>(), "{pages} pages");
-        // Somebody has ended, and somebody may come.
+        // After one request has ended, another is accepted.
         while rig.told[&legs[0]].outcome.is_none() {
             rig.turn();
         }
@@ -664,12 +671,13 @@ fn no_more_wait_than_may_beyond_those_that_can_begin() {
             legs[..begin + 3]
                 .iter()
                 .chain([&late])
-                .all(|&leg| rig.outcome(leg) == Some(Outcome::Length))
+                .all(|&leg| rig.outcome(leg) == Some(FinishReason::Length))
         );
     }
 }
 
-/// What waits for KV has places of its own on decode; who finds none waits with the others.
+/// A request that waits for KV has a place of its own on decode. Without a free place it waits with
+/// the others.
 #[test]
 fn what_arrives_is_not_counted_among_those_that_wait() {
     for (pages, max_new, taken) in [(16, 52, 1 + 3), (256, 100, 2 + 4 + 3)] {
@@ -688,10 +696,10 @@ fn what_arrives_is_not_counted_among_those_that_wait() {
             .collect();
         let refused = legs
             .iter()
-            .filter(|&&leg| rig.outcome(leg) == Some(Outcome::Failed(Cause::Overloaded)));
+            .filter(|&&leg| rig.outcome(leg) == Some(FinishReason::Failed(Cause::Overloaded)));
         assert_eq!(refused.count(), 2, "{pages} pages");
         rig.finish();
-        assert_eq!(rig.outcome(legs[taken - 1]), Some(Outcome::Length));
+        assert_eq!(rig.outcome(legs[taken - 1]), Some(FinishReason::Length));
     }
 }
 
@@ -717,8 +725,8 @@ fn a_large_request_is_not_starved_by_small_ones() {
             rig.turn();
         }
         let passed = behind.iter().filter(|id| rig.told[*id].released).count();
-        assert_eq!(rig.outcome(large), Some(Outcome::Length));
-        assert!(passed >= PASSES_MAX as usize, "nobody used the room before it: {passed}");
+        assert_eq!(rig.outcome(large), Some(FinishReason::Length));
+        assert!(passed >= PASSES_MAX as usize, "too few requests passed it: {passed}");
         assert!(passed <= PASSES_MAX as usize + setup.slots, "{passed} passed it");
         rig.finish();
     }
@@ -739,7 +747,7 @@ fn a_full_event_ring_makes_the_engine_wait_and_loses_nothing() {
             }
         }
         let steps = rig.watch.layers.load(Relaxed) / u64::from(LAYERS);
-        assert!(steps < 40, "{steps} steps ran while nobody listened");
+        assert!(steps < 40, "{steps} steps ran while the events were not read");
         rig.finish();
         for (legs, wanted) in legs.iter().zip(&wanted) {
             assert_eq!(rig.told[&legs.decode], alone(wanted));
@@ -753,8 +761,8 @@ fn a_hand_off_that_fails_ends_both_legs_with_its_cause() {
     let doomed = rig.submit(&Wanted::new(40, 6));
     rig.mover.as_mut().unwrap().corrupt = true;
     rig.finish();
-    assert_eq!(rig.outcome(doomed.prefill.unwrap()), Some(Outcome::Failed(Cause::Corrupt)));
-    assert_eq!(rig.outcome(doomed.decode), Some(Outcome::Failed(Cause::OtherLeg)));
+    assert_eq!(rig.outcome(doomed.prefill.unwrap()), Some(FinishReason::Failed(Cause::Corrupt)));
+    assert_eq!(rig.outcome(doomed.decode), Some(FinishReason::Failed(Cause::OtherLeg)));
     assert!(rig.tokens(doomed.decode).is_empty());
     let next = rig.submit(&Wanted::new(40, 6));
     rig.finish();
@@ -763,14 +771,22 @@ fn a_hand_off_that_fails_ends_both_legs_with_its_cause() {
 
 #[test]
 fn a_record_that_is_not_the_request_s_fails_it() {
-    let spoils: [fn(&mut AuxRecord); 3] =
-        [|aux| aux.room += 1, |aux| aux.generation += 1, |aux| aux.first_token = VOCAB];
+    let spoils: [fn(&mut AuxRecord); 3] = [
+        |aux| aux.room += 1,
+        |aux| aux.generation += 1,
+        |aux| {
+            let mut first = FirstTokenRecord::of_aux(aux);
+            first.token = VOCAB;
+            let generation = aux.generation;
+            *aux = AuxRecord { generation, ..first.to_aux(Room(aux.room)) };
+        },
+    ];
     for spoil in spoils {
         let mut rig = Rig::split(&Setup::new());
         rig.mover.as_mut().unwrap().spoil = spoil;
         let legs = rig.submit(&Wanted::new(10, 6));
         rig.finish();
-        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::Corrupt)));
+        assert_eq!(rig.outcome(legs.decode), Some(FinishReason::Failed(Cause::Corrupt)));
         assert!(rig.tokens(legs.decode).is_empty());
     }
 }
@@ -804,7 +820,7 @@ fn pages_of_an_ended_transfer_wait_for_its_lease() {
     rig.turn();
     rig.abort(legs.prefill.unwrap());
     (0..5).for_each(|_| _ = rig.turn());
-    assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(Outcome::Failed(Cause::ClientGone)));
+    assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(FinishReason::Failed(Cause::ClientGone)));
     assert_eq!(rig.stats(FIRST).pages().leased, 10);
     assert!(!rig.told[&legs.prefill.unwrap()].released);
     rig.mover.as_mut().unwrap().speed = 1;
@@ -895,7 +911,7 @@ fn a_step_that_nobody_wants_stops_between_layers() {
             }));
             rig.finish();
             assert_eq!(rig.watch.layers.load(Relaxed), at);
-            assert_eq!(rig.outcome(id), Some(Outcome::Failed(Cause::ClientGone)));
+            assert_eq!(rig.outcome(id), Some(FinishReason::Failed(Cause::ClientGone)));
         }
     }
 }
@@ -913,7 +929,7 @@ fn prefill_refuses_what_would_wait_past_its_deadline() {
     hurried.patience = Duration::from_secs(60);
     let legs = rig.submit(&hurried);
     (0..4).for_each(|_| _ = rig.turn());
-    assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(Outcome::Failed(Cause::Overloaded)));
+    assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(FinishReason::Failed(Cause::Overloaded)));
     rig.finish();
 }
 
@@ -937,14 +953,18 @@ fn who_reads_prompts_refuses_what_would_wait_past_its_deadline() {
         rig.turn();
         assert_eq!(
             rig.outcome(hurried),
-            Some(Outcome::Failed(Cause::Overloaded)),
+            Some(FinishReason::Failed(Cause::Overloaded)),
             "split: {split}"
         );
         let mut late = Wanted::new(20, 1);
         late.patience = Duration::ZERO;
         let late = submit(&mut rig, &late);
         rig.finish();
-        assert_eq!(rig.outcome(late), Some(Outcome::Failed(Cause::Deadline)), "split: {split}");
+        assert_eq!(
+            rig.outcome(late),
+            Some(FinishReason::Failed(Cause::Deadline)),
+            "split: {split}"
+        );
     }
 }
 
@@ -960,7 +980,7 @@ fn the_thread_serves_and_stops() {
         let stop = &stop;
         let thread = scope.spawn(move || {
             let this = std::thread::current();
-            let bell = Arc::new(Bell::new(move || this.unpark()));
+            let bell = Arc::new(EventCount::new(move || this.unpark()));
             tell.send(bell.clone()).unwrap();
             run(&mut engine, &bell, stop, 0);
         });
@@ -973,20 +993,22 @@ fn the_thread_serves_and_stops() {
                 room: Room(0),
             };
             let request = request(&wanted, RequestId(0), place, Instant::now());
-            commands.send(Command::Submit(request)).unwrap();
-            bell.ring();
+            commands.send(EngineCommand::Submit(request)).unwrap();
+            bell.notify();
             let mut tokens = Vec::new();
             loop {
                 match events.recv_timeout(Duration::from_secs(60)).expect("the engine is awake") {
-                    Event::Token { sampled, .. } => tokens.push(sampled),
-                    Event::Released(_) => break,
+                    EngineEvent::Request(RequestEvent::Token { sampled, .. }) => {
+                        tokens.push(sampled)
+                    }
+                    EngineEvent::Request(RequestEvent::Released(_)) => break,
                     _ => {}
                 }
             }
             assert_eq!(tokens, expected.tokens);
         }
         stop.store(true, Relaxed);
-        bell.ring();
+        bell.notify();
         thread.join().unwrap();
     });
 }

@@ -1,15 +1,16 @@
-//! `baton serve` in this process under an allocator that watches: over a full life of requests the engine's
-//! thread and the mover's neither allocate nor free. Real model, real pages, real hand-off through shm.
+//! `baton serve` in this process under an allocator that watches: over a full life of requests the
+//! engine's thread and the mover's neither allocate nor free. Real model, real pages, real hand-off
+//! through shm.
 
 #[allow(dead_code)]
 #[path = "serve/client.rs"]
 mod client;
 
-use baton::config::resolved::Command;
-use baton::config::{self, Invocation, Surroundings};
-use baton::front::drain::End;
-use baton::front::http::Method;
-use baton::role;
+use baton::cli::{self, HostInfo, Invocation};
+use baton::config::RoleConfig;
+use baton::http::Method;
+use baton::process;
+use baton::server::drain::DrainOutcome;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use client::Client;
 use serde_json::{Value, json};
@@ -44,20 +45,20 @@ fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
 /// Serves in a thread while `visit` runs, then drains.
 fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
-    // Free a moment ago; nobody else takes ports by number here.
+    // The port was free a moment ago. No other test here takes ports by number.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let arguments = format!(
         "baton serve {model} --port {} --kv-memory 2MiB --max-running-requests 4 --max-queued-requests 6 \
          --chunked-prefill-size 32 --threads 2 {flags}",
         address.port()
     );
-    let parsed = config::parse(
+    let parsed = cli::parse(
         arguments.split_whitespace().map(std::ffi::OsString::from),
-        &Surroundings::of_this_process(),
+        &HostInfo::of_this_process(),
     );
     let Ok(Invocation::Run { command, .. }) = parsed else { panic!("{arguments}") };
-    let Command::Serve(config) = *command else { panic!("{arguments}") };
-    let server = thread::spawn(move || role::serve(&config));
+    let RoleConfig::Serve(config) = *command else { panic!("{arguments}") };
+    let server = thread::spawn(move || process::serve(&config));
     while TcpStream::connect(address).is_err() {
         assert!(!server.is_finished(), "the server has ended");
         thread::sleep(Duration::from_millis(5));
@@ -67,7 +68,7 @@ fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
     assert!(
         std::process::Command::new("kill").args(["-s", "TERM", &own]).status().unwrap().success()
     );
-    assert_eq!(server.join().unwrap().unwrap(), End::Drained);
+    assert_eq!(server.join().unwrap().unwrap(), DrainOutcome::Drained);
 }
 
 /// Requests of all kinds; some are left, some aborted, some refused, some too many.

@@ -1,6 +1,6 @@
-//! Our bindings of libibverbs and the header say the same: a C compiler is asked for every size, offset and
-//! number. Needs the header (Debian: libibverbs-dev); without it the test says so and is skipped, or fails
-//! where `BATON_REQUIRE_RDMA` is set.
+//! Our bindings of libibverbs and the header say the same: a C compiler is asked for every size,
+//! offset and number. Needs the header (Debian: libibverbs-dev); without it the test says so and is
+//! skipped, or fails where `BATON_REQUIRE_RDMA` is set.
 
 use baton::sys::verbs::abi::{HEADS, NUMBERS, STRUCTS};
 use std::fmt::Write as _;

@@ -127,18 +127,18 @@ impl Side {
             self.tap.watch(&self.reactor.received(conn)[..taken]);
             self.reactor.consume(conn, taken);
             match self.zmtp.poll_event() {
-                Some(zmtp::Event::Ready(ready)) => {
+                Some(zmtp::ZmtpEvent::Ready(ready)) => {
                     self.seen.ready =
                         Some((ready.socket, ready.identity.to_vec(), ready.heartbeats));
                 }
-                Some(zmtp::Event::Message(parts)) => {
+                Some(zmtp::ZmtpEvent::Message(parts)) => {
                     let message: Vec<Vec<u8>> = parts.iter().map(<[u8]>::to_vec).collect();
                     if self.echo {
                         self.send(&message);
                     }
                     self.seen.messages.push(message);
                 }
-                Some(zmtp::Event::Pong { context }) => self.seen.pongs.push(context),
+                Some(zmtp::ZmtpEvent::Pong { context }) => self.seen.pongs.push(context),
                 None => {}
             }
         }

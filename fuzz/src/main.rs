@@ -1,8 +1,9 @@
-//! Feeds bytes to whatever reads bytes from outside. A target is a file in `targets/` whose
-//! `run(&[u8])` panics when something is wrong, and a folder of small inputs in `corpus/`.
+//! Feeds bytes to the code that reads bytes from outside. A target is a file in `targets/` with a
+//! function `run(&[u8])`, which panics when something is wrong, and a folder of small inputs in
+//! `corpus/`.
 //!
 //! `cargo run -- [--runs N] [--seed S] [TARGET [FILE]]` replays the corpora and then mutates them,
-//! the same way each time (this is what `tools/test` does); `./run TARGET` searches with libFuzzer,
+//! in the same way each time (`tools/test` does this). `./run TARGET` searches with libFuzzer,
 //! guided by coverage.
 
 #![cfg_attr(fuzzing, no_main)]
@@ -14,7 +15,7 @@ mod mutate;
 #[path = "../targets/mod.rs"]
 mod targets;
 
-/// Runs a target on one input; panics if it takes memory out of proportion to it.
+/// Runs a target on one input. Panics if the memory used is out of proportion to the input.
 fn run(target: fn(&[u8]), input: &[u8]) {
     let peak = memory::peak_of(|| target(input));
     let allowed = memory::BASE + memory::PER_BYTE * input.len();
@@ -25,7 +26,7 @@ fn run(target: fn(&[u8]), input: &[u8]) {
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     static TARGET: std::sync::LazyLock<fn(&[u8])> = std::sync::LazyLock::new(|| {
         let name = std::env::var("BATON_FUZZ_TARGET").expect("BATON_FUZZ_TARGET names the target");
-        targets::ALL.iter().find(|(known, _)| *known == name).expect("a target of that name").1
+        targets::ALL.iter().find(|(known, _)| *known == name).expect("a known target").1
     });
     run(*TARGET, input);
 });

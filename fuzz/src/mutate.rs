@@ -1,5 +1,5 @@
-//! Fuzzing without coverage: replays a corpus, then mutates it. A run is its seed, so that it finds
-//! the same on every machine.
+//! Fuzzing without coverage: replays a corpus, then mutates it. A run follows from its seed alone,
+//! so it finds the same on every machine.
 
 use crate::targets;
 use std::panic::catch_unwind;
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, io};
 
-/// Longest input that is made.
+/// Longest input made, in bytes.
 const INPUT_MAX: usize = 4 << 10;
-/// Where ranges tend to end.
+/// Typical limits of ranges.
 const NUMBERS: [&str; 12] = [
     "0",
     "-1",
@@ -27,7 +27,7 @@ const NUMBERS: [&str; 12] = [
 /// Mutants that are kept to be mutated again.
 const POOL_MAX: usize = 64;
 
-/// What is to be run.
+/// The command line.
 pub struct Options {
     runs: u64,
     seed: u64,
@@ -60,7 +60,7 @@ impl Options {
     }
 }
 
-/// Runs the targets asked for; failure if one of them panics.
+/// Runs the selected targets. Fails if one of them panics.
 pub fn all(options: &Options) -> ExitCode {
     let wanted = |name: &str| options.target.as_deref().is_none_or(|target| target == name);
     for &(name, target) in targets::ALL.iter().filter(|(name, _)| wanted(name)) {
@@ -117,7 +117,7 @@ fn check(name: &str, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {
     })
 }
 
-/// The inputs of a target in order of their names; an empty one if there is none.
+/// The inputs of a target in order of their names, and an empty input.
 fn corpus(name: &str) -> io::Result<Vec<Vec<u8>>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let mut paths =
@@ -159,7 +159,7 @@ fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
             input.splice(at..end, other[from..to].iter().copied());
         }
         6 | 7 => {
-            // A number as binary formats have it.
+            // A number as in binary formats.
             let bits = 1u64 << rng.below(64);
             let number =
                 [bits, bits - 1, bits.wrapping_neg(), at as u64, input.len() as u64][rng.below(5)];
@@ -173,7 +173,8 @@ fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
             input[at..end].copy_from_slice(&bytes[..end - at]);
         }
         _ => {
-            // The next number, whole, because lengths, counts and ranges are where readers err.
+            // Replaces the next number as a whole: readers often fail at lengths, counts and
+            // ranges.
             let skip = |from: usize, digits: bool| {
                 let rest = input[from..].iter().position(|byte| byte.is_ascii_digit() != digits);
                 rest.map_or(input.len(), |offset| from + offset)

@@ -1,8 +1,8 @@
 //! Bodies of `/v1/chat/completions` and `/tokenize`.
 
 use super::completion_body::check;
-use baton::front::openai::tokenize::TokenizeRequest;
-use baton::front::openai::{Prompts, Sampling, chat};
+use baton::api::tokenize::TokenizeRequest;
+use baton::api::{Prompts, Sampling, chat};
 
 pub fn run(data: &[u8]) {
     let result = chat::parse(data, &Sampling::default());

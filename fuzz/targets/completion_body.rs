@@ -1,14 +1,14 @@
-//! Bodies of `/v1/completions` and `/generate`: what is accepted is within its bounds and can be
-//! answered, what is refused is a 4xx.
+//! Bodies of `/v1/completions` and `/generate`: an accepted body is within its limits and can be
+//! answered; a refused one gets a 4xx status.
 
-use baton::front::openai::{ApiError, Choice, GenerateRequest, Renderer, Sampling, completion, generate};
+use baton::api::{ApiError, Choice, GenerateRequest, Renderer, Sampling, completion, generate};
 
 pub fn run(data: &[u8]) {
     check(completion::parse(data, &Sampling::default()));
     check(generate::parse(data, &Sampling::default()));
 }
 
-/// What every endpoint promises of a request.
+/// What every endpoint guarantees for a request.
 pub fn check(result: Result<GenerateRequest, ApiError>) {
     let request = match result {
         Ok(request) => request,

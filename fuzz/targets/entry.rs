@@ -1,6 +1,6 @@
-//! A worker's entry: what is read is written as it can be read again, and nothing else is read.
+//! A worker's registry entry: an entry that was read and written again reads the same.
 
-use baton::cluster::entry::Entry;
+use baton::registry::entry::Entry;
 
 pub fn run(data: &[u8]) {
     let Ok(entry) = Entry::parse(data) else { return };

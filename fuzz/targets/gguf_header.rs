@@ -1,12 +1,12 @@
-//! Heads of GGUF files: everything that one says lies inside the file, a file cut short is refused, and what
-//! was read comes back when it is written.
+//! Headers of GGUF files. All that a header names lies inside the file. A file cut short is
+//! refused. A header that was read and written again reads the same.
 
 use baton::model::gguf::header::{Header, TensorInfo, Value};
 use baton::model::gguf::metadata::Metadata;
 use baton::model::tensor::TensorType;
 use std::path::Path;
 
-/// Where tensors begin.
+/// The key of the alignment of tensors.
 const ALIGNMENT: &str = "general.alignment";
 
 pub fn run(data: &[u8]) {
@@ -25,7 +25,7 @@ pub fn run(data: &[u8]) {
     if let Some(end) = header.tensors.values().map(|tensor| tensor.data.end).max() {
         assert!(Header::parse(&data[..end - 1]).is_err(), "cut before {end}");
         let rest = Header::parse(&data[..end]).map(|same| shown(&same, data));
-        assert_eq!(rest, Ok(shown(&header, data)), "what follows is nobody's");
+        assert_eq!(rest, Ok(shown(&header, data)), "bytes after the last tensor are ignored");
     }
     let again = written(&header, data, alignment);
     let read = Header::parse(&again).expect("what was read can be written");
@@ -52,7 +52,7 @@ fn check_value(value: &Value, data: &[u8]) {
     }
 }
 
-/// Whatever a value is asked to be, it is that or an error.
+/// A value reads as one kind, and as an error for every other kind.
 fn check_access(metadata: &Metadata<'_>, key: &str) {
     let kinds = [
         metadata.string(key).is_ok(),
@@ -64,9 +64,10 @@ fn check_access(metadata: &Metadata<'_>, key: &str) {
     assert!(metadata.u32(key).is_err() || metadata.f32(key).is_ok());
 }
 
-/// Values with the bytes that they stand for, so that two files can be compared.
+/// Values with the bytes they stand for, so that two files can be compared.
 fn shown(header: &Header, data: &[u8]) -> Vec<String> {
-    let metadata = header.metadata.iter().map(|(key, value)| format!("{key:?} {}", show(value, data)));
+    let metadata =
+        header.metadata.iter().map(|(key, value)| format!("{key:?} {}", show(value, data)));
     let place = |tensor: &TensorInfo| tensor.data.start - header.length;
     let tensors = header.tensors.iter().map(|(name, tensor)| {
         let TensorInfo { dtype, rows, cols, .. } = tensor;
@@ -87,7 +88,7 @@ fn show(value: &Value, data: &[u8]) -> String {
     }
 }
 
-/// A file that says the same, in the widest types.
+/// A file with the same content, in the widest types.
 fn written(header: &Header, data: &[u8], alignment: usize) -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((header.tensors.len() as u64).to_le_bytes());

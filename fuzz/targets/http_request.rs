@@ -1,8 +1,8 @@
-//! The server's decoder: whatever comes, in whatever pieces, gives the same requests.
+//! The server's decoder: the same bytes give the same requests, however they are split.
 
-use baton::front::http::{Decoder, HttpError, Limits, Request};
+use baton::http::{HttpError, HttpLimits, Request, RequestDecoder};
 
-const LIMITS: Limits = Limits { head: 512, headers: 8, body: 32 };
+const LIMITS: HttpLimits = HttpLimits { head: 512, headers: 8, body: 32 };
 
 /// The first byte is the size of the pieces.
 pub fn run(data: &[u8]) {
@@ -12,14 +12,17 @@ pub fn run(data: &[u8]) {
     assert_eq!(error, whole_error);
     assert_eq!(pieces.len(), whole.len());
     for (a, b) in pieces.iter().zip(&whole) {
-        assert_eq!((a.head.path(), a.head.query(), &a.body), (b.head.path(), b.head.query(), &b.body));
+        assert_eq!(
+            (a.head.path(), a.head.query(), &a.body),
+            (b.head.path(), b.head.query(), &b.body)
+        );
         assert!(a.body.len() <= LIMITS.body);
         assert!(a.head.query_pairs().count() <= LIMITS.head);
     }
 }
 
 fn decode(bytes: &[u8], step: usize) -> (Vec<Request>, Option<HttpError>) {
-    let mut decoder = Decoder::new(LIMITS);
+    let mut decoder = RequestDecoder::new(LIMITS);
     let mut requests = Vec::new();
     for mut piece in bytes.chunks(step) {
         while !piece.is_empty() {

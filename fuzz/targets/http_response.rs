@@ -1,9 +1,9 @@
-//! The client's decoder: whatever comes, in whatever pieces, gives the same answer.
+//! The client's decoder: the same bytes give the same answer, however they are split.
 
-use baton::front::http::client::{Event, ResponseDecoder};
-use baton::front::http::{HttpError, Limits, Method};
+use baton::http::client::{ResponseDecoder, ResponseEvent};
+use baton::http::{HttpError, HttpLimits, Method};
 
-const LIMITS: Limits = Limits { head: 512, headers: 8, body: 32 };
+const LIMITS: HttpLimits = HttpLimits { head: 512, headers: 8, body: 32 };
 
 /// The first byte is the size of the pieces.
 pub fn run(data: &[u8]) {
@@ -24,11 +24,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn apply(&mut self, event: Event<'_>) {
+    fn apply(&mut self, event: ResponseEvent<'_>) {
         match event {
-            Event::Head(head) => self.status = Some(head.status),
-            Event::Body(piece) => self.body.extend_from_slice(piece),
-            Event::End { keep_alive } => self.end = Some(keep_alive),
+            ResponseEvent::Head(head) => self.status = Some(head.status),
+            ResponseEvent::Body(piece) => self.body.extend_from_slice(piece),
+            ResponseEvent::End { keep_alive } => self.end = Some(keep_alive),
         }
     }
 }

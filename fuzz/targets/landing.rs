@@ -1,11 +1,11 @@
-//! A slot of a destination whose bytes come from a peer that says what it likes.
+//! A destination's slot that receives bytes from an untrusted peer.
 
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::transfer::aux::AuxRecord;
-use baton::transfer::copiers::Copiers;
+use baton::transfer::copy_pool::CopyPool;
 use baton::transfer::pages::PageLists;
 use baton::transfer::transport::{Landings, Memory, Notice};
 use std::ops::Range;
@@ -23,10 +23,10 @@ pub fn layout() -> KvLayout {
     KvLayout::page_major(4, 1, 1, 8, KvDtype::F16)
 }
 
-/// A pool full of a word, and a list that names the slot's pages.
+/// A pool filled with `word`, and a page list with the slot's pages.
 pub fn memory(word: u64) -> Memory {
     let lists = Arc::new(PageLists::new(SLOTS, 8).expect("memory"));
-    // What lies behind the slot's own is of an earlier use, and not to be followed.
+    // The rest of the list is of an earlier use, and must not be followed.
     lists.store(NOTICE.slot, &[&LEASED[..], &[PageId(1); 6]].concat());
     let layout = layout();
     let bytes = (u64::from(PAGES) * layout.page_stride) as usize;
@@ -37,8 +37,8 @@ pub fn memory(word: u64) -> Memory {
         layout,
         pages: PAGES,
         lists,
-        tally: Arc::default(),
-        copiers: Copiers::default(),
+        counters: Arc::default(),
+        copy_pool: CopyPool::default(),
     }
 }
 
@@ -51,7 +51,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Nothing has landed but where the slot's pages are.
+    /// Checks that nothing has landed outside the slot's pages.
     pub fn check(&self, memory: &Memory) {
         for page in (0..PAGES).map(PageId).filter(|page| !LEASED.contains(page)) {
             let at = u64::from(page.0) * memory.layout.page_stride;

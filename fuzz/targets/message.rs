@@ -1,7 +1,7 @@
-//! Messages between workers: what decodes comes back from its own bytes, bare and sealed, and a seal lets
-//! no change through.
+//! Messages between workers: a decoded message comes back from its own bytes, bare and sealed, and
+//! a seal detects every change.
 //!
-//! An input is a byte that chooses a change, then the parts, each behind two bytes of length.
+//! An input is a byte that selects a change, then the parts, each after a length of two bytes.
 
 use baton::limits::{MESSAGE_TEXT_MAX, PAGES_MAX, RANKS_MAX};
 use baton::wire::auth::{ClusterKey, Hellos, Seal, Side};
@@ -15,12 +15,12 @@ pub fn run(data: &[u8]) {
     bounded(&message);
     let bare = encoded(&message, None);
     assert_eq!(Message::decode(bare.parts(), None).as_ref(), Ok(&Some(message.clone())));
-    assert!(bare.byte_len() <= input.byte_len(), "only what is not understood is left out");
+    assert!(bare.byte_len() <= input.byte_len(), "only unknown content is left out");
     assert_eq!(bare.parts().len(), input.parts().len());
     sealed(&message, change);
 }
 
-/// As many parts as there are; the last one may be shorter than it says.
+/// All parts of the input. The last one can be shorter than its length says.
 fn multipart(mut bytes: &[u8]) -> Multipart {
     let mut message = Multipart::new();
     while let Some((length, rest)) = bytes.split_first_chunk() {
@@ -37,7 +37,7 @@ fn encoded(message: &Message<'_>, seal: Option<&mut Seal>) -> Multipart {
     out
 }
 
-/// What a receiver may rely on.
+/// The limits that a receiver relies on.
 fn bounded(message: &Message<'_>) {
     let ranks = |ranks: &[Rank]| {
         assert!((1..=RANKS_MAX).contains(&ranks.len()));
@@ -62,14 +62,17 @@ fn bounded(message: &Message<'_>) {
     }
 }
 
-/// The message under a seal is taken once, and never with a bit of it changed.
+/// A sealed message is accepted once, and never with a bit changed.
 fn sealed(message: &Message<'_>, change: u8) {
     let (mut ours, mut theirs) = (seal(), seal());
     let whole = encoded(message, Some(&mut ours));
     let at = usize::from(change) * whole.byte_len() / 256;
     let changed = with_bit_changed(whole.parts(), at, change % 8);
     assert!(Message::decode(changed.parts(), Some(&mut seal())).is_err(), "byte {at} changed");
-    assert_eq!(Message::decode(whole.parts(), Some(&mut theirs)).as_ref(), Ok(&Some(message.clone())));
+    assert_eq!(
+        Message::decode(whole.parts(), Some(&mut theirs)).as_ref(),
+        Ok(&Some(message.clone()))
+    );
     assert!(Message::decode(whole.parts(), Some(&mut theirs)).is_err(), "taken twice");
 }
 

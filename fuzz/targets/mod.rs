@@ -1,4 +1,5 @@
-//! The targets. To add one: its name here, its file beside this one, its folder in `corpus/`.
+//! The targets. To add one, add its name here, its file beside this one, and its folder in
+//! `corpus/`.
 
 mod landing;
 
@@ -28,5 +29,6 @@ targets! {
     zmtp,
 }
 
-/// Each run of these takes long: it makes memory files and descriptors, or looks at every page after every step.
+/// Targets with slow runs: they make memory files and descriptors, or check every page after every
+/// step.
 pub const SLOW: &[&str] = &["prefix", "shm_offers", "tcp_frames"];

@@ -1,5 +1,5 @@
-//! The planner, for layouts, page lists and parts of any shape: what it moves is what the obvious one moves, whole or
-//! in parts, and both ends of a stream agree on it.
+//! The planner, for layouts, page lists and parts of any shape. It moves the same bytes as a naive
+//! planner, whole or in parts, and both ends of a stream agree on them.
 
 use baton::ids::PageId;
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
@@ -23,13 +23,13 @@ impl Bytes<'_> {
         let rank = match self.below(3) {
             0 => KvLayout::page_major(page_size, layers, held, dim, KvDtype::F16),
             1 => KvLayout::layer_major(page_size, layers, held, dim, KvDtype::F16, PAGES),
-            // One side may keep as pages of tokens what the other keeps as slots.
+            // One side can keep as pages of tokens what the other keeps as slots.
             _ => KvLayout::state_slots(layers, held, 2 * dim, KvDtype::F16).expect("halves"),
         };
         rank.on_ranks(ranks, u64::from(PAGES) * rank.page_bytes(), heads).expect("even")
     }
 
-    /// Each at most once.
+    /// All pages, each once, in random order.
     fn pages(&mut self) -> Vec<PageId> {
         let mut pages: Vec<PageId> = (0..PAGES).map(PageId).collect();
         for last in (1..pages.len()).rev() {
@@ -61,7 +61,9 @@ pub fn run(data: &[u8]) {
     let total = template.bytes(tokens.clone());
     assert_eq!(whole.iter().map(|run| run.bytes).sum::<u64>(), total);
     let flat = |runs: &[Run]| -> Vec<(u64, u64)> {
-        runs.iter().flat_map(|run| (0..run.bytes).map(|at| (run.source + at, run.destination + at))).collect()
+        runs.iter()
+            .flat_map(|run| (0..run.bytes).map(|at| (run.source + at, run.destination + at)))
+            .collect()
     };
     let mut pieces = Vec::new();
     let (mut sent, mut landed) = (Vec::new(), Vec::new());
@@ -84,13 +86,16 @@ pub fn run(data: &[u8]) {
     for token in tokens.start..tokens.end.next_multiple_of(tile) {
         for layer in layers.clone() {
             for which in [KeyValue::Key, KeyValue::Value] {
-                for (rank, head) in (0..to.ranks).flat_map(|rank| to.heads_of(rank).map(move |head| (rank, head))) {
+                for (rank, head) in
+                    (0..to.ranks).flat_map(|rank| to.heads_of(rank).map(move |head| (rank, head)))
+                {
                     let holds = |rank: &u32| from.heads_of(*rank).contains(&head);
-                    let sender = (0..from.ranks).find(holds).expect("somebody holds it");
+                    let sender = (0..from.ranks).find(holds).expect("a rank holds it");
                     let at = |layout: &KvLayout, rank: u32, pages: &[PageId]| {
                         let page = pages[(token / layout.page_size) as usize];
                         let own = head - layout.heads_of(rank).start;
-                        let inside = layout.offset(page, layer, which, own, token % layout.page_size);
+                        let inside =
+                            layout.offset(page, layer, which, own, token % layout.page_size);
                         u64::from(rank) * layout.rank_stride + inside
                     };
                     let (a, b) = (at(&from, sender, &from_pages), at(&to, rank, &to_pages));

@@ -1,5 +1,6 @@
-//! The prefix cache under requests that come, grow, share, are leased and leave, beside one that is a list of pages:
-//! the same pages are found, kept and given up, and a page that is found holds what it is found for.
+//! The prefix cache beside a naive one, a list of pages. Requests come, grow, share pages, are
+//! leased and leave. Both caches find, keep and evict the same pages, and a found page holds the
+//! right KV.
 
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::lease::{Lease, MoverRight};
@@ -17,11 +18,11 @@ type Text = Vec<u32>;
 struct Page {
     users: u32,
     leases: u32,
-    /// What it is found for.
+    /// The text for which the cache finds it.
     text: Option<Text>,
-    /// What was computed into it.
+    /// The text of the KV in it.
     written: Text,
-    /// When its last holder left it.
+    /// When its last holder released it.
     left: u64,
 }
 
@@ -38,7 +39,7 @@ struct Request {
     pages: Vec<PageId>,
     kept: u32,
     leases: Vec<(Lease, Vec<PageId>)>,
-    /// By a transfer, so that nothing is computed or kept before it ends.
+    /// A transfer writes it: nothing is computed or kept before the transfer ends.
     is_written: bool,
 }
 
@@ -91,7 +92,7 @@ impl List {
         }
     }
 
-    /// The last page first.
+    /// Releases the last page first.
     fn drop_holders(&mut self, pages: &[PageId], change: impl Fn(&mut Page)) {
         for id in pages.iter().rev() {
             self.clock += 1;
@@ -105,7 +106,8 @@ impl List {
         for index in request.kept as usize..tokens / PAGE_SIZE {
             let (text, own) = (request.text(index), request.pages[index].index());
             self.pages[own].written = text.clone();
-            let before = index.checked_sub(1).map(|before| &self.pages[request.pages[before].index()].text);
+            let before =
+                index.checked_sub(1).map(|before| &self.pages[request.pages[before].index()].text);
             if before.is_some_and(Option::is_none) {
                 return;
             }
@@ -159,13 +161,15 @@ pub fn run(data: &[u8]) {
             4 if !requests.is_empty() => {
                 let at = which as usize % requests.len();
                 let request = &mut requests[at];
-                // A source's is over all pages; a destination's over those that nobody else knows until it ends.
+                // A source's lease covers all pages. A destination's covers the pages that are not
+                // shared until it ends.
                 let is_written = act / 8 % 2 == 1;
                 if is_written && !request.leases.is_empty() || request.is_written {
                     continue;
                 }
                 request.is_written = is_written;
-                let pages = request.pages[if is_written { request.kept as usize } else { 0 }..].to_vec();
+                let pages =
+                    request.pages[if is_written { request.kept as usize } else { 0 }..].to_vec();
                 let lease = match is_written {
                     true => pool.lease_to_write(SlotId(0), Generation(1), &pages),
                     false => pool.lease(SlotId(0), Generation(1), &pages),
@@ -204,7 +208,11 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
     pool.reuse(&new.sequence(), tokens as u32, &mut pages);
     assert_eq!(pages.iter().map(|page| page.index()).collect::<Vec<_>>(), found);
     for (index, &page) in found.iter().enumerate() {
-        assert_eq!(list.pages[page].written, new.text(index), "a page is found for what it does not hold");
+        assert_eq!(
+            list.pages[page].written,
+            new.text(index),
+            "a page is found for a text that it does not hold"
+        );
         list.pages[page].users += 1;
     }
     new.kept = found.len() as u32;
@@ -226,10 +234,13 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
     true
 }
 
-/// More of it is computed: of the prompt, or one id behind it.
+/// Computes more of a request: of its prompt, or one id after it.
 fn grow(pool: &mut PagePool, list: &mut List, request: &mut Request, by: u32) {
     let mut tokens = (request.kept as usize * PAGE_SIZE + by as usize).min(request.len());
-    if by % 4 == 3 && request.len().div_ceil(PAGE_SIZE) == request.pages.len() && request.leases.is_empty() {
+    if by % 4 == 3
+        && request.len().div_ceil(PAGE_SIZE) == request.pages.len()
+        && request.leases.is_empty()
+    {
         let missing = (request.len() + 1).div_ceil(PAGE_SIZE) - request.pages.len();
         let mut pages = std::mem::take(&mut request.pages);
         let grown = pool.allocate(missing as u32, &mut pages);
@@ -252,7 +263,7 @@ fn grow(pool: &mut PagePool, list: &mut List, request: &mut Request, by: u32) {
 
 fn end(pool: &mut PagePool, list: &mut List, request: &mut Request, right: &MoverRight) {
     for (lease, pages) in request.leases.drain(..) {
-        pool.end(lease.end(right), &pages);
+        pool.end_lease(lease.end(right), &pages);
         list.drop_holders(&pages, |page| page.leases -= 1);
     }
 }

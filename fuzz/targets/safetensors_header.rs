@@ -1,12 +1,13 @@
-//! Heads of safetensors files: the tensors fill the file without gap and overlap, each has the size of its
-//! shape, a file cut short or made longer is refused, and what was read comes back when it is written.
+//! Headers of safetensors files. The tensors fill the file without gap or overlap, and each has the
+//! size of its shape. A file cut short or made longer is refused. A header that was read and
+//! written again reads the same.
 
 use baton::model::hf::header::{TensorPlace, parse};
 use baton::model::tensor::TensorType;
 use std::collections::BTreeMap;
 
-/// As it is, then with the lengths put right that a change of anything else puts wrong, then with the places
-/// put right that a change of a shape puts wrong.
+/// Checks the input as it is. Then checks it with repaired lengths, and then with repaired tensor
+/// places, because most mutations break one of them.
 pub fn run(data: &[u8]) {
     check(data);
     let Some(mut head) = head(data) else { return };
@@ -22,7 +23,7 @@ fn head(data: &[u8]) -> Option<Head> {
     serde_json::from_slice(data.get(8..end)?).ok()
 }
 
-/// The head behind its length and before as many data as it speaks of.
+/// A file with this header, its length before it, and as much data as it describes.
 fn with_data(head: &Head) -> Vec<u8> {
     const DATA_MAX: u64 = 4096;
     let ends = head.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64());
@@ -31,7 +32,7 @@ fn with_data(head: &Head) -> Vec<u8> {
     [&(head.len() as u64).to_le_bytes()[..], &head, &vec![0; length]].concat()
 }
 
-/// Gives each tensor the place that its type and shape ask for, one behind the other.
+/// Gives each tensor the place that its type and shape need, one after the other.
 fn put_in_place(head: &mut Head) {
     let mut end = 0u64;
     for tensor in head.values_mut().filter(|tensor| tensor["shape"].is_array()) {
@@ -42,7 +43,8 @@ fn put_in_place(head: &mut Head) {
             _ => 1,
         };
         let sides = tensor["shape"].as_array().into_iter().flatten();
-        let size = sides.fold(width, |size: u64, side| size.saturating_mul(side.as_u64().unwrap_or(1)));
+        let size =
+            sides.fold(width, |size: u64, side| size.saturating_mul(side.as_u64().unwrap_or(1)));
         let start = end;
         end = start.saturating_add(size);
         tensor["data_offsets"] = serde_json::json!([start, end]);
@@ -73,7 +75,8 @@ fn check_places(tensors: &[(String, TensorPlace)], head: usize, length: usize) {
     let mut end = head;
     for place in places {
         assert_eq!(place.data.start, end, "a gap or an overlap");
-        let size = place.rows.checked_mul(place.cols).and_then(|count| count.checked_mul(width(place)));
+        let size =
+            place.rows.checked_mul(place.cols).and_then(|count| count.checked_mul(width(place)));
         assert_eq!(Some(place.data.len()), size);
         end = place.data.end;
     }
@@ -88,7 +91,7 @@ fn width(place: &TensorPlace) -> usize {
     }
 }
 
-/// A file that says the same of the same data, and where these begin.
+/// A file with the same header and data, and where its data begin.
 fn written(tensors: &BTreeMap<String, TensorPlace>, data: &[u8]) -> (Vec<u8>, usize) {
     let start = tensors.values().map(|place| place.data.start).min().unwrap_or_default();
     let header: serde_json::Map<_, _> = tensors

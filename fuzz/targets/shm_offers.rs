@@ -1,19 +1,19 @@
-//! What a source writes into the ring of a session over shm: whatever it offers, bytes land in the slot's pages or
-//! nowhere, and no page of its own that it does not have is looked at.
+//! The ring that a source writes in a session over shm. Whatever it offers, bytes land in the
+//! slot's pages or nowhere, and pages outside the source's pool are never read.
 
 use super::landing::{Slot, layout, memory};
 use baton::kv::region::Region;
-use baton::sys::event::EventCounter;
+use baton::sys::event::EventFd;
 use baton::transfer::plan::Template;
 use baton::transfer::transport::DestinationHalf;
 use baton::transfer::transport::shm::{PeerShape, ShmCursor, SourceDescriptors};
 use std::sync::atomic::Ordering;
 
-/// As `transfer::transport::shm` lays entries out.
+/// The layout of entries in `transfer::transport::shm`.
 const STRIDE: usize = 256;
 const ENTRIES: usize = 1024;
 
-/// Entries one behind the other, the first word of each left to us where its first byte is even.
+/// Entries one after the other. If the first byte of an entry is even, its first word is set right.
 pub fn run(data: &[u8]) {
     let (ours, theirs) = (memory(0), memory(u64::MAX));
     let ring = Region::new(c"fuzz", ENTRIES * STRIDE).expect("memory");
@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
         }
     }
     let cursor = ShmCursor::new().expect("memory");
-    let doorbell = EventCounter::new().expect("an eventfd");
+    let doorbell = EventFd::new().expect("an eventfd");
     drop(cursor.descriptors(&doorbell).expect("descriptors"));
     let own = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
     let from = SourceDescriptors {

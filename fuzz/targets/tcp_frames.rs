@@ -1,5 +1,5 @@
-//! What comes over a lane of tcp behind its preamble: whatever a source sends, bytes land in the slot's pages or
-//! nowhere, and what is no frame ends the session.
+//! Bytes on a TCP lane after its preamble. Whatever a source sends, bytes land in the slot's pages
+//! or nowhere, and an invalid frame ends the session.
 
 use super::landing::{SLOTS, Slot, layout, memory};
 use baton::sys::event::WaitSet;
@@ -12,14 +12,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// The first byte says how many of the rest `ctl` has read already.
+/// The first byte says how many of the rest `ctl` has already read.
 pub fn run(data: &[u8]) {
     let Some((&early, bytes)) = data.split_first() else { return };
     let (early, late) = bytes.split_at(usize::from(early).min(bytes.len()));
     let memory = memory(0);
     let template = Template::new(&layout(), &layout()).expect("the same");
-    let mut half = TcpDestination::new(template, 1, SLOTS, Arc::new(WaitSet::new().expect("epoll")));
-    // A stream like any other, that leaves no port behind.
+    let mut half =
+        TcpDestination::new(template, 1, SLOTS, Arc::new(WaitSet::new().expect("epoll")));
+    // A stream like any other that uses no port.
     let (mut near, far) = UnixStream::pair().expect("sockets");
     let stream = TcpStream::from(OwnedFd::from(far)).into();
     half.join(Arrival { lane: 0, stream, early: early.to_vec() });

@@ -1,8 +1,10 @@
-//! A ZMTP connection, from the first byte of its greeting: whatever comes, in whatever pieces, says the
-//! same, stays within its limits, and comes back when it is sent.
+//! A ZMTP connection from the first byte of its greeting. The same bytes give the same events,
+//! however they are split. They stay within the limits, and come back when they are sent.
 
 use baton::wire::Multipart;
-use baton::wire::zmtp::{Connection, Event, FrameHeader, Limits, SendError, Socket, ZmtpError};
+use baton::wire::zmtp::{
+    Connection, FrameHeader, Limits, Socket, ZmtpError, ZmtpEvent, ZmtpSendError,
+};
 
 const LIMITS: Limits = Limits { message_bytes: 256, parts: 4, queued_bytes: 128 };
 
@@ -19,7 +21,7 @@ pub fn run(data: &[u8]) {
     }));
 }
 
-/// A header's fields come back as they were.
+/// A header that was read and written again reads the same.
 fn header(bytes: &[u8]) {
     let Some(&flags) = bytes.first() else { return };
     let Some(bytes) = bytes.get(..FrameHeader::header_len(flags)) else { return };
@@ -30,7 +32,7 @@ fn header(bytes: &[u8]) {
     assert_eq!(FrameHeader::parse(&again), Ok(header));
 }
 
-/// What a connection makes of its input.
+/// The results of a connection for its input.
 #[derive(PartialEq, Debug)]
 struct Received {
     seen: Vec<Seen>,
@@ -45,7 +47,7 @@ enum Seen {
     Pong(u64),
 }
 
-/// Nothing of what it sends is taken, so that its queue is under test as well.
+/// Nothing that the connection sends is taken, so its queue is tested as well.
 fn receive(bytes: &[u8], step: usize) -> Received {
     let mut connection = Connection::new(Socket::Router, b"", LIMITS);
     let mut received = Received { seen: Vec::new(), error: None, sent: Vec::new() };
@@ -59,12 +61,16 @@ fn receive(bytes: &[u8], step: usize) -> Received {
                     received.seen.extend(event);
                 }
                 Err(error) => {
-                    assert_eq!(connection.handle_input(piece), Err(error.clone()), "an error is final");
+                    assert_eq!(
+                        connection.handle_input(piece),
+                        Err(error.clone()),
+                        "an error is final"
+                    );
                     received.error = Some(error);
                     break 'input;
                 }
             }
-            // One command may go beyond the limit.
+            // One command can exceed the limit.
             assert!(connection.transmit().len() <= LIMITS.queued_bytes + 2 + 255);
         }
     }
@@ -73,21 +79,24 @@ fn receive(bytes: &[u8], step: usize) -> Received {
     received
 }
 
-fn see(event: Event<'_>) -> Seen {
+fn see(event: ZmtpEvent<'_>) -> Seen {
     match event {
-        Event::Ready(ready) => {
+        ZmtpEvent::Ready(ready) => {
             assert!(ready.identity.len() <= 255);
             Seen::Ready(ready.socket, ready.identity.to_vec(), ready.heartbeats)
         }
-        Event::Message(parts) => {
-            assert!((1..=LIMITS.parts).contains(&parts.len()) && parts.byte_len() <= LIMITS.message_bytes);
+        ZmtpEvent::Message(parts) => {
+            assert!(
+                (1..=LIMITS.parts).contains(&parts.len())
+                    && parts.byte_len() <= LIMITS.message_bytes
+            );
             Seen::Message(parts.iter().map(<[u8]>::to_vec).collect())
         }
-        Event::Pong { context } => Seen::Pong(context),
+        ZmtpEvent::Pong { context } => Seen::Pong(context),
     }
 }
 
-/// Sends messages over a connection that stands; they arrive as they were, and nothing else does.
+/// Sends messages over an open connection. They arrive unchanged, and nothing else does.
 fn send_back<'a>(messages: impl Iterator<Item = &'a Vec<Vec<u8>>>) {
     let mut messages = messages.peekable();
     if messages.peek().is_none() {
@@ -105,7 +114,7 @@ fn send_back<'a>(messages: impl Iterator<Item = &'a Vec<Vec<u8>>>) {
     for parts in messages {
         let mut message = Multipart::new();
         parts.iter().for_each(|part| message.push(part));
-        let sent: Result<(), SendError> = dealer.send(message.parts());
+        let sent: Result<(), ZmtpSendError> = dealer.send(message.parts());
         assert_eq!(sent, Ok(()));
         assert_eq!(carry(&mut dealer, &mut router), [Seen::Message(parts.clone())]);
     }

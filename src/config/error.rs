@@ -1,18 +1,18 @@
-//! Why a command line was refused.
+//! Errors of the command line.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A refused command line. All of them end the process with status 2.
+/// A refused command line. Each error ends the process with status 2.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// Not a command line of ours, or a call for help or the version, which is no error at all.
+    /// clap's error, also for `--help` and `--version`, which are no errors.
     Usage(clap::Error),
-    /// A known name that this version does not have.
+    /// A known flag or command of other servers that this version does not have.
     Later {
-        /// The flag, with its value where that is the matter, or the command.
+        /// The flag, with its value if the value is refused, or the command.
         what: String,
-        /// Why, or what to use instead.
+        /// The reason, or the alternative.
         why: &'static str,
     },
     /// A flag that this command does not have.
@@ -21,32 +21,32 @@ pub enum ConfigError {
         flag: String,
         /// The command.
         command: String,
-        /// Those that have it.
+        /// The commands that have it.
         others: String,
     },
     /// A value out of its range.
     Value {
         /// The flag.
         flag: &'static str,
-        /// What was given.
+        /// The value as given.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         limit: String,
     },
-    /// Two flags that contradict each other.
+    /// Two flags that exclude each other.
     Conflict {
         /// The flag.
         flag: &'static str,
         /// The other.
         other: &'static str,
-        /// Why not both.
+        /// The reason.
         why: &'static str,
     },
-    /// Something must be given that was not.
+    /// A required flag is missing.
     Missing {
-        /// The flag, or flags, to give.
+        /// The flag, or flags, to add.
         flag: &'static str,
-        /// Why it is needed here.
+        /// The reason.
         why: String,
     },
     /// A file named by a flag cannot be used.
@@ -61,11 +61,12 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// Prints what clap or we have to say, and gives the exit status: 0 for help and version, else 2.
+    /// Prints the error to standard error, or help and version to standard output. Returns the
+    /// exit status: 0 for help and version, 2 for the rest.
     pub fn report(&self) -> u8 {
         match self {
             ConfigError::Usage(error) => {
-                // Nothing can be done about a closed standard output or error.
+                // A closed output cannot be reported anywhere.
                 let _ = error.print();
                 u8::try_from(error.exit_code()).unwrap_or(2)
             }
@@ -85,7 +86,7 @@ impl fmt::Display for ConfigError {
                 write!(f, "{what} is not supported by this version: {why}")
             }
             ConfigError::Elsewhere { flag, command, others } => {
-                write!(f, "{flag} is no flag of baton {command}, but of baton {others}")
+                write!(f, "{flag} is not a flag of baton {command}, but of baton {others}")
             }
             ConfigError::Value { flag, value, limit } => write!(f, "{flag} {value}: {limit}"),
             ConfigError::Conflict { flag, other, why } => write!(f, "{flag} and {other}: {why}"),

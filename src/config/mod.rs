@@ -1,146 +1,416 @@
-//! The command line, in two steps: [`flags`] is what was typed, [`resolved`] what it means.
+//! The configuration of a process: complete, checked, immutable. `--print-config` shows it as JSON.
 //!
-//! Thread: main, once. Invariants: what is resolved is complete, consistent and never changes; every
-//! inconsistency is an error that names the flag, its value and the limit. Values that only the model
-//! file can tell (context length, KV element type) stay open here and nowhere else.
-//! Leaves to others: opening the model, binding ports, choosing kernels.
+//! An `Option` says in its comment what `None` means: the model file or the peer decides, or the
+//! feature is off.
 
 pub mod error;
-pub mod flags;
-mod later;
-pub mod quantities;
+mod forecast;
 pub mod registry;
-mod resolve;
-pub mod resolved;
+mod routing;
 pub mod secret;
 pub mod values;
+mod worker;
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, FromArgMatches};
-use error::ConfigError;
-use flags::{Cli, DoctorFlags, SimFlags, TransferBenchFlags};
-use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
-use resolved::{Command, DrainConfig};
-use std::ffi::OsString;
-use std::net::SocketAddr;
+pub use forecast::{COST_DEFAULT, Cost, Forecast};
+pub use routing::{
+    BalanceConfig, BreakerConfig, CacheAwareConfig, Flow, HealthConfig, Policies, RequestConfig,
+    RetryConfig,
+};
+pub use worker::ClusterWorkerConfig;
+pub(crate) use worker::NO_NAMES;
 
-/// What the process was asked to do.
-#[derive(Debug)]
-pub enum Invocation {
-    /// Run a role.
-    Run {
-        /// Which, and how.
-        command: Box<Command>,
-        /// What is allowed but should be known; to be logged once logging stands.
-        warnings: Vec<String>,
-    },
-    /// `--print-config`: the resolved configuration as JSON, to be printed.
-    Print(String),
-    /// `baton drain`.
-    Drain {
-        /// Of whom.
-        config: DrainConfig,
-        /// As of a role.
-        warnings: Vec<String>,
-    },
-    /// `baton doctor`.
-    Doctor(DoctorFlags),
-    /// `baton bench transfer`, as typed: what its names stand for, the bench knows.
-    BenchTransfer(Box<TransferBenchFlags>),
-    /// `baton sim`.
-    Sim(Box<SimFlags>),
+use crate::config::registry::RegistryAddress;
+use crate::config::secret::Secret;
+use crate::config::values::{ByteSize, WorkerUrl};
+use crate::ids::DecodeAllocation;
+use crate::obs::log::LogConfig;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Default port of the bootstrap registry, as in SGLang.
+pub const BOOTSTRAP_PORT: u16 = 8998;
+
+/// The role to run, with its complete configuration.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "command", rename_all = "lowercase")]
+#[expect(clippy::large_enum_variant, reason = "there is one in a process, in a box")]
+pub enum RoleConfig {
+    /// `baton serve`.
+    Serve(ServeConfig),
+    /// `baton prefill`.
+    Prefill(ClusterWorkerConfig),
+    /// `baton decode`.
+    Decode(ClusterWorkerConfig),
+    /// `baton router`.
+    Router(RouterConfig),
 }
 
-/// What resolution needs to know of the machine and the environment.
-#[derive(Clone, Debug)]
-pub struct Surroundings {
-    /// Logical CPUs this process may run on, ascending.
-    pub cpus: Vec<usize>,
-    /// How many threads run at once here: the CPUs above, less what a quota takes.
-    pub parallelism: usize,
-    /// `BATON_LOG`, where set.
-    pub log_level: Option<String>,
-}
-
-impl Surroundings {
-    /// Those of this process.
-    pub fn of_this_process() -> Surroundings {
-        let parallelism = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let mut cpus: Vec<usize> =
-            core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
-        cpus.sort_unstable();
-        if cpus.is_empty() {
-            cpus = (0..parallelism).collect();
+impl RoleConfig {
+    /// The log settings of this process.
+    pub fn log(&self) -> LogConfig {
+        match self {
+            RoleConfig::Serve(ServeConfig { log, .. })
+            | RoleConfig::Prefill(ClusterWorkerConfig { log, .. })
+            | RoleConfig::Decode(ClusterWorkerConfig { log, .. })
+            | RoleConfig::Router(RouterConfig { log, .. }) => *log,
         }
-        Surroundings { cpus, parallelism, log_level: std::env::var("BATON_LOG").ok() }
     }
 }
 
-/// Where the commands listen unless told otherwise.
-const PORTS: [(&str, u16); 4] = [
-    ("serve", FRONT_PORT),
-    ("prefill", PREFILL_PORT),
-    ("decode", DECODE_PORT),
-    ("router", FRONT_PORT),
-];
-
-/// What clap is to take: the flags, and what of their help differs between commands that share them.
-fn command_line() -> clap::Command {
-    let cli =
-        PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
-            let help = format!("Port of the HTTP interface; 0 takes a free one [default: {port}]");
-            cli.mut_subcommand(command, |command| command.mut_arg("port", |arg| arg.help(help)))
-        });
-    takes_negatives(cli)
+/// A process that serves a model alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServeConfig {
+    /// Settings of each worker; each worker has its own KV memory of this size.
+    pub worker: WorkerConfig,
+    /// The workers of this process.
+    pub layout: WorkerLayout,
+    /// Limits on the prompt tokens of a step.
+    pub chunks: ChunkConfig,
+    /// Rules for requests when pages run out.
+    pub retraction: RetractionConfig,
+    /// Log settings.
+    pub log: LogConfig,
 }
 
-/// Has `-1` be the value of the flag before it, for which it is out of range as a rule, and not a flag nobody knows.
-fn takes_negatives(command: clap::Command) -> clap::Command {
-    let takes = |arg: clap::Arg| match arg.get_action().takes_values() && !arg.is_positional() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
-    };
-    command.mut_args(takes).mut_subcommands(takes_negatives)
+/// The router.
+#[derive(Clone, Debug, Serialize)]
+pub struct RouterConfig {
+    /// Its HTTP port.
+    pub front: FrontConfig,
+    /// Additional address for metrics; `None`: only the HTTP port.
+    pub metrics: Option<SocketAddr>,
+    /// Prefill workers known from the start. Their addresses are distinct.
+    pub prefill: Vec<PrefillEndpoint>,
+    /// Decode and mixed workers known from the start. Their addresses are distinct.
+    pub decode: Vec<WorkerUrl>,
+    /// File of CA certificates for workers over TLS; `None`: no worker is reached over TLS.
+    pub tls_ca: Option<PathBuf>,
+    /// How a pair is selected.
+    pub policies: Policies,
+    /// Thresholds of the policy `cache_aware`.
+    pub cache: CacheAwareConfig,
+    /// What the router forecasts with.
+    pub forecast: Forecast,
+    /// When workers change their roles automatically; `None`: never.
+    pub balance: Option<BalanceConfig>,
+    /// Rules for clients' requests.
+    pub requests: RequestConfig,
+    /// When a request is tried again.
+    pub retries: RetryConfig,
+    /// When a worker is selected last because requests failed there.
+    pub breaker: BreakerConfig,
+    /// How workers' health is probed.
+    pub health: HealthConfig,
+    /// Path of the health probes.
+    pub health_path: String,
+    /// Hosts and ports of the etcd with more workers; empty: none.
+    pub etcd: Vec<WorkerUrl>,
+    /// Keys that a change to the set of workers must prove, one of them; empty: see
+    /// `takes_anybody`.
+    pub cluster_keys: Vec<Secret>,
+    /// Without a key, whether any client can change the set of workers: on loopback, or with
+    /// `--insecure`.
+    pub takes_anybody: bool,
+    /// Without a key, whether workers can register themselves without a client's API key.
+    pub takes_strangers: bool,
+    /// Log settings.
+    pub log: LogConfig,
 }
 
-/// Parses and resolves a command line, program name first.
-pub fn parse(
-    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
-    surroundings: &Surroundings,
-) -> Result<Invocation, ConfigError> {
-    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let words = [1, 2]
-        .map(|at| arguments.get(at).and_then(|word: &OsString| word.to_str()).unwrap_or_default());
-    let explain = |error| {
-        let known =
-            later::explain(&error).or_else(|| later::elsewhere(&error, &command_line(), words));
-        known.unwrap_or(ConfigError::Usage(error))
-    };
-    let matches = command_line().try_get_matches_from(&arguments).map_err(explain)?;
-    let cli = Cli::from_arg_matches(&matches).map_err(ConfigError::Usage)?;
-    listens_alone(&matches)?;
-    resolve::resolve(cli, surroundings)
+/// The server that `baton drain` drains.
+#[derive(Clone, Debug)]
+pub struct DrainConfig {
+    /// Its HTTP address.
+    pub url: WorkerUrl,
+    /// File of CA certificates for an HTTPS server.
+    pub tls_ca: Option<PathBuf>,
+    /// API key for a server that requires one.
+    pub api_key: Option<Secret>,
+    /// Whether to wait until the process has ended.
+    pub wait: bool,
 }
 
-/// What is typed beside `bench transfer --listen`, not what is a default, would have no effect.
-fn listens_alone(matches: &ArgMatches) -> Result<(), ConfigError> {
-    let bench =
-        matches.subcommand_matches("bench").and_then(|bench| bench.subcommand_matches("transfer"));
-    let Some((bench, address)) =
-        bench.and_then(|bench| Some((bench, bench.get_one::<SocketAddr>("listen")?)))
-    else {
-        return Ok(());
-    };
-    let all = TransferBenchFlags::augment_args(clap::Command::new("transfer"));
-    let is_typed = |name: &str| bench.value_source(name) == Some(ValueSource::CommandLine);
-    let mut names = all.get_arguments().map(|flag| flag.get_id().as_str());
-    match names.find(|&name| is_typed(name) && !["listen", "until_eof"].contains(&name)) {
-        None => Ok(()),
-        Some(other) => {
-            let other = other.replace('_', "-");
-            let limit =
-                format!("not with --{other}, as who connects says what is measured and how");
-            Err(ConfigError::Value { flag: "--listen", value: address.to_string(), limit })
-        }
+/// Settings of every worker.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerConfig {
+    /// Its model.
+    pub model: ServedModelConfig,
+    /// Its HTTP port.
+    pub front: FrontConfig,
+    /// Its KV pool.
+    pub kv: KvConfig,
+    /// Maximum number of running requests.
+    pub max_running_requests: u32,
+    /// Maximum number of waiting requests.
+    pub max_queued_requests: u32,
+    /// Its threads.
+    pub cores: CoreConfig,
+}
+
+/// The model to serve, and its names.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServedModelConfig {
+    /// A Hugging Face directory or a GGUF file; not opened yet.
+    pub path: PathBuf,
+    /// Names that a request can use, at least one. Answers contain the first.
+    pub served_names: Vec<String>,
+    /// Maximum tokens of prompt and answer together; `None`: the model's own limit.
+    pub max_model_len: Option<u32>,
+    /// Source of the weights.
+    pub load_format: LoadFormat,
+}
+
+/// An HTTP port for clients.
+#[derive(Clone, Debug, Serialize)]
+pub struct FrontConfig {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// Port; 0: a free port.
+    pub port: u16,
+    /// Accepted API keys; empty: no key is required.
+    pub api_keys: Vec<Secret>,
+    /// Files of the certificate and its private key, for HTTPS.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// Maximum bytes of a request body.
+    pub body_max: usize,
+}
+
+impl FrontConfig {
+    /// Address and port to listen on.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.host, self.port)
+    }
+}
+
+/// The KV pool of a worker.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct KvConfig {
+    /// Tokens in each page, a power of two.
+    pub page_size: u32,
+    /// Bytes of the pool.
+    pub memory: ByteSize,
+    /// Element type.
+    pub dtype: KvCacheDtype,
+    /// Whether KV stays cached for prompts with the same prefix.
+    pub prefix_cache: bool,
+}
+
+/// Pages reserved for running requests, and memory for retracted requests.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RetractionConfig {
+    /// Tokens still to be generated for which each request has pages reserved.
+    pub reserved_tokens: u32,
+    /// Bytes for the KV of retracted requests, outside the pool.
+    pub memory: ByteSize,
+}
+
+/// Limits on the prompt tokens of one step.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ChunkConfig {
+    /// Upper limit of `chunked_prefill_size`.
+    pub max_prefill_tokens: u32,
+    /// Maximum prompt tokens of a step.
+    pub chunked_prefill_size: u32,
+    /// Maximum time of a step over prompt tokens, in ms.
+    pub chunk_ms: u32,
+}
+
+/// CPUs and threads.
+#[derive(Clone, Debug, Serialize)]
+pub struct CoreConfig {
+    /// Logical CPUs to run on, in ascending order, at least one.
+    pub cpus: Vec<usize>,
+    /// Whether the user named the CPUs. If so, threads are pinned even if they must share CPUs.
+    pub cpus_are_chosen: bool,
+    /// Number of compute threads, at least one.
+    pub threads: usize,
+    /// Whether idle loops spin before they sleep, even if there are more threads than cores.
+    pub busy_poll: bool,
+}
+
+/// The workers of `baton serve`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerLayout {
+    /// One worker that does prefill and decode.
+    Mixed,
+    /// Prefill and decode workers, with hand-offs between them.
+    Split {
+        /// Number of prefill workers, at least one.
+        prefill: u32,
+        /// Number of decode workers, at least one.
+        decode: u32,
+        /// Transport of KV.
+        transfer: Transfer,
+        /// When decode workers allocate pages.
+        decode_allocation: DecodeAllocation,
+        /// Worker that sends the first token.
+        first_token: FirstToken,
+    },
+}
+
+/// Settings for a worker's peers.
+#[derive(Clone, Debug, Serialize)]
+pub struct HandoffConfig {
+    /// Transport of KV.
+    pub transfer: Transfer,
+    /// Names of the RDMA devices to use; empty: selected automatically.
+    pub rdma_devices: Vec<String>,
+    /// Host that peers connect to; `None`: the address at which they already reach this worker.
+    pub advertise_host: Option<String>,
+    /// Cluster keys: the first is proven to peers, all are accepted from them. Empty: no proof, on
+    /// loopback or with `--insecure`.
+    pub cluster_keys: Vec<Secret>,
+    /// Whether ports for peers are opened beyond loopback without a key.
+    pub insecure: bool,
+    /// Where this worker announces itself.
+    pub registry: Option<RegistryAddress>,
+    /// File of CA certificates for registries and prefill workers over TLS.
+    pub tls_ca: Option<PathBuf>,
+    /// Silence after which a peer is considered dead.
+    pub peer_timeout: Duration,
+    /// Whether the bootstrap host 2.2.2.2 requests a transfer without data. If not, it is an
+    /// ordinary address.
+    pub fake_bootstrap: bool,
+}
+
+/// A prefill worker on the router's command line.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PrefillEndpoint {
+    /// Its HTTP address.
+    pub url: WorkerUrl,
+    /// Port of its bootstrap registry; `None`: what the worker reports, if it reports one.
+    pub bootstrap_port: Option<u16>,
+}
+
+/// Source of the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LoadFormat {
+    /// The model's files.
+    #[default]
+    Auto,
+    /// Seeded random numbers, without weight files.
+    Dummy,
+}
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCacheDtype {
+    /// Selected by the checkpoint's type.
+    #[default]
+    Auto,
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Threads that post and poll a source's RDMA writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DataThreadMode {
+    /// The mover.
+    #[default]
+    Fused,
+    /// Two threads for each NIC.
+    Split,
+}
+
+impl fmt::Display for DataThreadMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DataThreadMode::Fused => "fused",
+            DataThreadMode::Split => "split",
+        })
+    }
+}
+
+/// Worker that sends the first token of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FirstToken {
+    /// The decode worker, after the KV transfer; a stream that has started rarely needs a retry.
+    #[default]
+    Decode,
+    /// The prefill worker, as soon as the token is sampled; decode continues with the second token.
+    Prefill,
+}
+
+/// Transport of KV from a prefill worker to a decode worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transfer {
+    /// Selected for each session.
+    #[default]
+    Auto,
+    /// Shared memory, on one host.
+    Shm,
+    /// RDMA writes by a NIC.
+    Rdma,
+    /// TCP streams.
+    Tcp,
+    /// No transfer.
+    Fake,
+}
+
+impl Transfer {
+    /// Whether KV can arrive over tcp.
+    pub fn takes_tcp(self) -> bool {
+        matches!(self, Transfer::Auto | Transfer::Tcp)
+    }
+
+    /// Whether KV can arrive over rdma.
+    pub fn takes_rdma(self) -> bool {
+        matches!(self, Transfer::Auto | Transfer::Rdma)
+    }
+}
+
+/// How the router selects workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Policy {
+    /// The worker with the fewest requests that the router knows of.
+    #[default]
+    LeastLoaded,
+    /// The workers in turn.
+    RoundRobin,
+    /// A random worker.
+    Random,
+    /// The less loaded of two random workers.
+    PowerOfTwo,
+    /// The worker with the longest cached prefix, unless the loads are out of balance.
+    CacheAware,
+    /// The worker with the smallest product of queued prompt tokens and sequences.
+    Lmetric,
+    /// The worker with the best predicted latency; the request is refused if it would miss the
+    /// limits.
+    Slo,
+    /// As slo, but decode does prefill itself if little of the prompt is missing in its cache.
+    Conditional,
+}
+
+impl Policy {
+    /// Whether the policy uses the prefixes cached in workers.
+    pub fn reads_prompts(self) -> bool {
+        matches!(self, Policy::CacheAware | Policy::Lmetric | Policy::Slo | Policy::Conditional)
+    }
+
+    /// Whether the policy uses the workers' loads.
+    pub fn compares_loads(self) -> bool {
+        !matches!(self, Policy::Random | Policy::RoundRobin)
+    }
+
+    /// Whether the policy predicts latencies and refuses requests that would miss their limits.
+    pub fn forecasts(self) -> bool {
+        matches!(self, Policy::Slo | Policy::Conditional)
     }
 }

@@ -1,18 +1,18 @@
-//! Where a registry is: in routers, or in etcd.
+//! The address of a registry: routers, or etcd.
 
-use super::values::WorkerUrl;
+use crate::config::values::WorkerUrl;
 use crate::limits::REGISTRY_HOSTS_MAX;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// Where an etcd speaks to its clients unless it is told otherwise.
+/// etcd's default port for clients.
 const ETCD_PORT: u16 = 2379;
 
-/// What `--registry` names.
+/// The value of `--registry`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RegistryAddress {
-    /// Routers, each with a registry of its own: `[http[s]://]HOST:PORT[,[http[s]://]HOST:PORT]`.
+    /// Routers, each with its own registry: `[http[s]://]HOST:PORT[,[http[s]://]HOST:PORT]`.
     Routers(Vec<WorkerUrl>),
     /// Members of one etcd: `etcd://HOST[:PORT][,HOST[:PORT]]`.
     Etcd(Vec<WorkerUrl>),
@@ -22,14 +22,15 @@ impl FromStr for RegistryAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RegistryAddress, String> {
-        const FORM: &str = "a registry is [http[s]://]ROUTER:PORT[,[http[s]://]ROUTER:PORT] or etcd://HOST[:PORT][,HOST[:PORT]]";
+        const FORM: &str = "a registry is [http[s]://]ROUTER:PORT[,[http[s]://]ROUTER:PORT] or \
+                            etcd://HOST[:PORT][,HOST[:PORT]]";
         let (hosts, is_etcd) = match text.strip_prefix("etcd://") {
             Some(hosts) => (hosts, true),
             None => (text, false),
         };
         let mut urls: Vec<WorkerUrl> = Vec::new();
         for host in hosts.split(',') {
-            // Before each router a scheme may stand; before the members of an etcd one stands for all.
+            // Each router can have its own scheme; etcd has one scheme for all members.
             let url = match is_etcd {
                 true => WorkerUrl::parse(host, ETCD_PORT).ok().filter(|_| !host.contains("://")),
                 false => host.parse().ok(),

@@ -1,6 +1,6 @@
-//! Secrets read from files. Nothing here ever prints one.
+//! Secrets read from files. Nothing here prints a secret.
 
-use super::error::ConfigError;
+use crate::config::error::ConfigError;
 use crate::limits::{API_KEYS_FILE_MAX, CLUSTER_KEY_MAX, CLUSTER_KEY_MIN};
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes that are shown to nobody; what is shown is the file they came from.
+/// Secret bytes. Logs and `--print-config` show the file they came from, never the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Vec<u8>,
@@ -17,12 +17,12 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Not from a file.
+    /// A secret that is not from a file.
     pub fn of_bytes(bytes: &[u8]) -> Secret {
         Secret { bytes: bytes.to_vec(), source: PathBuf::new() }
     }
 
-    /// The secret itself. Compare it in constant time.
+    /// The secret bytes. Compare them in constant time.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -32,7 +32,7 @@ impl Secret {
         &self.source
     }
 
-    /// Whether `shown` is the secret, in time that depends on lengths alone.
+    /// Whether `shown` equals the secret. The time depends on the lengths alone.
     pub fn matches(&self, shown: &[u8]) -> bool {
         let differences = self.bytes.iter().zip(shown).fold(0, |sum, (a, b)| sum | (a ^ b));
         std::hint::black_box(differences) == 0 && self.bytes.len() == shown.len()
@@ -55,13 +55,16 @@ impl Serialize for Secret {
     }
 }
 
-/// The cluster key: the file's exact bytes, a final newline included.
+/// Reads a cluster key: the file's exact bytes, also a final newline.
+///
+/// # Errors
+/// The file cannot be read, or its size is out of range.
 pub fn read_cluster_key(path: &Path, warnings: &mut Vec<String>) -> Result<Secret, ConfigError> {
     const FLAG: &str = "--cluster-key-file";
     let bytes = read(FLAG, path, CLUSTER_KEY_MAX, warnings)?;
     if bytes.len() < CLUSTER_KEY_MIN {
         let reason = format!(
-            "holds {} bytes; a cluster key has at least {CLUSTER_KEY_MIN} random bytes",
+            "holds {} bytes; a cluster key needs at least {CLUSTER_KEY_MIN} random bytes",
             bytes.len()
         );
         return Err(ConfigError::File { flag: FLAG, path: path.into(), reason });
@@ -69,7 +72,10 @@ pub fn read_cluster_key(path: &Path, warnings: &mut Vec<String>) -> Result<Secre
     Ok(Secret { bytes, source: path.into() })
 }
 
-/// API keys, one a line; empty lines and lines that begin with `#` are left out.
+/// Reads API keys, one on each line. Empty lines and lines that start with `#` are skipped.
+///
+/// # Errors
+/// The file cannot be read, is too large, or holds no key.
 pub fn read_api_keys(path: &Path, warnings: &mut Vec<String>) -> Result<Vec<Secret>, ConfigError> {
     const FLAG: &str = "--api-key-file";
     let bytes = read(FLAG, path, API_KEYS_FILE_MAX, warnings)?;
@@ -80,14 +86,14 @@ pub fn read_api_keys(path: &Path, warnings: &mut Vec<String>) -> Result<Vec<Secr
         .map(|line| Secret { bytes: line.to_vec(), source: path.into() })
         .collect();
     if keys.is_empty() {
-        let reason = "holds no key; it has one key a line".into();
+        let reason = "holds no key; write one key on each line".into();
         return Err(ConfigError::File { flag: FLAG, path: path.into(), reason });
     }
     Ok(keys)
 }
 
-/// A file that others may read is a warning and no error: where secrets are mounted into a container,
-/// its owner cannot always choose the mode.
+/// Reads a secret file. If others can read the file, that is only a warning: for secrets mounted
+/// into a container, the owner cannot always choose the mode.
 fn read(
     flag: &'static str,
     path: &Path,
@@ -99,7 +105,7 @@ fn read(
     let metadata = file.metadata().map_err(|error| refused(error.to_string()))?;
     if metadata.is_file() && metadata.permissions().mode() & 0o007 != 0 {
         warnings.push(format!(
-            "{flag} {}: others on this host may read it; chmod 600 it",
+            "{flag} {}: other users of this host can read it; run chmod 600 on it",
             path.display()
         ));
     }

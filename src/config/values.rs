@@ -1,4 +1,4 @@
-//! Types of single flag values: sizes, hosts, networks, CPU lists, worker addresses.
+//! Types and parsers of single flag values: sizes, hosts, networks, CPU lists, worker addresses.
 
 use crate::limits::PEER_TIMEOUT_RANGE;
 use serde::{Serialize, Serializer};
@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes, typed as `2GiB`, `512MiB`, `1.5G` or plain bytes.
+/// A number of bytes: `2GiB`, `512MiB`, `1.5G`, or a number without a unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct ByteSize(pub u64);
 
@@ -31,7 +31,7 @@ impl FromStr for ByteSize {
         };
         let bytes = match number.split_once('.') {
             None => number.parse::<u64>().ok().and_then(|whole| whole.checked_mul(scale)),
-            // A fraction of a unit; 53 bits of it are more than anybody types.
+            // An f64 has 53 bits, more than anyone types.
             Some(_) => number
                 .parse::<f64>()
                 .ok()
@@ -55,7 +55,10 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// An address to listen on: an IP address, or `localhost`. Names are not looked up.
+/// Parses an address to listen on: an IP address or `localhost`. Names are not resolved.
+///
+/// # Errors
+/// Any other text.
 pub fn parse_host(text: &str) -> Result<IpAddr, String> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     match bare {
@@ -64,11 +67,14 @@ pub fn parse_host(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// A host that others are told to dial: a name or an address, without scheme and port.
+/// Parses a host that peers connect to: a name or an address, without scheme and port.
+///
+/// # Errors
+/// Any other text, and 0.0.0.0 or ::.
 pub fn parse_advertised(text: &str) -> Result<String, String> {
     let address = parse_host(text);
     if address.as_ref().is_ok_and(IpAddr::is_unspecified) {
-        return Err("nobody can dial it; give the address that peers reach".into());
+        return Err("peers cannot connect to it; give an address that they can reach".into());
     }
     let name_byte = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     if address.is_ok() || (!text.is_empty() && text.len() <= 253 && text.bytes().all(name_byte)) {
@@ -78,7 +84,10 @@ pub fn parse_advertised(text: &str) -> Result<String, String> {
     }
 }
 
-/// Where somebody listens, to be dialled: a name or an address, and a port.
+/// Parses a peer's address: a name or an IP address, and a port.
+///
+/// # Errors
+/// Any other text.
 pub fn parse_peer(text: &str) -> Result<String, String> {
     let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     let is_bare = !text.contains('/') && text.parse::<WorkerUrl>().is_ok();
@@ -88,14 +97,20 @@ pub fn parse_peer(text: &str) -> Result<String, String> {
     }
 }
 
-/// Seconds, with a fraction.
+/// Parses seconds, with an optional fraction.
+///
+/// # Errors
+/// The value is not in [`PEER_TIMEOUT_RANGE`].
 pub fn parse_peer_timeout(text: &str) -> Result<Duration, String> {
     let [least, most] = PEER_TIMEOUT_RANGE;
     let seconds = text.parse::<f64>().ok().filter(|seconds| (least..=most).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("{least} to {most} seconds"))
 }
 
-/// A path of a worker's HTTP interface, which is sent as it is.
+/// Parses the path of a health probe. It is sent unchanged.
+///
+/// # Errors
+/// The text is not such a path.
 pub fn parse_health_path(text: &str) -> Result<String, String> {
     let is_path =
         text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
@@ -106,17 +121,20 @@ pub fn parse_health_path(text: &str) -> Result<String, String> {
     }
 }
 
-/// The name of a header field, in lower case, as fields are looked up.
+/// Parses the name of a header, to lower case.
+///
+/// # Errors
+/// The text is not a header name of at most 64 characters.
 pub fn parse_header_name(text: &str) -> Result<String, String> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if (1..=64).contains(&text.len()) && text.bytes().all(is_name) {
         Ok(text.to_ascii_lowercase())
     } else {
-        Err("a header field's name has at most 64 letters, digits, - and _".into())
+        Err("a header's name has 1 to 64 characters: letters, digits, - and _".into())
     }
 }
 
-/// A network in CIDR form; a bare address is a network of one.
+/// A network in CIDR form. An address without a prefix is a network of one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cidr {
     address: IpAddr,
@@ -124,13 +142,13 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// The networks of this host itself.
+    /// The loopback networks.
     pub const LOOPBACK: [Cidr; 2] = [
         Cidr { address: IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 },
         Cidr { address: IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), prefix: 128 },
     ];
 
-    /// Whether `address` lies in it. An IPv4 address mapped into IPv6 is the IPv4 address it means.
+    /// Whether `address` lies in it. An IPv4 address mapped into IPv6 counts as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address.to_canonical()) {
             (IpAddr::V4(network), IpAddr::V4(host)) => {
@@ -179,11 +197,11 @@ impl Serialize for Cidr {
     }
 }
 
-/// Logical CPUs, typed as the kernel writes them: `0-3,8`.
+/// Logical CPUs in the kernel's format: `0-3,8`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuList(pub Vec<usize>);
 
-/// Most logical CPUs Linux can be built for; bounds what a typed range may make us allocate.
+/// Linux's maximum number of logical CPUs. It bounds the memory that a typed range can allocate.
 const CPU_MAX: usize = 8192;
 
 impl FromStr for CpuList {
@@ -216,7 +234,7 @@ pub struct WorkerUrl {
     pub host: String,
     /// TCP port.
     pub port: u16,
-    /// Whether it is spoken to over TLS.
+    /// Whether the server uses TLS.
     pub tls: bool,
 }
 
@@ -229,16 +247,16 @@ impl FromStr for WorkerUrl {
 }
 
 impl WorkerUrl {
-    /// The same, with this port where none is named.
+    /// Parses a URL; `port` is the default port.
     ///
     /// # Errors
-    /// It has another form.
+    /// The text is not such a URL.
     pub fn parse(text: &str, port: u16) -> Result<WorkerUrl, String> {
         const FORM: &str = "a worker's address is http://HOST:PORT or https://HOST:PORT";
         let (tls, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
-            Some((scheme, _)) => return Err(format!("{FORM}; {scheme} is not spoken")),
+            Some((scheme, _)) => return Err(format!("{FORM}; {scheme} is not supported")),
             None => (false, text),
         };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
@@ -258,12 +276,12 @@ impl WorkerUrl {
         }
     }
 
-    /// Whether another one is at the same place, however that is spoken to.
+    /// Whether the other URL has the same host and port, with or without TLS.
     pub fn is_place_of(&self, other: &WorkerUrl) -> bool {
         (&self.host, self.port) == (&other.host, other.port)
     }
 
-    /// Host and port, as a request's Host field has them.
+    /// Host and port, in the form of a request's Host header.
     pub fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),

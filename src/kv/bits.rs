@@ -7,19 +7,19 @@ pub(in crate::kv) struct Bits {
 }
 
 impl Bits {
-    /// All below `len`.
+    /// All numbers below `len`.
     pub fn ones(len: usize) -> Bits {
         let mut bits = Bits { words: vec![0; len.div_ceil(64)].into(), len };
         (0..len).for_each(|index| bits.set(index, true));
         bits
     }
 
-    /// Whether it is a member.
+    /// Whether `index` is a member.
     pub fn get(&self, index: usize) -> bool {
         self.words[index / 64] >> (index % 64) & 1 == 1
     }
 
-    /// Makes it a member, or none.
+    /// Adds `index` if `value` is true, else removes it.
     pub fn set(&mut self, index: usize, value: bool) {
         let bit = 1 << (index % 64);
         if value {
@@ -36,7 +36,7 @@ impl Bits {
         Some((start, end - start))
     }
 
-    /// The first index at or after `from` whose bit, flipped by `flip`, is set.
+    /// The first index at or after `from` with a set bit, after `flip` is applied to each word.
     fn find(&self, from: usize, flip: u64) -> Option<usize> {
         let mut index = from;
         while index < self.len {

@@ -1,10 +1,12 @@
-//! Where K and V of a token lie: a layout described by strides, so that any engine's can be.
+//! Positions of a token's K and V in memory, described by strides, so that any engine's layout
+//! fits.
 //!
-//! Arithmetic only: no memory is touched here. Ours is page-major and head-major:
-//! `[page][layer][K|V][kv_head][token][head_dim]`; others lay KV out layer by layer. A worker of several
-//! tensor-parallel ranks has a region for each, all alike, page ids in common; its regions are one behind the
-//! other. What is kept as one latent instead of heads (MLA) is one KV head, which every rank holds. What has no keys
-//! and values ([`KvLayout::state_slots`]) says that its heads' first halves are keys.
+//! Arithmetic only: no memory is touched here. Baton's own layout is page-major and head-major:
+//! `[page][layer][K|V][kv_head][token][head_dim]`; other engines store KV layer by layer. A worker
+//! of several tensor-parallel ranks has one region per rank, one behind the other. All have the
+//! same layout and share page ids. MLA keeps one latent instead of heads: it is one KV head, which
+//! every rank holds. State without keys and values ([`KvLayout::state_slots`]) treats the first
+//! half of each head as keys.
 
 use crate::ids::PageId;
 use std::ops::Range;
@@ -48,8 +50,8 @@ pub enum KeyValue {
     Value,
 }
 
-/// Counts and strides (in bytes) of a worker's KV: of one rank, and from rank to rank. Head elements are always
-/// contiguous.
+/// Counts and strides (in bytes) of a worker's KV, within one rank and from rank to rank. The
+/// elements of a head are always contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {
     /// Tokens of a page.
@@ -62,27 +64,27 @@ pub struct KvLayout {
     pub head_dim: u32,
     /// Element type.
     pub dtype: KvDtype,
-    /// From a page to the next.
+    /// Bytes from a page to the next.
     pub page_stride: u64,
-    /// From a layer to the next.
+    /// Bytes from a layer to the next.
     pub layer_stride: u64,
-    /// From keys to values.
+    /// Bytes from keys to values.
     pub kv_stride: u64,
-    /// From a KV head to the next.
+    /// Bytes from a KV head to the next.
     pub head_stride: u64,
-    /// From a token to the next.
+    /// Bytes from a token to the next.
     pub token_stride: u64,
     /// Tensor-parallel ranks.
     pub ranks: u32,
-    /// From a rank's region to the next.
+    /// Bytes from a rank's region to the next.
     pub rank_stride: u64,
-    /// KV heads of the model, of which each rank holds its share.
+    /// KV heads of the model; each rank holds its share.
     pub model_kv_heads: u32,
 }
 
 impl KvLayout {
-    /// Our own layout, `[page][layer][K|V][kv_head][token][head_dim]`: one contiguous block per page.
-    /// One rank, which holds all heads.
+    /// Baton's own layout, `[page][layer][K|V][kv_head][token][head_dim]`: one contiguous block per
+    /// page. One rank, which holds all heads.
     pub const fn page_major(
         page_size: u32,
         layers: u32,
@@ -112,8 +114,8 @@ impl KvLayout {
         }
     }
 
-    /// A layout as other engines keep it, `[layer][K|V][page][token][kv_head][head_dim]`: a block per page, layer,
-    /// and K or V, for a pool of `pages` pages. One rank, which holds all heads.
+    /// The layout of other engines, `[layer][K|V][page][token][kv_head][head_dim]`: a block per
+    /// page, layer, and K or V, for a pool of `pages` pages. One rank, which holds all heads.
     pub const fn layer_major(
         page_size: u32,
         layers: u32,
@@ -144,9 +146,11 @@ impl KvLayout {
         }
     }
 
-    /// A pool of state slots, `[slot][layer][head][element]`: a record for each request of a model whose state is not
-    /// kept token by token. A slot is a page of one token, `elements` are one head's in one layer; state of another
-    /// shape is a pool and a layout of its own. One rank, which holds all heads. None where a head has no halves.
+    /// A pool of state slots, `[slot][layer][head][element]`: one record per request, for models
+    /// that do not keep their state token by token. A slot is a page of one token; `elements`
+    /// counts one head's elements in one layer. State of another shape needs a pool and a layout of
+    /// its own. One rank, which holds all heads. None if `elements` is odd, because a head is then
+    /// not two halves.
     pub const fn state_slots(
         layers: u32,
         heads: u32,
@@ -175,8 +179,9 @@ impl KvLayout {
         })
     }
 
-    /// KV heads that each of `ranks` ranks holds of a model with `kv_heads`: its share of them, or, where there are
-    /// more ranks than heads, one that its neighbours hold as well. None where that does not come out even.
+    /// KV heads that each of `ranks` ranks holds of a model with `kv_heads`. With more ranks than
+    /// heads it is 1, and neighbouring ranks hold the same head. None if the division leaves a
+    /// remainder.
     pub const fn heads_per_rank(kv_heads: u32, ranks: u32) -> Option<u32> {
         if kv_heads == 0 || ranks == 0 {
             None
@@ -189,8 +194,9 @@ impl KvLayout {
         }
     }
 
-    /// This layout of one rank for each of `ranks` ranks, whose regions begin `rank_stride` bytes apart, of a model
-    /// with `model_kv_heads`. None where [`KvLayout::heads_per_rank`] is not what this one holds.
+    /// This one-rank layout for each of `ranks` ranks of a model with `model_kv_heads`. The regions
+    /// begin `rank_stride` bytes apart. None if this layout does not hold
+    /// [`KvLayout::heads_per_rank`] heads.
     pub const fn on_ranks(
         self,
         ranks: u32,
@@ -217,13 +223,14 @@ impl KvLayout {
         first..first + self.kv_heads
     }
 
-    /// The lowest rank that holds this one of the model's KV heads.
+    /// The lowest rank that holds head `model_head` of the model.
     pub const fn holder(&self, model_head: u32) -> u32 {
         model_head / self.kv_heads * self.replicas()
     }
 
-    /// Byte offset of the first element of one token's head inside the region of rank 0; that of another rank lies
-    /// [`KvLayout::rank_stride`] further for each before it. `head` counts the rank's own.
+    /// Byte offset of the first element of one token's head inside the region of rank 0. Each
+    /// further rank lies another [`KvLayout::rank_stride`] bytes behind. `head` counts the rank's
+    /// own heads.
     #[inline]
     pub const fn offset(
         &self,
@@ -249,7 +256,7 @@ impl KvLayout {
         self.page_size as u64 * self.token_bytes()
     }
 
-    /// Bytes of KV of one token at a rank, over all layers.
+    /// Bytes of KV of one token on a rank, over all layers.
     pub const fn token_bytes(&self) -> u64 {
         self.layers as u64 * 2 * self.kv_heads as u64 * self.head_dim as u64 * self.dtype.bytes()
     }

@@ -1,11 +1,11 @@
-//! The right of one transfer to read or write pages. A lease is not a copyable number: the pool
-//! makes it, the thread that moves bytes ends it, and only what that thread returns gives the pages
-//! back. So no caller can forget the fence (design, section 7).
+//! The right of one transfer to read or write pages. A lease is a value that cannot be copied: the
+//! pool makes it, and the thread that moves bytes ends it. Only the [`EndedLease`] from that thread
+//! gives the pages back, so no caller can forget the fence (docs/design/handoff.md).
 
 use crate::ids::{Generation, SlotId};
 
-/// Pages of one slot are leased to a transfer. Made by the pool, carried to the mover by the message
-/// that lets it begin.
+/// Pages of one slot are leased to a transfer. The pool makes it; the command that starts the
+/// transfer carries it to the mover.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Lease {
@@ -13,20 +13,20 @@ pub struct Lease {
     generation: Generation,
 }
 
-/// Nothing can land in, or be read from, the pages any more. Given back to the pool.
+/// No byte can be written to the pages, or read from them, any more. It goes back to the pool.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Ended {
+pub struct EndedLease {
     slot: SlotId,
     generation: Generation,
 }
 
-/// What a mover holds and nobody else does: the right to end leases. `role` makes one per mover.
+/// The right to end leases. Only movers hold one; `process` makes one per mover.
 #[derive(Debug)]
 pub struct MoverRight(());
 
 impl MoverRight {
-    /// For the thread function of a mover, and tests that play one.
+    /// For the thread function of a mover, and for tests that play one.
     pub fn for_mover_thread() -> MoverRight {
         MoverRight(())
     }
@@ -38,19 +38,19 @@ impl Lease {
         Lease { slot, generation }
     }
 
-    /// Ends the lease. The caller answers for the fence of its transport.
-    pub fn end(self, _right: &MoverRight) -> Ended {
-        Ended { slot: self.slot, generation: self.generation }
+    /// Ends the lease. The caller guarantees the fence of its transport.
+    pub fn end(self, _right: &MoverRight) -> EndedLease {
+        EndedLease { slot: self.slot, generation: self.generation }
     }
 
-    /// The slot whose pages are leased.
+    /// The slot that uses the leased pages.
     pub fn slot(&self) -> SlotId {
         self.slot
     }
 }
 
-impl Ended {
-    /// The slot whose pages return.
+impl EndedLease {
+    /// The slot that used the leased pages.
     pub fn slot(&self) -> SlotId {
         self.slot
     }

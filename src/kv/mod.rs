@@ -1,6 +1,6 @@
-//! KV memory: where a token's keys and values lie ([`layout`]), the mapping that holds them
-//! ([`region`]), who holds which page ([`pool`], [`lease`]), which page holds what ([`prefix`]), KV of requests that wait
-//! for pages ([`tier`]).
+//! KV memory. [`layout`] gives the position of each token's keys and values. [`region`] is the
+//! mapping that holds them. [`pool`] and [`lease`] record the holders of each page. [`prefix`]
+//! records the content of each page. [`tier`] keeps the KV of requests that wait for pages.
 
 mod bits;
 pub mod layout;

@@ -1,28 +1,30 @@
-//! The pages of one worker and who holds them.
+//! The pages of one worker and their holders.
 //!
-//! Owns: for each page its users (requests) and its leases (transfers), the map of free pages, the prefix cache.
-//! Thread: `engine`. Invariants: `free + cached + in use + leased = total`; a page is free only when it
-//! has neither user nor lease, so one whose user left stays until the lease's [`Ended`] is back; a page in the cache
-//! is written by nobody, and given up only when nobody holds it, the one left longest ago first.
-//! Allocation prefers long runs of neighbours, which become single copies and writes.
-//! Not here: the memory (`region`), which page holds what (`prefix`).
+//! Owns: for each page its users (requests) and its leases (transfers), the map of free pages, the
+//! prefix cache.
+//! Thread: `engine`.
+//! Invariants: `free + cached + in use + leased = total`. A page is free only when it has neither
+//! user nor lease: it stays until the lease's [`EndedLease`] is back. A cached page is never
+//! written; eviction takes only idle pages, the least recently used first. Allocation prefers long
+//! runs of adjacent pages, which become single copies and writes.
+//! Not here: the memory (`region`), the content of each page (`prefix`).
 
 use crate::ids::{Generation, PageId, SlotId};
 use crate::kv::bits::Bits;
-use crate::kv::lease::{Ended, Lease};
+use crate::kv::lease::{EndedLease, Lease};
 use crate::kv::prefix::{Parent, PrefixTree, Sequence};
-use crate::stdx::planted::is_planted;
+use crate::stdx::failpoint::is_failpoint_active;
 
 /// Pages by state. Every page is in exactly one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageCounts {
-    /// Nobody holds them.
+    /// No holder and no cached content.
     pub free: u32,
-    /// No user, kept for their content; given up when pages are short.
+    /// No holder; kept for their content, evicted when pages are short.
     pub cached: u32,
-    /// Some request uses them, leased besides or not.
+    /// Used by at least one request; they can be leased too.
     pub in_use: u32,
-    /// The user is gone, a transfer may still touch them.
+    /// No user left, but a transfer may still touch them.
     pub leased: u32,
 }
 
@@ -33,21 +35,21 @@ impl PageCounts {
     }
 }
 
-/// What the cache has of a sequence, from its beginning on.
+/// What the cache holds of a sequence, from its beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reusable {
     /// Pages.
     pub pages: u32,
-    /// Of them, pages that nobody holds: who takes them leaves so many fewer to be given up.
+    /// How many of them have no holder: after a reuse, that many fewer can be evicted.
     pub idle: u32,
 }
 
-/// What requests have asked the cache for since start, in tokens.
+/// Cache lookups of requests since start, in tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lookups {
-    /// That it could have had.
+    /// Tokens that the cache could have held.
     pub asked: u64,
-    /// That it had.
+    /// Tokens that the cache held.
     pub found: u64,
 }
 
@@ -74,7 +76,7 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// A pool of `pages` free pages, numbered from 0, that forgets what a page held.
+    /// A pool of `pages` free pages, numbered from 0, without a prefix cache.
     pub fn new(pages: u32) -> PagePool {
         PagePool {
             pages: vec![Page::default(); pages as usize].into(),
@@ -95,14 +97,15 @@ impl PagePool {
         self.counts
     }
 
-    /// What the cache was good for.
+    /// Use of the cache since start.
     pub fn lookups(&self) -> Lookups {
         self.lookups
     }
 
-    /// Gives `n` pages their first user and appends them to `pages`, whose capacity is the caller's care.
-    /// False, and nothing is done, when fewer are free or cached. Continues the run that `pages` ends with, else takes
-    /// the smallest run that holds all, else the longest runs there are.
+    /// Gives `n` pages their first user and appends them to `pages`; the caller provides its
+    /// capacity. False, and nothing changes, if fewer than `n` are free or cached. Continues the
+    /// run at the end of `pages` if possible, else takes the smallest run that holds all, else the
+    /// longest runs.
     #[must_use]
     pub fn allocate(&mut self, n: u32, pages: &mut Vec<PageId>) -> bool {
         if n > self.counts.free + self.counts.cached {
@@ -116,12 +119,13 @@ impl PagePool {
         true
     }
 
-    /// Pages that the cache could have of the first `tokens` tokens of anything.
+    /// Most pages of the first `tokens` tokens of any sequence that the cache could hold.
     pub fn most_reusable(&self, tokens: u32) -> u32 {
         self.prefixes.as_ref().map_or(0, |tree| tokens / tree.page_size() as u32)
     }
 
-    /// What of `sequence` is in the cache: whole pages, without a gap, of its first `tokens` tokens.
+    /// What the cache holds of `sequence`: whole pages, without a gap, of its first `tokens`
+    /// tokens.
     pub fn reusable(&self, sequence: &Sequence<'_>, tokens: u32) -> Reusable {
         let mut found = Reusable::default();
         for page in self.cached_pages(sequence, tokens) {
@@ -131,14 +135,15 @@ impl PagePool {
         found
     }
 
-    /// Gives those pages one user more and appends them to `pages`, which is empty and has room for them.
+    /// Adds a user to each of those pages and appends them to `pages`, which is empty and has the
+    /// capacity for them.
     pub fn reuse(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut Vec<PageId>) {
         debug_assert!(pages.is_empty());
         pages.extend(self.cached_pages(sequence, tokens));
         pages.iter().for_each(|&page| self.add_user(page));
     }
 
-    /// Of so many tokens that a new request could have had from the cache it had these.
+    /// Counts a lookup of a new request: of `asked` tokens, `found` were in the cache.
     pub fn count_lookup(&mut self, asked: u32, found: u32) {
         if self.prefixes.is_some() {
             self.lookups.asked += u64::from(asked);
@@ -146,9 +151,10 @@ impl PagePool {
         }
     }
 
-    /// `pages`, which the caller uses, hold the KV of `sequence`, of which the first `kept` pages have been here before:
-    /// those that follow go into the cache, as far as they are full of the first `tokens` tokens. A page whose content
-    /// is in the cache already is changed for that one, unless it is leased. How many are kept now.
+    /// Puts the full pages of the first `tokens` tokens of `sequence` into the cache. The caller
+    /// uses `pages`; the first `kept` of them were put there before. If the cache already holds a
+    /// page's content, that page replaces the caller's, unless the caller's is leased. Returns how
+    /// many pages of `pages` are in the cache now.
     pub fn keep(
         &mut self,
         sequence: &Sequence<'_>,
@@ -156,21 +162,21 @@ impl PagePool {
         pages: &mut [PageId],
         kept: u32,
     ) -> u32 {
-        let tokens = tokens + u32::from(is_planted("page is kept before it is full"));
+        let tokens = tokens + u32::from(is_failpoint_active("page is kept before it is full"));
         let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
         for index in kept as usize..full {
             let Some(tree) = &mut self.prefixes else { break };
             let page = pages[index];
             let parent = match index.checked_sub(1) {
                 None => Parent::Root(sequence.salt),
-                // The cache was emptied meanwhile.
+                // The cache was emptied in the meantime.
                 Some(before) if !tree.contains(pages[before]) => return index as u32,
                 Some(before) => Parent::Page(pages[before]),
             };
             match tree.find(parent, sequence, index) {
                 None => tree.insert(page, parent, sequence, index),
                 Some(twin) if twin == page => {}
-                // A mover knows it by its number.
+                // A mover knows the page by its number.
                 Some(_) if self.pages[page.index()].leases > 0 => return index as u32,
                 Some(twin) => {
                     self.add_user(twin);
@@ -182,7 +188,8 @@ impl PagePool {
         kept.max(full as u32)
     }
 
-    /// Empties the cache; how many pages became free. Those that are held stay with who holds them, no longer.
+    /// Empties the cache and returns how many pages became free. Pages with a holder become free
+    /// when their holders leave.
     pub fn flush(&mut self) -> u32 {
         let cached = self.counts.cached;
         self.evict(cached);
@@ -194,21 +201,19 @@ impl PagePool {
 
     /// The user of these pages is gone.
     pub fn release(&mut self, pages: &[PageId]) {
-        // The last first, so that a page is left after those that follow it.
+        // The last first: a page becomes idle after the pages behind it.
         pages.iter().rev().for_each(|&page| self.remove_user(page));
     }
 
-    /// Leases pages in use to a transfer that writes them: none of them is in the cache, where others read.
+    /// Leases pages in use to a transfer that writes them. None of them is in the cache, because
+    /// others read cached pages.
     pub fn lease_to_write(
         &mut self,
         slot: SlotId,
         generation: Generation,
         pages: &[PageId],
     ) -> Lease {
-        assert!(
-            !pages.iter().any(|&page| self.is_cached(page)),
-            "a cached page is nobody's to write"
-        );
+        assert!(!pages.iter().any(|&page| self.is_cached(page)), "a cached page is never written");
         self.lease(slot, generation, pages)
     }
 
@@ -223,7 +228,7 @@ impl PagePool {
     }
 
     /// The lease over these pages has ended.
-    pub fn end(&mut self, _ended: Ended, pages: &[PageId]) {
+    pub fn end_lease(&mut self, _ended: EndedLease, pages: &[PageId]) {
         for &id in pages.iter().rev() {
             let page = &mut self.pages[id.index()];
             assert!(page.leases > 0, "page {id} has no lease to end");
@@ -235,7 +240,8 @@ impl PagePool {
         }
     }
 
-    /// Panics unless the counts, the map of free pages and the cache agree with each page's holders.
+    /// Panics unless the counts, the map of free pages and the cache agree with each page's
+    /// holders.
     pub fn invariants(&self) {
         let mut seen = PageCounts::default();
         for (index, page) in self.pages.iter().enumerate() {
@@ -268,7 +274,7 @@ impl PagePool {
         self.prefixes.as_ref().is_some_and(|tree| tree.contains(id))
     }
 
-    /// The pages of the cache that hold the first `tokens` of `sequence`, until one is missing.
+    /// The cached pages that hold the first `tokens` of `sequence`, up to the first gap.
     fn cached_pages(&self, sequence: &Sequence<'_>, tokens: u32) -> impl Iterator<Item = PageId> {
         let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
         let mut parent = Parent::Root(sequence.salt);
@@ -279,7 +285,7 @@ impl PagePool {
         })
     }
 
-    /// A page that is in use, leased or in the cache has a user more.
+    /// Adds a user to a page that is in use, leased or cached.
     fn add_user(&mut self, id: PageId) {
         let page = &mut self.pages[id.index()];
         page.users += 1;
@@ -303,14 +309,14 @@ impl PagePool {
             return;
         }
         self.counts.in_use -= 1;
-        if page.leases > 0 && !is_planted("page is free while leased") {
+        if page.leases > 0 && !is_failpoint_active("page is free while leased") {
             self.counts.leased += 1;
         } else {
             self.let_go(id);
         }
     }
 
-    /// Nobody holds the page any more.
+    /// The page has no holder any more.
     fn let_go(&mut self, id: PageId) {
         match &mut self.prefixes {
             Some(tree) if tree.contains(id) => {
@@ -321,7 +327,7 @@ impl PagePool {
         }
     }
 
-    /// Gives up `n` pages of the cache, which has as many that nobody holds.
+    /// Evicts `n` pages of the cache, which has at least `n` pages without a holder.
     fn evict(&mut self, n: u32) {
         for _ in 0..n {
             let page =
@@ -355,7 +361,7 @@ impl PagePool {
         taken
     }
 
-    /// `n` free pages exist.
+    /// Takes `n` pages; that many are free.
     fn allocate_runs(&mut self, n: usize, pages: &mut Vec<PageId>) {
         let (mut fitting, mut longest) = (None, 0);
         let mut from = 0;
@@ -370,7 +376,7 @@ impl PagePool {
             (start..start + n).for_each(|index| self.take(index, pages));
             return;
         }
-        // No run holds all: the long ones first, down by halves, so that the passes stay few.
+        // No run holds all. Take long runs first and halve the length, so that the passes are few.
         let mut least = longest.next_power_of_two() / 2;
         let mut left = n;
         while left > 0 {
@@ -379,7 +385,8 @@ impl PagePool {
         }
     }
 
-    /// Takes pages from runs of at least `least` pages until `left` are found; how many are still missing.
+    /// Takes pages from runs of at least `least` pages until `left` are found. Returns how many are
+    /// still missing.
     fn take_runs_of(&mut self, least: usize, mut left: usize, pages: &mut Vec<PageId>) -> usize {
         let mut from = 0;
         while left > 0

@@ -1,4 +1,5 @@
-//! The pool beside one that is two lists, and its choice of runs. With its prefix cache: `fuzz/targets/prefix.rs`.
+//! Compares the pool, and its choice of runs, with a model of two lists. With a prefix cache:
+//! `fuzz/targets/prefix.rs`.
 
 use super::*;
 use crate::kv::lease::MoverRight;
@@ -66,7 +67,7 @@ fn a_leased_page_outlives_its_user() {
     pool.release(&pages);
     assert_eq!(pool.counts(), PageCounts { leased: 2, ..PageCounts::default() });
     assert!(!pool.allocate(1, &mut Vec::new()));
-    pool.end(lease.end(&MoverRight::for_mover_thread()), &pages);
+    pool.end_lease(lease.end(&MoverRight::for_mover_thread()), &pages);
     assert_eq!(pool.counts().free, 2);
 }
 
@@ -88,7 +89,7 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Against a pool that is two lists: of held page lists and of leased page lists.
+    /// Compares the pool with a model of two lists: held page lists and leased page lists.
     #[test]
     fn behaves_like_two_lists(total in 1u32..150, acts in prop::collection::vec(act(), 1..120)) {
         let right = MoverRight::for_mover_thread();
@@ -116,7 +117,7 @@ proptest! {
                 }
                 Act::End(at) if !leased.is_empty() => {
                     let (lease, pages) = leased.swap_remove(at % leased.len());
-                    pool.end(lease.end(&right), &pages);
+                    pool.end_lease(lease.end(&right), &pages);
                 }
                 _ => {}
             }

@@ -1,22 +1,25 @@
-//! Which pages hold the KV of which tokens: the prefix cache's radix tree, whose edges are whole pages of ids.
+//! The prefix cache: a radix tree from token ids to the pages with their KV. An edge is one page.
 //!
-//! A node is a page, and its parent the page of the tokens before; so a page has one place, and the tree is an array
-//! by page with an index over (parent, ids). Owns: the places, and the order in which idle pages were left.
-//! Thread: `engine`. Invariants: a page is found by its ids and all that lie before it, which are compared, never
-//! their hash alone; a parent is in the tree as long as its child; an idle page's descendants are idle and were left
-//! before it, so the page left longest ago is a leaf. Nothing is allocated after start.
-//! Not here: who uses a page, and so which are idle ([`super::pool`]).
+//! A node is a page; its parent is the page of the tokens before it. So a page has one place, and
+//! the tree is an array by page with an index over (parent, ids). Owns: the places, and the order
+//! in which pages became idle.
+//! Thread: `engine`.
+//! Invariants: a lookup compares the ids of a page and of all pages before it, never only their
+//! hash. A parent stays in the tree as long as its child. Descendants of an idle page are idle and
+//! became so earlier, so the oldest idle page is a leaf. Nothing is allocated after start.
+//! Not here: the users of a page, and so which pages are idle ([`super::pool`]).
 
 use crate::ids::PageId;
 use sha2::{Digest, Sha256};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Separates tenants: what one has cached, another neither gets nor learns of. A digest of what names the tenant.
+/// Separates tenants: a tenant neither gets nor notices what another has cached. A digest of the
+/// tenant's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Salt(pub u128);
 
 impl Salt {
-    /// What is so called inside this one.
+    /// The salt of `name` inside this one.
     pub fn of(self, name: &str) -> Salt {
         let digest: [u8; 32] =
             Sha256::new().chain_update(self.0.to_le_bytes()).chain_update(name).finalize().into();
@@ -28,7 +31,7 @@ impl Salt {
 /// The ids of a sequence, for a lookup: prompt, then output.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
-    /// Whose.
+    /// Its tenant.
     pub salt: Salt,
     /// The first part.
     pub prompt: &'a [u32],
@@ -53,7 +56,7 @@ impl Sequence<'_> {
 /// What comes before a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::kv) enum Parent {
-    /// Nothing: it is the first of its tenant's.
+    /// Nothing: it is the first page of a sequence of this tenant.
     Root(Salt),
     /// This page.
     Page(PageId),
@@ -63,12 +66,12 @@ pub(in crate::kv) enum Parent {
 #[derive(Clone, Copy, Default)]
 struct Node {
     parent: Option<Parent>,
-    /// Of its bucket.
+    /// The next page of its bucket.
     next: Option<PageId>,
-    /// Left before it, and after it; meaningful while idle.
+    /// Idle pages before and after it, by the time they became idle; only valid while idle.
     older: Option<PageId>,
     newer: Option<PageId>,
-    /// When it was left; for [`PrefixTree::invariants`], which must not allocate.
+    /// When it became idle; for [`PrefixTree::invariants`], which must not allocate.
     left: u64,
 }
 
@@ -78,16 +81,16 @@ pub(in crate::kv) struct PrefixTree {
     nodes: Box<[Node]>,
     /// Ids by page.
     ids: Box<[u32]>,
-    /// First page of each bucket; as many as a power of two.
+    /// First page of each bucket; the number of buckets is a power of two.
     buckets: Box<[Option<PageId>]>,
-    /// Drawn at start, so that nobody outside can fill one bucket.
+    /// Random at start, so that no client can fill one bucket.
     keys: RandomState,
     /// Pages in the tree.
     len: usize,
-    /// Left longest ago, and last.
+    /// Idle for the longest time, and for the shortest.
     oldest: Option<PageId>,
     newest: Option<PageId>,
-    /// Pages left so far.
+    /// How many times a page became idle.
     clock: u64,
 }
 
@@ -122,7 +125,7 @@ impl PrefixTree {
         self.nodes[page.index()].parent.is_some()
     }
 
-    /// The page of the `index`-th page of `sequence` behind `parent`.
+    /// The cached page with the ids of the `index`-th page of `sequence`, behind `parent`.
     pub fn find(&self, parent: Parent, sequence: &Sequence<'_>, index: usize) -> Option<PageId> {
         let mut at = self.buckets[self.bucket(parent, sequence.page(index, self.page_size))];
         while let Some(page) = at {
@@ -137,8 +140,8 @@ impl PrefixTree {
         None
     }
 
-    /// `page` holds the KV of the `index`-th page of `sequence`, behind `parent`. It is in the tree nowhere else, and
-    /// no other page has its place; it is not idle.
+    /// Inserts `page`, which holds the KV of the `index`-th page of `sequence`, behind `parent`. It
+    /// is not in the tree, no other page has this place, and it is not idle.
     pub fn insert(&mut self, page: PageId, parent: Parent, sequence: &Sequence<'_>, index: usize) {
         debug_assert!(!self.contains(page) && self.find(parent, sequence, index).is_none());
         let ids = &mut self.ids[page.index() * self.page_size..][..self.page_size];
@@ -149,7 +152,7 @@ impl PrefixTree {
         self.len += 1;
     }
 
-    /// Takes a page that is not idle out of the tree.
+    /// Removes a page that is not idle from the tree.
     pub fn remove(&mut self, page: PageId) {
         let Node { parent, next, .. } = self.nodes[page.index()];
         let Some(parent) = parent else { return };
@@ -172,7 +175,7 @@ impl PrefixTree {
         self.len -= 1;
     }
 
-    /// A page of the tree is held by nobody from now on. Its descendants were left before.
+    /// A page of the tree becomes idle. Its descendants are idle already.
     pub fn leave(&mut self, page: PageId) {
         let older = self.newest.replace(page);
         self.clock += 1;
@@ -198,7 +201,7 @@ impl PrefixTree {
         }
     }
 
-    /// Takes the idle page that was left longest ago out of the tree.
+    /// Removes the page that is idle for the longest time from the tree.
     pub fn evict(&mut self) -> Option<PageId> {
         let page = self.oldest?;
         self.wake(page);
@@ -206,7 +209,8 @@ impl PrefixTree {
         Some(page)
     }
 
-    /// Panics unless index, places and order of idle pages agree; `idle` tells whether a page is held by nobody.
+    /// Panics unless index, places and order of idle pages agree. `idle` returns whether a page has
+    /// no holder.
     pub fn invariants(&self, idle: impl Fn(PageId) -> bool) {
         let mut indexed = 0;
         for (bucket, &first) in self.buckets.iter().enumerate() {

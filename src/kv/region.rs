@@ -1,9 +1,11 @@
-//! A mapping that other processes may be shown: an anonymous memory file, sealed against shrinking,
-//! growing and new writable mappings, so that a peer handed its descriptor can only read.
+//! A mapping that can be shared with other processes: an anonymous memory file. It is sealed
+//! against shrinking, growing and new writable mappings, so that a peer with its descriptor can
+//! only read.
 //!
-//! Owns: the mapping. Any thread may hold the pointer; who may write which bytes is decided by the
-//! leases of `transfer` and the scheduler, not here. No reference into the memory is ever formed:
-//! others may be writing it.
+//! Owns: the mapping.
+//! Thread: any can hold the pointer. The leases of `transfer` and the scheduler decide which thread
+//! can write which bytes, not this module.
+//! Invariants: no reference into the memory is ever formed, because others may write it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -15,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::verbs::Backing;
 use bytemuck::Pod;
 
-/// What a region is shown to a peer by.
+/// The descriptor that gives a peer access to a region.
 pub type Descriptor<'a> = BorrowedFd<'a>;
 
 /// A shared mapping of this process's own memory file, readable and writable.
@@ -38,13 +40,13 @@ struct Mapping {
 }
 
 // SAFETY: the mapping is plain memory that lives as long as the value; access goes through raw
-// pointers whose users answer for races.
+// pointers, and their users prevent races.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method of a shared `Mapping` touches the memory.
 unsafe impl Sync for Mapping {}
 
 impl Region {
-    /// Makes a zeroed region of `len` bytes, rounded up to whole memory pages. `name` shows in
+    /// Makes a zeroed region of `len` bytes, rounded up to whole memory pages. `name` is visible in
     /// `/proc/PID/maps`.
     pub fn new(name: &std::ffi::CStr, len: usize) -> io::Result<Region> {
         let len = len.max(1).next_multiple_of(4096);
@@ -55,7 +57,7 @@ impl Region {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `fd` was just made and belongs to nobody else.
+        // SAFETY: `fd` was just made and has no other owner.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(len as u64)?;
         let map = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -80,18 +82,18 @@ impl Region {
         self.map.len
     }
 
-    /// Never: a region holds at least one memory page.
+    /// Always false: a region holds at least one memory page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The descriptor to show to a peer; by its seals it can be mapped read-only alone.
+    /// The descriptor for a peer; because of its seals it can only be mapped read-only.
     pub fn descriptor(&self) -> Descriptor<'_> {
         self.file.as_fd()
     }
 
-    /// A word shared with peers. Panics when `offset` is not a multiple of 8 inside the region: offsets
-    /// are our own arithmetic.
+    /// A word shared with peers. Panics unless `offset` is a multiple of 8 inside the region:
+    /// offsets are this process's own arithmetic.
     #[inline]
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         self.map.word(offset)
@@ -109,8 +111,8 @@ impl Region {
         self.map.load(offset, size_of::<T>())
     }
 
-    /// Stores the first `bytes` of a record in words, each atomic; a later Release store publishes them.
-    /// `offset` and `bytes` are multiples of 8.
+    /// Stores the first `bytes` of a record in words, each atomic; a later Release store publishes
+    /// them. `offset` and `bytes` are multiples of 8.
     #[inline]
     pub fn store<T: Pod>(&self, offset: usize, record: &T, bytes: usize) {
         for (i, bytes) in bytemuck::bytes_of(record)[..bytes].chunks_exact(8).enumerate() {
@@ -119,15 +121,16 @@ impl Region {
         }
     }
 
-    /// Copies `bytes` bytes of another region. Both ranges are in the hands of the caller alone: pages of one request
-    /// that no transfer knows. Panics where one leaves its region: offsets are our own arithmetic.
+    /// Copies `bytes` bytes from another region. Only the caller uses both ranges: they are pages
+    /// of one request without a transfer. Panics if a range leaves its region: offsets are this
+    /// process's own arithmetic.
     pub fn copy_from(&self, to: usize, source: &Region, from: usize, bytes: usize) {
         let within =
             |start: usize, len: usize| start.checked_add(bytes).is_some_and(|end| end <= len);
         assert!(within(to, self.len()) && within(from, source.len()), "a copy leaves its region");
         assert!(self.base() != source.base(), "a copy is between two regions");
-        // SAFETY: both ranges lie in their mappings, which are two; nobody else touches them meanwhile, as the caller
-        // says.
+        // SAFETY: both ranges lie in their mappings, which are different; as the caller guarantees,
+        // no other thread touches them during the copy.
         unsafe {
             let from = source.base().as_ptr().add(from);
             from.copy_to_nonoverlapping(self.base().as_ptr().add(to), bytes);
@@ -135,7 +138,7 @@ impl Region {
     }
 }
 
-// SAFETY: the mapping stays where it is as long as the region; no reference into it is ever formed.
+// SAFETY: the mapping stays at its address as long as the region; no reference into it is formed.
 unsafe impl Backing for Region {
     fn base(&self) -> NonNull<u8> {
         self.map.base
@@ -147,8 +150,8 @@ unsafe impl Backing for Region {
 }
 
 impl PeerRegion {
-    /// Maps a peer's memory file read-only. Refuses a file whose size is not `len` or that is not
-    /// sealed against shrinking, since the peer could otherwise make our reads fault.
+    /// Maps a peer's memory file read-only. Refuses a file with another size than `len`, or without
+    /// a seal against shrinking, because a shrinking file could make reads here fault.
     pub fn map(file: Descriptor<'_>, len: usize) -> io::Result<PeerRegion> {
         // SAFETY: `fcntl` on an open descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -180,25 +183,26 @@ impl PeerRegion {
         self.map.len
     }
 
-    /// Never: an empty file is not mapped.
+    /// Always false: an empty file is not mapped.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// A word that the peer may be writing. Panics like [`Region::word`].
+    /// A word that the peer may write concurrently. Panics like [`Region::word`].
     #[inline]
     pub fn load_word(&self, offset: usize, ordering: Ordering) -> u64 {
         self.map.word(offset).load(ordering)
     }
 
-    /// A half word that the peer may be writing.
+    /// A half word that the peer may write concurrently.
     #[inline]
     pub fn load_half_word(&self, offset: usize) -> u32 {
         self.map.half_word(offset).load(Ordering::Relaxed)
     }
 
-    /// Loads the first `bytes` of a record word by word, zero behind them. Whether they are whole, the caller
-    /// knows by a word loaded with Acquire before; what they say is not to be trusted either way.
+    /// Loads the first `bytes` of a record word by word; the rest is zero. The caller knows whether
+    /// they are complete from a word that it loaded with Acquire before. Their values are not
+    /// trusted in either case.
     #[inline]
     pub fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
         self.map.load(offset, bytes)
@@ -236,8 +240,8 @@ impl Mapping {
             "word at {offset} of {}",
             self.len
         );
-        // SAFETY: in bounds and aligned, since mappings begin at a memory page; an atomic may be shared
-        // with whoever else maps the file; `load` alone is used on read-only mappings.
+        // SAFETY: in bounds and aligned, because mappings begin at a memory page. An atomic may be
+        // shared with any process that maps the file; read-only mappings use only `load`.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -254,7 +258,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and nobody keeps the pointer longer than `self`.
+        // SAFETY: `new` mapped the range, and no pointer to it outlives `self`.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -268,7 +272,7 @@ mod tests {
         let region = Region::new(c"test", 5000).unwrap();
         assert_eq!(region.len(), 8192);
         let peer = PeerRegion::map(region.descriptor(), 8192).unwrap();
-        // SAFETY: both mappings are live and nobody else touches them.
+        // SAFETY: both mappings are live, and no other thread touches them.
         unsafe {
             region.base().write(7);
             assert_eq!(peer.base().read(), 7);

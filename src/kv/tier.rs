@@ -1,25 +1,27 @@
-//! The host tier: memory beside the page pool for the KV of requests that had to give up their pages.
+//! The host tier: memory beside the page pool for the KV of retracted requests.
 //!
-//! Owns: a mapping of its own, touched only as it is used, and which of its pages hold whose KV, as chains. Thread:
-//! `engine`. Invariant: a page is free or in exactly one chain; a chain ends when its [`Stored`] comes back.
-//! Not here: which request gives up its pages and when it gets new ones (`sched::retraction`).
+//! Owns: a mapping of its own (memory is allocated on first use), and the chain of pages of
+//! each stored request.
+//! Thread: `engine`.
+//! Invariant: a page is free or in exactly one chain; a chain ends when its [`Stored`] comes back.
+//! Not here: which request is retracted and when it gets new pages (`sched::retraction`).
 
 use crate::ids::PageId;
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
-use crate::stdx::planted::is_planted;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::io;
 
-/// Ends a chain.
+/// End of a chain.
 const NONE: u32 = u32::MAX;
 
 /// Memory for some pages of KV.
 #[derive(Debug)]
 pub struct Tier {
-    /// None where it has no page.
+    /// None if the tier has no pages.
     region: Option<Region>,
     page_bytes: usize,
-    /// Of each page the one behind it, in its chain or among the free ones.
+    /// For each page the next one in its chain or in the list of free pages.
     next: Box<[u32]>,
     free: u32,
     left: u32,
@@ -34,12 +36,12 @@ pub struct Stored {
 }
 
 impl Tier {
-    /// A tier of no page.
+    /// A tier without pages.
     pub fn none() -> Tier {
         Tier { region: None, page_bytes: 0, next: [].into(), free: NONE, left: 0 }
     }
 
-    /// A tier of `pages` pages of `layout`, each of which is one block.
+    /// A tier of `pages` pages of `layout`; each page is one contiguous block.
     pub fn new(pages: u32, layout: &KvLayout) -> io::Result<Tier> {
         assert!(
             layout.ranks == 1 && layout.page_stride == layout.page_bytes(),
@@ -64,14 +66,15 @@ impl Tier {
         self.page_bytes
     }
 
-    /// Copies `pages` of `pool` here, which only one request uses. None, and nothing is done, when so many are not left.
+    /// Copies `pages` of `pool`, used by only one request, into the tier. None, and nothing
+    /// changes, if fewer pages are left in the tier.
     pub fn store(&mut self, pool: &Region, pages: &[PageId]) -> Option<Stored> {
         let region = self.region.as_ref()?;
         if pages.len() > self.left as usize {
             return None;
         }
         let (mut first, mut taken) = (NONE, self.free);
-        // The last first, so that the chain begins with the first.
+        // From the last page to the first, so that the chain begins with the first.
         for page in pages.iter().rev() {
             let from = page.index() * self.page_bytes;
             region.copy_from(taken as usize * self.page_bytes, pool, from, self.page_bytes);
@@ -83,15 +86,15 @@ impl Tier {
         Some(Stored { first, pages: pages.len() as u32 })
     }
 
-    /// Copies what was stored back into `pages` of `pool`, which are as many, but for the first `skipped` of them, and
-    /// forgets it.
+    /// Copies the stored KV back into as many `pages` of `pool`, except the first `skipped`, and
+    /// frees its pages in the tier.
     pub fn restore(&mut self, stored: Stored, pool: &Region, pages: &[PageId], skipped: usize) {
         assert_eq!(
             stored.pages as usize,
             pages.len(),
-            "what was stored goes where there is room for it"
+            "the pool offers as many pages as were stored"
         );
-        let region = self.region.as_ref().expect("what is stored is somewhere");
+        let region = self.region.as_ref().expect("KV is stored only in a tier with pages");
         let mut at = stored.first;
         for (index, page) in pages.iter().enumerate() {
             if index >= skipped {
@@ -100,12 +103,12 @@ impl Tier {
             }
             at = self.next[at as usize];
         }
-        if !is_planted("KV taken back stays in the tier") {
+        if !is_failpoint_active("KV taken back stays in the tier") {
             self.forget(stored);
         }
     }
 
-    /// Its pages are free.
+    /// Frees the stored pages.
     pub fn forget(&mut self, stored: Stored) {
         let mut at = stored.first;
         while at != NONE {
@@ -155,7 +158,7 @@ mod tests {
             [words(&pool, PageId(4)), words(&pool, PageId(5))],
             [content[3].clone(), content[1].clone()]
         );
-        // The first page of it is shared by others and not written.
+        // The first page is shared with other requests and must not be written.
         let third = tier.store(&pool, &[PageId(6)]).unwrap();
         tier.restore(second, &pool, &[PageId(6), PageId(1), PageId(3)], 1);
         let now: Vec<_> = [6, 1, 3].map(|page| words(&pool, PageId(page))).into();

@@ -1,20 +1,21 @@
-//! What a model is: sizes and constants that the forward pass needs. Plain values, no parsing.
+//! Configuration of a model: sizes and constants that the forward pass needs. Plain values, no
+//! parsing.
 
-/// Kinds of decoder layer that the forward pass knows.
+/// Supported kinds of decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Architecture {
     /// Llama, SmolLM2, Mistral without a window.
     Llama,
-    /// As Llama, with biases on q, k and v.
+    /// Like Llama, with biases on q, k and v.
     Qwen2,
-    /// As Llama, with RMS norms over each head of q and k.
+    /// Like Llama, with RMS norms over each head of q and k.
     Qwen3,
 }
 
-/// How rotary frequencies are stretched beyond the context that the model was first trained on.
+/// How rotary frequencies are scaled beyond the context of the first training.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// Positions divided by `factor`.
     Linear {
@@ -48,7 +49,7 @@ pub enum RopeScaling {
 }
 
 /// Sizes, constants and special ids of a model. All sizes are positive, `kv_heads` divides `heads`,
-/// `head_dim` is even; readers check this.
+/// and `head_dim` is even; readers check this.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelConfig {
     /// Kind of layer.
@@ -61,29 +62,29 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of one head; `heads * head_dim` need not be `hidden`.
+    /// Elements of one head; `heads * head_dim` can differ from `hidden`.
     pub head_dim: usize,
     /// Width inside the MLP.
     pub intermediate: usize,
     /// Rows of the embedding and of the head.
     pub vocab: usize,
-    /// Longest sequence in tokens that the model claims to take.
+    /// Longest sequence in tokens according to the model.
     pub context: usize,
     /// Epsilon of the RMS norms.
     pub norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
-    /// Stretching of the rotary frequencies.
+    /// Scaling of the rotary frequencies.
     pub rope_scaling: RopeScaling,
-    /// The head is the embedding; there is no `lm_head.weight`.
+    /// The embedding is also the head; there is no `lm_head.weight`.
     pub tied_head: bool,
-    /// q, k and v have biases.
+    /// Whether q, k and v have biases.
     pub attention_bias: bool,
-    /// The projection after attention has a bias.
+    /// Whether the projection after attention has a bias.
     pub output_bias: bool,
-    /// gate, up and down have biases.
+    /// Whether gate, up and down have biases.
     pub mlp_bias: bool,
-    /// Beginning of sequence.
+    /// Beginning-of-sequence id.
     pub bos: Option<u32>,
     /// Ids that end a generation.
     pub eos: Vec<u32>,

@@ -1,7 +1,7 @@
-//! Random weights of any model's sizes, to test machinery without its files (`--load-format dummy`).
+//! Random weights for any model configuration, to test without model files (`--load-format dummy`).
 //!
-//! Invariants: the same configuration gives the same weights; memory is that of the largest tensor,
-//! since all tensors are windows of one random buffer, each at an offset drawn from its name.
+//! Invariants: the same configuration gives the same weights. Memory is that of the largest tensor:
+//! all tensors are windows of one random buffer, at offsets derived from their names.
 
 use super::config::ModelConfig;
 use super::inventory;
@@ -14,20 +14,20 @@ use std::path::Path;
 
 /// Largest weight; as wide as the usual initialisation, deviation 0.02.
 const SPREAD: f32 = 0.035;
-/// Elements beyond the largest tensor, so that tensors of its size start at different places.
+/// Elements beyond the largest tensor, so that tensors of its size have different offsets.
 const SLACK: usize = 4096;
 
-/// Weights made from a configuration alone.
+/// Weights made only from a configuration.
 pub struct DummyWeights {
     dtype: TensorType,
-    /// First element and shape by name; a norm has no first element and is all ones.
+    /// First element and shape by name. A norm has no first element and is all ones.
     tensors: BTreeMap<String, (Option<usize>, usize, usize)>,
     random: Vec<u8>,
     ones: Vec<u8>,
 }
 
 impl DummyWeights {
-    /// Weights of a plain `dtype`: F32, F16 or BF16. `file` is where `config` was read.
+    /// Weights of a plain `dtype`: F32, F16 or BF16. `file` is the file of `config`, for errors.
     pub fn new(
         config: &ModelConfig,
         dtype: TensorType,
@@ -92,7 +92,7 @@ fn next(state: &mut u64) -> u64 {
     mix(*state)
 }
 
-/// SplitMix64's finish.
+/// The finalizer of SplitMix64.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! What two workers compare before one reads the other's KV: equal parts mean equal models.
+//! The values that two workers compare before they share KV: equal parts mean equal models.
 
 use super::chat::ChatTemplate;
 use super::config::ModelConfig;
@@ -8,36 +8,36 @@ use super::weights::{LoadError, WeightSource};
 use bytemuck::{Pod, Zeroable};
 use sha2::{Digest, Sha256};
 
-/// The first half of a SHA-256.
-pub type Identity = [u8; 32];
+/// A SHA-256.
+pub type PartHash = [u8; 32];
 
-/// An identity per part, so that a mismatch can be named.
+/// One hash per part, so that a mismatch can be named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Pod, Zeroable)]
 #[repr(C)]
-pub struct Fingerprint {
+pub struct ModelFingerprint {
     /// Sizes and constants.
-    pub config: Identity,
+    pub config: PartHash,
     /// Names, types and shapes of all tensors, and samples of their bytes.
-    pub weights: Identity,
+    pub weights: PartHash,
     /// The vocabulary and its rules.
-    pub tokenizer: Identity,
-    /// The chat template and its special tokens; of nothing where there is none.
-    pub template: Identity,
+    pub tokenizer: PartHash,
+    /// The chat template and its special tokens; the hash of an empty string if there is none.
+    pub template: PartHash,
 }
 
-/// Bytes of a sample, and samples of a tensor: what differs between two trainings shows in any of
-/// them, and no more than a few pages of a tensor are read.
+/// Bytes of a sample, and samples of a tensor. Any sample shows the difference between two
+/// trainings. Only a few pages of each tensor are read.
 const SAMPLE: usize = 64;
 const SAMPLES: usize = 4;
 
-impl Fingerprint {
+impl ModelFingerprint {
     /// Reads samples of all tensors.
     pub fn new(
         config: &ModelConfig,
         weights: &dyn WeightSource,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
-    ) -> Result<Fingerprint, LoadError> {
+    ) -> Result<ModelFingerprint, LoadError> {
         let mut hash = Sha256::new();
         for expected in inventory::tensors(config) {
             let Some(tensor) = weights.tensor(&expected.name)? else { continue };
@@ -49,7 +49,7 @@ impl Fingerprint {
                 hash.update(&tensor.bytes[start..tensor.bytes.len().min(start + SAMPLE)]);
             }
         }
-        Ok(Fingerprint {
+        Ok(ModelFingerprint {
             config: identity(Sha256::new().chain_update(format!("{config:?}"))),
             weights: identity(hash),
             tokenizer: identity(Sha256::new().chain_update(tokenizer.rules())),
@@ -60,8 +60,8 @@ impl Fingerprint {
     }
 }
 
-fn identity(hash: Sha256) -> Identity {
-    let mut identity = Identity::default();
+fn identity(hash: Sha256) -> PartHash {
+    let mut identity = PartHash::default();
     identity.copy_from_slice(&hash.finalize()[..32]);
     identity
 }

@@ -1,5 +1,5 @@
-//! Which tensors a model of a given configuration has: no fewer, so that none is missed in the
-//! middle of a forward pass, and no more, so that none is silently left out of it.
+//! The tensors of a model of a given configuration. A missing tensor cannot surprise a forward
+//! pass, and an extra one cannot be ignored silently.
 
 use super::config::{Architecture, ModelConfig};
 use super::tensor::RowOrder;
@@ -12,13 +12,13 @@ use std::path::Path;
 pub struct Expected {
     /// Hugging Face's name.
     pub name: String,
-    /// Output features, 1 for a vector.
+    /// Output features; 1 for a vector.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
 }
 
-/// All tensors of a model, in the order in which a forward pass meets them.
+/// All tensors of a model, first those outside layers, then layer by layer.
 pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
     let ends = [
         Expected {
@@ -67,7 +67,7 @@ fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
     list
 }
 
-/// Compares what `source` holds, whose names are `present`, with what `config` demands.
+/// Compares `source`, which holds the tensors `present`, with the requirements of `config`.
 pub fn check<'a>(
     config: &ModelConfig,
     source: &dyn WeightSource,
@@ -95,7 +95,7 @@ pub fn check<'a>(
             file,
             name,
             format!("only tensors of a {:?} model", config.architecture),
-            "one that it does not have",
+            "an unknown tensor",
         )),
     }
 }

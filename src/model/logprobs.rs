@@ -1,4 +1,4 @@
-//! Logprobs of one position as they travel from the sampler to the client: by value, never allocated.
+//! Logprobs of one position, passed by value from the sampler to the client and never allocated.
 
 use crate::limits::TOP_LOGPROBS_MAX;
 
@@ -10,10 +10,10 @@ pub struct TopLogprobs {
 }
 
 impl TopLogprobs {
-    /// None asked for.
+    /// No alternatives.
     pub const EMPTY: TopLogprobs = TopLogprobs { len: 0, entries: [(0, 0.0); TOP_LOGPROBS_MAX] };
 
-    /// Adds the next best; past the limit it is dropped.
+    /// Adds the next best entry. Entries past the limit are dropped.
     pub fn push(&mut self, token: u32, logprob: f32) {
         if let Some(entry) = self.entries.get_mut(self.len as usize) {
             *entry = (token, logprob);
@@ -21,7 +21,8 @@ impl TopLogprobs {
         }
     }
 
-    /// Puts an entry in its place among the best `count`; of equals the one inserted first stays ahead.
+    /// Inserts an entry at its place among the best `count`. Of equal entries, the first inserted
+    /// stays ahead.
     pub fn insert(&mut self, token: u32, logprob: f32, count: usize) {
         let (len, count) = (self.len as usize, count.min(TOP_LOGPROBS_MAX));
         if count == 0 || (len == count && logprob <= self.entries[count - 1].1) {
@@ -34,12 +35,12 @@ impl TopLogprobs {
         self.entries[place] = (token, logprob);
     }
 
-    /// The entries, to be changed in place.
+    /// The entries, for changes in place.
     pub fn as_mut_slice(&mut self) -> &mut [(u32, f32)] {
         &mut self.entries[..self.len as usize]
     }
 
-    /// (token, logprob), best first.
+    /// Pairs of (token, logprob), best first.
     pub fn as_slice(&self) -> &[(u32, f32)] {
         &self.entries[..self.len as usize]
     }
@@ -48,10 +49,10 @@ impl TopLogprobs {
 /// The outcome of sampling one position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampled {
-    /// The token chosen.
+    /// The chosen token.
     pub token: u32,
     /// Natural logarithm of the unscaled softmax at `token`.
     pub logprob: f32,
-    /// The alternatives asked for.
+    /// The requested alternatives.
     pub top: TopLogprobs,
 }

@@ -1,7 +1,7 @@
 //! A file mapped for reading.
 //!
-//! Invariants: the bytes are those of the file as long as nobody changes it; that is asked of
-//! whoever owns the model's files while a server runs.
+//! Invariants: the bytes are those of the file while nothing changes it. Operators must not change
+//! a model's files while a server runs.
 #![allow(unsafe_code)]
 
 use super::weights::LoadError;
@@ -24,18 +24,18 @@ impl Mapped {
         if length == 0 {
             return Err(LoadError::malformed(path, "the file is empty"));
         }
-        // SAFETY: the mapping is private and read-only; the module's invariant is that the file is
-        // not changed or cut while it is served, as with every engine that maps weights.
+        // SAFETY: the mapping is private and read-only. By the module's invariant the file is not
+        // changed or truncated while it is served, as with every engine that maps weights.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::io(path, error))?;
         Ok(Mapped { path: path.to_owned(), map })
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its bytes.
+    /// The bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }

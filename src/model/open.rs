@@ -1,9 +1,9 @@
-//! Everything that a server needs from a model's files, whatever their format.
+//! Opens all model files that a server needs, in any supported format.
 
 use super::chat::{ChatError, ChatTemplate};
 use super::config::ModelConfig;
 use super::dummy::DummyWeights;
-use super::fingerprint::Fingerprint;
+use super::fingerprint::ModelFingerprint;
 use super::gguf::GgufFile;
 use super::gguf::metadata::Metadata;
 use super::hf::HfDirectory;
@@ -16,16 +16,16 @@ use std::path::Path;
 
 const NOT_HERE: &str = "there is no such file or directory; models are not downloaded: \
     MODEL is a Hugging Face directory or a .gguf file on this machine";
-const NO_CONFIG: &str = "the directory holds no config.json: MODEL is a Hugging Face directory or a .gguf file \
-    (by its own path, not its directory's)";
+const NO_CONFIG: &str = "the directory holds no config.json: \
+    MODEL is a Hugging Face directory or the path of a .gguf file itself";
 
-/// How weights come to be (`--load-format`).
+/// The source of weights (`--load-format`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum LoadFormat {
-    /// From the files, by what they are.
+pub enum WeightFormat {
+    /// From the files, by their format.
     #[default]
     Auto,
-    /// Random ones from `config.json` alone.
+    /// Random weights, from `config.json` alone.
     Dummy,
 }
 
@@ -37,21 +37,21 @@ pub struct ModelFiles {
     pub weights: Box<dyn WeightSource + Send + Sync>,
     /// The vocabulary.
     pub tokenizer: Tokenizer,
-    /// The chat template, or why chat cannot be served.
+    /// The chat template, or the reason why chat is not available.
     pub chat_template: Result<ChatTemplate, ChatError>,
-    /// What the model's makers advise.
+    /// Sampling parameters recommended by the model's makers.
     pub sampling: SamplingDefaults,
-    /// Type of the matrices, by the first of them.
+    /// Type of the matrices, taken from the first one.
     pub checkpoint: TensorType,
-    /// Length of the files that hold weights.
+    /// Total length of the weight files.
     pub file_bytes: u64,
-    /// Identities to compare with a peer's.
-    pub fingerprint: Fingerprint,
+    /// Hashes to compare with those of a peer.
+    pub fingerprint: ModelFingerprint,
 }
 
 impl ModelFiles {
     /// Opens a GGUF file or a Hugging Face directory.
-    pub fn open(path: &Path, format: LoadFormat) -> Result<ModelFiles, LoadError> {
+    pub fn open(path: &Path, format: WeightFormat) -> Result<ModelFiles, LoadError> {
         let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => LoadError::malformed(path, NOT_HERE),
             _ => LoadError::io(path, error),
@@ -63,10 +63,10 @@ impl ModelFiles {
             return Err(LoadError::malformed(path, NO_CONFIG));
         }
         match format {
-            LoadFormat::Auto if metadata.is_dir() => open_directory(path),
-            LoadFormat::Auto => open_gguf(path),
-            LoadFormat::Dummy if metadata.is_dir() => open_dummy(path),
-            LoadFormat::Dummy => Err(LoadError::malformed(
+            WeightFormat::Auto if metadata.is_dir() => open_directory(path),
+            WeightFormat::Auto => open_gguf(path),
+            WeightFormat::Dummy if metadata.is_dir() => open_dummy(path),
+            WeightFormat::Dummy => Err(LoadError::malformed(
                 path,
                 "expected a directory with a config.json, found a file",
             )),
@@ -89,7 +89,7 @@ impl ModelFiles {
         }
         let checkpoint = weights.tensor(FIRST)?.map_or(TensorType::F32, |tensor| tensor.dtype);
         let template = chat_template.as_ref().ok();
-        let fingerprint = Fingerprint::new(&config, weights.as_ref(), &tokenizer, template)?;
+        let fingerprint = ModelFingerprint::new(&config, weights.as_ref(), &tokenizer, template)?;
         Ok(ModelFiles {
             config,
             weights,
@@ -138,7 +138,7 @@ fn open_dummy(path: &Path) -> Result<ModelFiles, LoadError> {
     ModelFiles::new(config, Box::new(weights), tokenizer, template, sampling, 0)
 }
 
-/// The names by which templates know special tokens, and GGUF's.
+/// The names of special tokens in templates, and in GGUF.
 const SPECIAL: [(&str, &str); 4] = [
     ("bos_token", "bos"),
     ("eos_token", "eos"),
@@ -159,8 +159,8 @@ fn gguf_special_tokens(
     Ok(special)
 }
 
-/// From a file of its own, or from `tokenizer_config.json`: a text, or several of which one is the
-/// default.
+/// Reads the template from its own file, or from `tokenizer_config.json`. That holds one text, or
+/// several with one named default.
 fn directory_template(path: &Path) -> Result<Result<ChatTemplate, ChatError>, LoadError> {
     let settings = path.join("tokenizer_config.json");
     let settings = if settings.exists() { read_json(&settings)? } else { serde_json::Value::Null };
@@ -207,7 +207,7 @@ mod tests {
         let mut count = 0;
         for entry in std::fs::read_dir(fixture("")).unwrap() {
             let path = entry.unwrap().path();
-            let files = ModelFiles::open(&path, LoadFormat::Auto).unwrap();
+            let files = ModelFiles::open(&path, WeightFormat::Auto).unwrap();
             let name = path.file_name().unwrap().to_str().unwrap();
             let kind = name.trim_end_matches(".gguf").rsplit(['.', '-']).next().unwrap();
             assert_eq!(
@@ -236,7 +236,7 @@ mod tests {
             ("llama-mha-llama3.F16.gguf", "llama-mha-llama3-bf16"),
         ] {
             let [file, directory] = [file, directory]
-                .map(|name| ModelFiles::open(&fixture(name), LoadFormat::Auto).unwrap());
+                .map(|name| ModelFiles::open(&fixture(name), WeightFormat::Auto).unwrap());
             assert_eq!(file.config, directory.config);
             assert_eq!(file.fingerprint.config, directory.fingerprint.config);
             assert_ne!(file.fingerprint.weights, directory.fingerprint.weights);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_tells_what_differs() {
-        let open = |path: &Path| ModelFiles::open(path, LoadFormat::Auto).unwrap().fingerprint;
+        let open = |path: &Path| ModelFiles::open(path, WeightFormat::Auto).unwrap().fingerprint;
         let scratch = Scratch::copy_of("qwen2-bf16");
         let original = open(scratch.path());
         assert_eq!(original, open(&fixture("qwen2-bf16")));
@@ -267,7 +267,7 @@ mod tests {
         for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
             std::fs::remove_file(scratch.path().join(name)).unwrap();
         }
-        let files = ModelFiles::open(scratch.path(), LoadFormat::Dummy).unwrap();
+        let files = ModelFiles::open(scratch.path(), WeightFormat::Dummy).unwrap();
         assert_eq!(files.checkpoint, TensorType::F16);
         assert!(matches!(files.chat_template, Err(ChatError::Missing)));
         let ids = files.tokenizer.encode("hé", true).unwrap();
@@ -283,7 +283,7 @@ mod tests {
         let named = json!({"bos_token": {"content": "<b>"}, "chat_template": [
             {"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}"}]});
         std::fs::write(&settings, named.to_string()).unwrap();
-        let open = || ModelFiles::open(scratch.path(), LoadFormat::Auto).unwrap();
+        let open = || ModelFiles::open(scratch.path(), WeightFormat::Auto).unwrap();
         assert_eq!(ask(&open()), "<b>");
         std::fs::write(scratch.path().join("chat_template.jinja"), "{{ bos_token }}!").unwrap();
         assert_eq!(ask(&open()), "<b>!");
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn smollm2_opens() {
         let Some(path) = smollm2() else { return };
-        let files = ModelFiles::open(&path, LoadFormat::Auto).unwrap();
+        let files = ModelFiles::open(&path, WeightFormat::Auto).unwrap();
         let config = &files.config;
         assert_eq!((config.layers, config.heads, config.kv_heads, config.head_dim), (30, 9, 3, 64));
         assert_eq!((config.vocab, config.context, config.eos.as_slice()), (49152, 8192, &[2][..]));

@@ -1,17 +1,19 @@
-//! The obvious dequantisation of every block type, as the reference for kernels and their tests.
+//! Straightforward dequantisation of every block type, as the reference for kernels and their
+//! tests.
 //!
-//! Leaves to others: speed. Nothing hot calls this.
+//! Not here: speed; no hot path calls this.
 
 use super::tensor::{TensorType, TensorView};
 use half::{bf16, f16};
 
-/// The model's row `row` of `tensor` as floats. `out` holds `cols` elements.
+/// Converts the model's row `row` of `tensor` to floats. `out` holds `cols` elements.
 pub fn dequantise_row(tensor: &TensorView<'_>, row: usize, out: &mut [f32]) {
     assert_eq!(out.len(), tensor.cols);
     dequantise(tensor.dtype, tensor.row(row), out);
 }
 
-/// `bytes`, whole blocks of `dtype`, as floats. `out` holds as many elements as the blocks.
+/// Converts `bytes` (whole blocks of `dtype`) to floats. `out` holds as many elements as the
+/// blocks.
 pub fn dequantise(dtype: TensorType, bytes: &[u8], out: &mut [f32]) {
     let (elements, size) = dtype.block();
     assert_eq!(bytes.len() / size * elements, out.len());
@@ -54,12 +56,12 @@ fn word_at(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// Bit `index` of `high` in the place of a fifth bit.
+/// Bit `index` of `high`, moved to the position of a fifth bit.
 fn fifth(high: u32, index: usize) -> u8 {
     ((high >> index & 1) << 4) as u8
 }
 
-/// 32 elements: the low halves of 16 bytes, then the high ones.
+/// 32 elements: the low nibbles of 16 bytes, then the high ones.
 fn nibbles(bytes: &[u8], out: &mut [f32], value: impl Fn(u8, usize) -> f32) {
     for (i, &byte) in bytes.iter().enumerate() {
         out[i] = value(byte & 15, i);
@@ -74,7 +76,7 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale and minimum of sub-block `index`: 6 bits each, the upper four sub-blocks spread over the
+/// Scale and minimum of sub-block `index`, 6 bits each. Those of the upper four sub-blocks use the
 /// top bits of the lower ones.
 fn scale_and_minimum(packed: &[u8], index: usize) -> (f32, f32) {
     let (scale, minimum) = if index < 4 {

@@ -1,6 +1,6 @@
-//! A named matrix or vector as it lies in a model file: bytes, element or block type, shape.
+//! A named matrix or vector as stored in a model file: bytes, element or block type, shape.
 //!
-//! Leaves to others: reading files (`gguf`, `safetensors`), repacking for kernels (`forward`).
+//! Not here: reading files (`gguf`, `hf`), repacking for kernels (`forward`).
 
 /// Element or block type of a stored tensor. Block types are GGUF's; a block lies along a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -12,15 +12,15 @@ pub enum TensorType {
     F16,
     /// bfloat16.
     Bf16,
-    /// 32 × i8 under one f16 scale.
+    /// 32 × i8 with one f16 scale.
     Q8_0,
-    /// 32 × 4 bits under one f16 scale, offset −8.
+    /// 32 × 4 bits with one f16 scale, offset −8.
     Q4_0,
-    /// 32 × 4 bits under an f16 scale and an f16 minimum.
+    /// 32 × 4 bits with an f16 scale and an f16 minimum.
     Q4_1,
-    /// 32 × 5 bits under one f16 scale, offset −16.
+    /// 32 × 5 bits with one f16 scale, offset −16.
     Q5_0,
-    /// 32 × 5 bits under an f16 scale and an f16 minimum.
+    /// 32 × 5 bits with an f16 scale and an f16 minimum.
     Q5_1,
     /// 256 × 4 bits, 8 sub-blocks with 6-bit scales and minima.
     Q4_K,
@@ -31,7 +31,7 @@ pub enum TensorType {
 }
 
 impl TensorType {
-    /// (elements, bytes) of one block; a plain element is a block of one.
+    /// Pair of (elements, bytes) of one block. A plain element is a block of one.
     pub const fn block(self) -> (usize, usize) {
         match self {
             TensorType::F32 => (1, 4),
@@ -48,27 +48,27 @@ impl TensorType {
     }
 }
 
-/// In which order the rows of a stored matrix stand.
+/// The order of the rows of a stored matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RowOrder {
-    /// As the architecture defines them.
+    /// The order of the architecture.
     Natural,
-    /// q and k of a `llama` GGUF: inside each head the two halves are interleaved. Row `h·d + 2·i + j`
-    /// of the file is row `h·d + j·d/2 + i` of the model, with `d` the given head dimension.
+    /// q and k of a `llama` GGUF: inside each head the two halves are interleaved. Row `h·d + 2·i +
+    /// j` of the file is row `h·d + j·d/2 + i` of the model, with `d` the given head dimension.
     RopeInterleaved {
         /// Rows of one head.
         head_dim: usize,
     },
 }
 
-/// A tensor in a mapped file, checked: `bytes` has exactly the length that type and shape demand.
+/// A checked tensor in a mapped file: `bytes` has exactly the length of type and shape.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     /// Element or block type.
     pub dtype: TensorType,
     /// Output features (1 for a vector).
     pub rows: usize,
-    /// Input features; contiguous.
+    /// Input features, contiguous.
     pub cols: usize,
     /// Order of the stored rows.
     pub order: RowOrder,

@@ -1,15 +1,15 @@
-//! Where tests find models.
+//! Models and directories for tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A model of `tests/fixtures`.
+/// The path of a model in `tests/fixtures`.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The real model, `None` (said aloud) where it has not been fetched. `BATON_REQUIRE_MODEL=1` makes
-/// its absence a failure.
+/// The real model. If it has not been fetched, prints a message and returns `None`, or fails if
+/// `BATON_REQUIRE_MODEL=1` is set.
 pub(crate) fn smollm2() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
@@ -23,7 +23,7 @@ pub(crate) fn smollm2() -> Option<PathBuf> {
     None
 }
 
-/// A directory of its own for one test, removed with it.
+/// A separate directory for one test, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -35,7 +35,7 @@ impl Scratch {
         Scratch(path)
     }
 
-    /// With the files of a fixture's directory.
+    /// A directory with the files of a fixture.
     pub(crate) fn copy_of(name: &str) -> Scratch {
         let scratch = Scratch::new();
         for entry in std::fs::read_dir(fixture(name)).unwrap() {

@@ -1,5 +1,5 @@
-//! Where the forward pass takes tensors from, whatever the file format, and what can be wrong with
-//! a model's files. Names are Hugging Face's: `model.layers.0.self_attn.q_proj.weight`.
+//! The source of tensors for the forward pass in any file format, and the errors of model files.
+//! Names are Hugging Face's: `model.layers.0.self_attn.q_proj.weight`.
 
 use super::tensor::TensorView;
 use std::fmt;
@@ -7,51 +7,51 @@ use std::path::PathBuf;
 
 /// The tensors of an opened model.
 pub trait WeightSource {
-    /// The tensor of that name, `None` where the model has none.
+    /// The tensor with this name; `None` if the model has none.
     fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError>;
 
     /// The file or directory, for errors and logs.
     fn describe(&self) -> String;
 }
 
-/// A model cannot be loaded. Each variant prints as one line that names file, place, what was
-/// expected and what was found.
+/// A model cannot be loaded. Each variant prints one line with the file, the place, the expected
+/// value and the found value.
 #[derive(Debug)]
 pub enum LoadError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     Io {
         /// File or directory.
         file: PathBuf,
-        /// Its reason.
+        /// The reason.
         error: std::io::Error,
     },
-    /// The bytes are not of the format that the file claims.
+    /// The bytes do not match the format of the file.
     Malformed {
         /// File.
         file: PathBuf,
-        /// What is wrong, and where.
+        /// The problem and its place.
         what: String,
     },
-    /// A field of configuration or metadata is missing, out of range, or of a kind not served.
+    /// A field of configuration or metadata is missing, out of range, or unsupported.
     Field {
         /// File.
         file: PathBuf,
         /// Name of the field.
         field: String,
-        /// What would be served.
+        /// Supported values.
         expected: String,
-        /// What is there.
+        /// The value in the file.
         found: String,
     },
-    /// A tensor is missing, or of another shape or type.
+    /// A tensor is missing, or has another shape or type.
     Tensor {
         /// File or directory.
         file: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// What would be served.
+        /// Supported values.
         expected: String,
-        /// What is there.
+        /// The value in the file.
         found: String,
     },
 }

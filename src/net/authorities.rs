@@ -1,10 +1,10 @@
-//! Whom a client of TLS believes, and what is wrong with a server that it does not.
+//! Which servers a TLS client trusts, and what is wrong with others.
 //!
-//! Any thread. Invariants: a server is taken for the host that it was dialled as, by name or address, or not at all; sessions
-//! are resumed under the authorities that vouched for them alone. Not here: a session's bytes (`tls`), how long a handshake
-//! may take (`reactor`).
+//! Thread: any. Invariants: a server must prove that it is the host that was dialled, by name or
+//! address. Sessions are only resumed under the CAs that verified them. Not here: the bytes of a
+//! session (`tls`), deadlines of a handshake (`reactor`).
 
-use super::tls::read;
+use super::pem::read_pem;
 use crate::limits::TLS_SEALED_MAX;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::ring;
@@ -17,19 +17,19 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Certificates of those who vouch for servers.
+/// Trusted CA certificates.
 #[derive(Clone, Debug)]
 pub struct Authorities(Arc<ClientConfig>);
 
 impl Authorities {
-    /// Reads a file of at least one certificate, in PEM.
+    /// Reads a PEM file with at least one certificate.
     ///
     /// # Errors
-    /// It cannot be read, or does not hold what it should.
+    /// The file cannot be read or has the wrong content.
     pub fn read(path: &Path) -> Result<Authorities, String> {
         let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
+        for certificate in CertificateDer::pem_slice_iter(&read_pem(path)?) {
             roots
                 .add(certificate.map_err(|why| wrong(&why))?)
                 .map_err(|why| wrong(&unusable(&why)))?;
@@ -45,18 +45,19 @@ impl Authorities {
         Ok(Authorities(Arc::new(config)))
     }
 
-    /// A session with a server at this host; its handshake is still to come.
+    /// A client session with the server at `host`, before its handshake.
     pub(super) fn session(&self, host: &str) -> io::Result<ClientConnection> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| untrusted(Distrust::Name))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| untrusted(TlsError::Name))?;
         let mut session = ClientConnection::new(self.0.clone(), name).map_err(io::Error::other)?;
         session.set_buffer_limit(Some(TLS_SEALED_MAX));
         Ok(session)
     }
 
-    /// TLS over a stream to a server at this host, for a thread that waits for it; how long, is the stream's to say.
+    /// TLS over a stream to the server at `host`, for a thread that blocks on it. The stream sets
+    /// the timeouts.
     ///
     /// # Errors
-    /// The handshake fails; a [`Distrust`] where that is the server's.
+    /// The handshake fails. A [`TlsError`] is the server's fault.
     pub fn secure<S: Read + Write>(
         &self,
         mut stream: S,
@@ -72,89 +73,89 @@ impl Authorities {
 
 /// What is wrong with a server that was dialled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Distrust {
-    /// Nobody who is believed vouches for it.
+pub enum TlsError {
+    /// No trusted CA signed its certificate.
     Stranger,
-    /// It is somebody else.
+    /// Its certificate is for another host.
     Name,
-    /// Its certificate was good,
+    /// Its certificate has expired.
     Expired,
-    /// will be,
+    /// Its certificate is not valid yet.
     Early,
-    /// is one by which others are signed,
+    /// Its certificate is a CA certificate.
     Authority,
-    /// or is otherwise not one of a server.
+    /// Its certificate is otherwise not valid for a server.
     Certificate,
     /// It does not speak TLS.
     Plain,
-    /// It speaks another TLS, or gave the handshake up.
+    /// It has no TLS version in common with us, or aborted the handshake.
     Refused,
     /// It takes too long for the handshake.
     Slow,
-    /// What it sends is not what it may.
+    /// It violates the TLS protocol.
     Broken,
 }
 
-impl Distrust {
-    /// Whom an error names as one that is not believed.
-    pub fn named(error: &io::Error) -> Option<Distrust> {
+impl TlsError {
+    /// The TLS error in an I/O error, if it is one.
+    pub fn named(error: &io::Error) -> Option<TlsError> {
         error.get_ref().and_then(|inner| inner.downcast_ref()).copied()
     }
 
-    /// Whether somebody is there, and shows a certificate.
+    /// Whether the server is there and presents a bad certificate.
     pub fn is_of_certificate(self) -> bool {
-        use Distrust::{Authority, Certificate, Early, Expired, Name, Stranger};
+        use TlsError::{Authority, Certificate, Early, Expired, Name, Stranger};
         matches!(self, Stranger | Name | Expired | Early | Authority | Certificate)
     }
 
-    fn of(error: &rustls::Error) -> Distrust {
+    fn of(error: &rustls::Error) -> TlsError {
         use rustls::Error;
         match error {
             Error::InvalidCertificate(why) => match why {
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                    Distrust::Stranger
+                    TlsError::Stranger
                 }
                 CertificateError::NotValidForName
-                | CertificateError::NotValidForNameContext { .. } => Distrust::Name,
+                | CertificateError::NotValidForNameContext { .. } => TlsError::Name,
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                    Distrust::Expired
+                    TlsError::Expired
                 }
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                    Distrust::Early
+                    TlsError::Early
                 }
-                why if is_of_authority(why) => Distrust::Authority,
-                _ => Distrust::Certificate,
+                why if is_of_authority(why) => TlsError::Authority,
+                _ => TlsError::Certificate,
             },
-            Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => Distrust::Plain,
-            Error::AlertReceived(_) | Error::PeerIncompatible(_) => Distrust::Refused,
-            _ => Distrust::Broken,
+            Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => TlsError::Plain,
+            Error::AlertReceived(_) | Error::PeerIncompatible(_) => TlsError::Refused,
+            _ => TlsError::Broken,
         }
     }
 }
 
-impl fmt::Display for Distrust {
+impl fmt::Display for TlsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Distrust::Stranger => "nobody who is believed here vouches for its certificate",
-            Distrust::Name => "its certificate is for another host than the one that was dialled",
-            Distrust::Expired => "its certificate has expired",
-            Distrust::Early => "its certificate is not valid yet",
-            Distrust::Authority => {
-                "its certificate is an authority's own (CA:TRUE), which cannot be a server's: have that authority sign \
-                 another one for it"
+            TlsError::Stranger => "its certificate is not signed by a trusted CA",
+            TlsError::Name => "its certificate is for another host, not for the dialled one",
+            TlsError::Expired => "its certificate has expired",
+            TlsError::Early => "its certificate is not valid yet",
+            TlsError::Authority => {
+                "its certificate is a CA certificate (CA:TRUE), which a server cannot use: have \
+                 the CA sign a server certificate"
             }
-            Distrust::Certificate => "its certificate is not one of a server",
-            Distrust::Plain => "it does not speak TLS",
-            Distrust::Refused => "it refuses the TLS handshake",
-            Distrust::Slow => "its TLS handshake takes too long",
-            Distrust::Broken => "what it sends over TLS makes no sense",
+            TlsError::Certificate => "its certificate is not valid for a server",
+            TlsError::Plain => "it does not speak TLS",
+            TlsError::Refused => "it refuses the TLS handshake",
+            TlsError::Slow => "its TLS handshake takes too long",
+            TlsError::Broken => "it sends invalid TLS data",
         })
     }
 }
 
-impl std::error::Error for Distrust {}
+impl std::error::Error for TlsError {}
 
-/// Whether a certificate is one that nobody who asks [`Authorities`] takes for a server's, since others are signed by it.
+/// Whether a certificate is a CA certificate, which [`Authorities`] never accept from a server.
 pub(super) fn is_authoritys(certificate: &CertificateDer<'_>) -> bool {
     let mut roots = RootCertStore::empty();
     let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return false };
@@ -172,13 +173,13 @@ pub(super) fn is_authoritys(certificate: &CertificateDer<'_>) -> bool {
     matches!(checked, Err(rustls::Error::InvalidCertificate(why)) if is_of_authority(&why))
 }
 
-/// Whether it is an authority's certificate that a server shows as its own. rustls has no word for that, and hands its
-/// verifier's on.
+/// Whether a server presents a CA certificate as its own. rustls has no error for that and passes
+/// on its verifier's error.
 fn is_of_authority(why: &CertificateError) -> bool {
     matches!(why, CertificateError::Other(why) if format!("{why:?}").contains("CaUsedAsEndEntity"))
 }
 
-/// What is wrong with a certificate that was read from a file: to rustls it is a peer's in any case.
+/// The error of a certificate from a file. rustls reports it as if it were a peer's.
 pub(super) fn unusable(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::BadEncoding) => {
@@ -187,7 +188,7 @@ pub(super) fn unusable(error: &rustls::Error) -> String {
         rustls::Error::InvalidCertificate(CertificateError::Other(why))
             if why.to_string().contains("UnsupportedCertVersion") =>
         {
-            "the certificate is not of X.509 version 3, as those are that name their hosts".into()
+            "the certificate is not of X.509 version 3, which is required for host names".into()
         }
         rustls::Error::InvalidCertificate(why) => {
             format!("the certificate cannot be used: {why:?}")
@@ -196,17 +197,17 @@ pub(super) fn unusable(error: &rustls::Error) -> String {
     }
 }
 
-/// What a session says of what came.
+/// The I/O error for a TLS error of a session.
 pub(super) fn distrust(error: &rustls::Error) -> io::Error {
-    untrusted(Distrust::of(error))
+    untrusted(TlsError::of(error))
 }
 
-/// The same, of one's own.
-pub(super) fn untrusted(why: Distrust) -> io::Error {
+/// The I/O error for a [`TlsError`].
+pub(super) fn untrusted(why: TlsError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// The same, of an error that wraps it.
+/// Unwraps a TLS error from the I/O error around it.
 fn told(error: io::Error) -> io::Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(inner) => distrust(inner),

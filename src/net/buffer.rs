@@ -1,7 +1,7 @@
-//! Bytes in a row: filled at the tail, consumed at the head, always one slice.
+//! A byte queue: filled at the tail, consumed at the head, always one slice.
 //!
-//! Invariants: `head <= tail <= bytes.len()`; an empty buffer starts again at 0 and gives memory
-//! beyond [`NET_BUFFER_KEPT`] back, and what is left of it to [`Spare`] once its connection waits.
+//! Invariants: `head <= tail <= bytes.len()`. An empty buffer restarts at 0 and frees memory above
+//! [`NET_BUFFER_KEPT`]. The rest goes to the [`BufferPool`] when its connection waits.
 
 use crate::limits::{NET_BUFFER_KEPT, NET_BUFFERS_SPARE};
 
@@ -25,7 +25,7 @@ impl Buffer {
         self.head == self.tail
     }
 
-    /// Room to fill, at least a byte of it while fewer than `max` bytes are held.
+    /// Free space to fill: at least one byte while the buffer holds fewer than `max` bytes.
     pub(super) fn space(&mut self, max: usize) -> &mut [u8] {
         if self.tail == self.bytes.len() {
             if self.head > 0 {
@@ -41,10 +41,10 @@ impl Buffer {
         &mut self.bytes[self.tail..]
     }
 
-    /// `count` bytes of [`space`](Self::space) have been filled.
+    /// Marks `count` bytes of [`space`](Self::space) as filled.
     pub(super) fn filled(&mut self, count: usize) {
         self.tail += count;
-        assert!(self.tail <= self.bytes.len(), "more filled than there was space");
+        assert!(self.tail <= self.bytes.len(), "filled beyond the space");
     }
 
     pub(super) fn append(&mut self, mut bytes: &[u8]) {
@@ -59,7 +59,7 @@ impl Buffer {
 
     pub(super) fn consume(&mut self, count: usize) {
         self.head += count;
-        assert!(self.head <= self.tail, "more consumed than held");
+        assert!(self.head <= self.tail, "consumed more than held");
         if self.is_empty() {
             (self.head, self.tail) = (0, 0);
             if self.bytes.len() > NET_BUFFER_KEPT {
@@ -69,19 +69,20 @@ impl Buffer {
     }
 }
 
-/// Memory of buffers that have run empty, for those that fill next: most connections only wait, and hold none.
+/// Memory of empty buffers, for those that fill next. Most connections only wait, and hold no
+/// memory.
 #[derive(Debug, Default)]
-pub(super) struct Spare(Vec<Vec<u8>>);
+pub(super) struct BufferPool(Vec<Vec<u8>>);
 
-impl Spare {
-    /// Gives memory to a buffer that has none, if there is some.
+impl BufferPool {
+    /// Gives memory to a buffer without any, if the pool has some.
     pub(super) fn lend(&mut self, buffer: &mut Buffer) {
         if buffer.bytes.is_empty() {
             buffer.bytes = self.0.pop().unwrap_or_default();
         }
     }
 
-    /// Takes the memory of a buffer that is empty.
+    /// Takes the memory of a buffer, if it is empty.
     pub(super) fn take_back(&mut self, buffer: &mut Buffer) {
         if buffer.is_empty() {
             let bytes = std::mem::take(&mut buffer.bytes);
@@ -118,11 +119,11 @@ mod tests {
     #[test]
     fn memory_goes_from_one_that_is_empty_to_the_next() {
         let (mut spare, mut first, mut second) =
-            (Spare::default(), Buffer::default(), Buffer::default());
+            (BufferPool::default(), Buffer::default(), Buffer::default());
         spare.lend(&mut first);
         first.append(b"one");
         spare.take_back(&mut first);
-        assert_eq!(first.data(), b"one", "it is not empty");
+        assert_eq!(first.data(), b"one", "a buffer with data keeps its memory");
         first.consume(3);
         spare.take_back(&mut first);
         assert_eq!((first.bytes.capacity(), spare.0.len()), (0, 1));
@@ -134,7 +135,7 @@ mod tests {
             buffer.consume(1);
             spare.take_back(buffer);
         }
-        assert_eq!(spare.0.len(), NET_BUFFERS_SPARE, "so many, and no more");
+        assert_eq!(spare.0.len(), NET_BUFFERS_SPARE, "the pool is bounded");
     }
 
     proptest! {

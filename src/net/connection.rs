@@ -1,6 +1,6 @@
-//! One connection: its socket, what came and waits to be consumed, what waits to be sent.
+//! One connection: its socket, the received bytes, and the bytes to send.
 
-use super::authorities::Distrust;
+use super::authorities::TlsError;
 use super::buffer::Buffer;
 use super::stream::Stream;
 use super::timer::TimerId;
@@ -9,7 +9,7 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 
-/// Names a connection; once that is closed, the id does nothing.
+/// Identifies a connection; after it is closed, the id has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnId {
     pub(super) index: u32,
@@ -17,7 +17,7 @@ pub struct ConnId {
 }
 
 impl ConnId {
-    /// A connection that no reactor has, for what stands in a reactor's place.
+    /// The id of a connection outside any reactor, for a substitute of the reactor.
     pub const fn outside(index: u32) -> ConnId {
         ConnId { index, generation: 0 }
     }
@@ -34,16 +34,16 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// Why a connection has ended without being asked to.
+/// Why a connection ended without its owner closing it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {
-    /// The socket failed so.
+    /// The socket failed with this error.
     Io(ErrorKind),
-    /// Its server is not who it should be, or does not speak TLS as it should.
-    Tls(Distrust),
+    /// The server's identity or its TLS is wrong.
+    Tls(TlsError),
     /// It was not connected by its deadline.
     ConnectDeadline,
-    /// The peer passed more descriptors than anybody takes.
+    /// The peer sent more descriptors than allowed.
     Descriptors,
     /// There are too many connections.
     TooMany,
@@ -72,66 +72,71 @@ impl From<io::Error> for CloseReason {
     }
 }
 
-/// Life of a connection.
+/// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
-    /// Dialled, not yet there;
+pub(super) enum ConnectionState {
+    /// Dialled, not yet established.
     Connecting,
-    /// there, and its server has yet to show over TLS who it is;
-    Greeting,
-    /// accepted, and its peer has yet to prove that it speaks TLS; nobody has heard of it;
-    Shaking,
-    /// carries bytes both ways;
+    /// Established; the TLS server has not yet proved its identity.
+    ClientHandshake,
+    /// Accepted; its TLS handshake is not done, and no event has reported it.
+    ServerHandshake,
+    /// Bytes flow in both directions.
     Open,
-    /// given up by its owner, still sends what was queued;
+    /// Closed by its owner; queued bytes are still sent.
     Flushing,
-    /// has sent everything and waits for the peer's end, so that no reset overtakes the last bytes;
+    /// Everything is sent. It waits for the peer's end, so that no reset overtakes the last bytes.
     Lingering,
-    /// or has failed, and its owner is about to hear.
+    /// It has failed, and its owner has not yet seen the event.
     Failed,
 }
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Until it has failed.
+    /// `None` after a failure.
     pub(super) stream: Option<Stream>,
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     pub(super) received: Buffer,
     pub(super) queued: Buffer,
-    /// What is queued is written before the reactor waits again.
+    /// Queued bytes are written before the reactor waits again.
     pub(super) due: bool,
-    /// The socket took no more of what is queued, or does not stand yet: its owner hears when all has left.
+    /// The socket takes no more bytes now, or is not established. The owner gets an event after all
+    /// queued bytes are sent.
     pub(super) blocked: bool,
     pub(super) descriptors: Vec<OwnedFd>,
-    /// Of the listener that accepted it.
+    /// The listener that accepted it.
     pub(super) listener: Option<u32>,
-    /// Valid while connecting, greeting, flushing and lingering.
+    /// Set while it connects, shakes hands, flushes or lingers.
     pub(super) timer: Option<TimerId>,
-    /// The peer has closed its end.
+    /// The peer closed its end.
     pub(super) eof: bool,
-    /// Reading stopped at a full buffer; the kernel will not tell again.
+    /// Reading stopped at a full buffer; the kernel sends no further event for it.
     pub(super) paused: bool,
-    /// It is in line to be read, whatever the kernel tells.
+    /// It is queued to be read, whatever the kernel reports.
     pub(super) lined_up: bool,
 }
 
 /// How a turn of reading ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadEnd {
-    /// Nothing more for now; the kernel will tell.
+    /// No more data for now; the kernel will report more.
     Empty,
     /// The buffer is full.
     Full,
-    /// Enough was read, whatever it held: it is others' turn.
+    /// The turn's share was read; other connections come next.
     More,
     /// The peer closed its end.
     Eof,
-    /// The connection is dead.
+    /// The connection failed.
     Failed(CloseReason),
 }
 
 impl Connection {
-    pub(super) fn new(stream: Option<Stream>, state: State, listener: Option<u32>) -> Connection {
+    pub(super) fn new(
+        stream: Option<Stream>,
+        state: ConnectionState,
+        listener: Option<u32>,
+    ) -> Connection {
         Connection {
             stream,
             state,
@@ -148,19 +153,24 @@ impl Connection {
         }
     }
 
-    /// Whether the connection still has an owner who wants to hear of it.
+    /// Whether the connection still has an owner that wants its events.
     pub(super) fn is_owned(&self) -> bool {
-        !matches!(self.state, State::Shaking | State::Flushing | State::Lingering)
+        !matches!(
+            self.state,
+            ConnectionState::ServerHandshake
+                | ConnectionState::Flushing
+                | ConnectionState::Lingering
+        )
     }
 
-    /// Whether the socket has taken all that was to be sent.
+    /// Whether the socket has taken all bytes.
     pub(super) fn is_flushed(&self) -> bool {
         self.queued.is_empty() && !self.stream.as_ref().is_some_and(Stream::is_pending)
     }
 
-    /// Reads until the socket is empty, the buffer full or, over TLS, enough read, which bounds a turn; also says how many
-    /// bytes came. `to_the_end` where a short read does not prove
-    /// that the socket is empty: the peer's end may already have been told of, once.
+    /// Reads until the socket is empty, the buffer is full, or (over TLS) the turn's share was
+    /// read. Also returns the number of bytes. `to_the_end`: do not take a short read as proof that
+    /// the socket is empty, because the peer's end may already have been reported once.
     pub(super) fn read_turn(&mut self, to_the_end: bool) -> (usize, ReadEnd) {
         let Some(stream) = &mut self.stream else { return (0, ReadEnd::Empty) };
         let (mut total, mut reads) = (0, 0);
@@ -195,7 +205,7 @@ impl Connection {
         }
     }
 
-    /// Writes what the socket takes now; says how much that was.
+    /// Writes what the socket takes now, and returns how much that was.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<usize, CloseReason> {
         let Some(stream) = &mut self.stream else { return Ok(0) };
         let mut total = 0;
@@ -210,7 +220,7 @@ impl Connection {
         Ok(total)
     }
 
-    /// Sends from the queue what the socket takes now; says how much that was.
+    /// Sends from the queue what the socket takes now, and returns how much that was.
     pub(super) fn flush(&mut self) -> Result<usize, CloseReason> {
         if let Some(stream) = &mut self.stream {
             stream.flush()?;
@@ -224,7 +234,7 @@ impl Connection {
         result
     }
 
-    /// Forgets what has come.
+    /// Drops received bytes and descriptors.
     pub(super) fn discard(&mut self) {
         self.received.consume(self.received.len());
         self.descriptors.clear();

@@ -1,7 +1,8 @@
-//! File descriptors passed over a unix stream beside bytes (SCM_RIGHTS).
+//! File descriptors sent over a unix stream together with bytes (SCM_RIGHTS).
 //!
-//! Thread: any. Invariants: at most [`DESCRIPTORS_MAX`] descriptors come with one read; what is received closes on exec
-//! and belongs to the caller; sockets are non-blocking and an error may be `WouldBlock`.
+//! Thread: any. Invariants: one read returns at most [`DESCRIPTORS_MAX`] descriptors. A received
+//! descriptor closes on exec and belongs to the caller. Sockets are non-blocking, so an error can
+//! be `WouldBlock`.
 #![allow(unsafe_code)]
 
 use crate::limits::DESCRIPTORS_MAX;
@@ -9,7 +10,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Room for the control messages of one call, aligned as `cmsghdr` needs.
+/// Space for the control messages of one call, aligned as `cmsghdr` needs.
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_LEN]);
 
@@ -17,8 +18,8 @@ struct Control([MaybeUninit<u8>; CONTROL_LEN]);
 const CONTROL_LEN: usize =
     unsafe { libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32) } as usize;
 
-/// Writes bytes and, with the first of them, descriptors; says how many bytes were taken. There is
-/// at least one byte, and at most [`DESCRIPTORS_MAX`] descriptors.
+/// Writes bytes, and descriptors with the first byte. Returns how many bytes the socket took. Needs
+/// at least one byte, and 1 to [`DESCRIPTORS_MAX`] descriptors.
 pub fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -30,15 +31,15 @@ pub fn send(
     let mut control = Control([MaybeUninit::zeroed(); CONTROL_LEN]);
     let mut slices = [IoSlice::new(bytes)];
     let data_len = size_of_val(descriptors) as u32;
-    // SAFETY: all fields of `msghdr` may be zero.
+    // SAFETY: all fields of `msghdr` can be zero.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = slices.as_mut_ptr().cast();
     header.msg_iovlen = slices.len() as _;
     header.msg_control = control.0.as_mut_ptr().cast();
     // SAFETY: arithmetic without access to memory.
     header.msg_controllen = unsafe { libc::CMSG_SPACE(data_len) } as _;
-    // SAFETY: `control` is aligned and large enough for one message of `data_len` bytes, and is
-    // zeroed, so the first header lies at its beginning; raw descriptors are plain integers.
+    // SAFETY: `control` is aligned, large enough for one message of `data_len` bytes, and zeroed.
+    // So the first header is at its beginning. Raw descriptors are plain integers.
     unsafe {
         let message = libc::CMSG_FIRSTHDR(&header);
         (*message).cmsg_level = libc::SOL_SOCKET;
@@ -54,8 +55,10 @@ pub fn send(
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Reads bytes and adds the descriptors that came with them; 0 bytes is the end of the stream.
-/// More descriptors than fit are an error, and none of that read is kept.
+/// Reads bytes and appends the descriptors that came with them; 0 bytes is the end of the stream.
+///
+/// # Errors
+/// More descriptors came than fit; none of this read is kept.
 pub fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -63,7 +66,7 @@ pub fn receive(
 ) -> io::Result<usize> {
     let mut control = Control([MaybeUninit::zeroed(); CONTROL_LEN]);
     let mut slices = [IoSliceMut::new(bytes)];
-    // SAFETY: all fields of `msghdr` may be zero.
+    // SAFETY: all fields of `msghdr` can be zero.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = slices.as_mut_ptr().cast();
     header.msg_iovlen = slices.len() as _;
@@ -74,8 +77,8 @@ pub fn receive(
         unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     let kept = descriptors.len();
-    // SAFETY: the kernel has written whole control messages up to `msg_controllen`; the macros stay
-    // inside it. Each descriptor of SCM_RIGHTS is new in this process and owned by nobody else.
+    // SAFETY: the kernel wrote whole control messages up to `msg_controllen`, and the macros stay
+    // inside. Each descriptor of SCM_RIGHTS is new in this process and has no other owner.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&header);
         while !message.is_null() {

@@ -1,27 +1,29 @@
-//! The one place that knows mio: a reactor of listeners and connections, and the timers beside it.
+//! The only module that uses mio: a reactor of listeners and connections, and timers.
 //!
 //! ```text
 //!  reactor.poll(timers.next_deadline()) ─▶ while next_event() ─▶ while timers.expire(now) ─▶ again
 //! ```
-//! Thread: `ctl` owns the [`Reactor`] and [`Timers`]; any thread may hold a [`Waker`].
-//! Invariants: nothing blocks but `poll`; buffers, connections, descriptors and timers are bounded;
-//! trouble of one connection ends that connection alone; a stale id does nothing.
-//! Not here: what the bytes mean.
+//! Thread: `ctl` owns the [`Reactor`] and [`Timers`]; any thread can hold a [`Waker`]. Invariants:
+//! only `poll` and `flush_and_sleep` block. Buffers, connections, descriptors and timers are
+//! bounded. A failure of one connection ends only that connection. A stale id has no effect. Not
+//! here: what the bytes mean.
 
 mod authorities;
 mod buffer;
 mod connection;
 pub mod descriptors;
+mod keepalive;
+mod pem;
 mod reactor;
+pub mod resolver;
 mod signals;
-mod silence;
 mod stream;
 mod table;
 mod timer;
 mod tls;
 mod waker;
 
-pub use authorities::{Authorities, Distrust};
+pub use authorities::{Authorities, TlsError};
 pub use connection::{CloseReason, ConnId};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
 pub use stream::{Address, dial};

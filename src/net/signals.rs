@@ -1,6 +1,6 @@
 //! Signals as bytes in a socket that the reactor watches.
 //!
-//! Thread: `ctl`. Invariants: the handlers are taken back when the value is dropped.
+//! Thread: `ctl`. Invariant: dropping the value removes the handlers.
 
 use mio::net::UnixStream;
 use signal_hook::SigId;
@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream as StdStream;
 
-/// The handlers, and the end of the socket that is read.
+/// The handlers, and the read end of the socket.
 #[derive(Debug)]
 pub(super) struct Signals {
     pub(super) stream: UnixStream,
@@ -27,7 +27,7 @@ impl Signals {
         Ok(installed)
     }
 
-    /// Signals that have come since the last call.
+    /// Number of signals since the last call.
     pub(super) fn take(&mut self) -> usize {
         let mut bytes = [0; 64];
         let mut count = 0;

@@ -1,8 +1,8 @@
-//! TCP, TLS over it, and unix sockets behind one face.
+//! TCP, TLS over TCP, and unix sockets behind one interface.
 
 use super::authorities::Authorities;
-use super::tls::{Credentials, Secured};
-use super::{descriptors, silence};
+use super::tls::{Credentials, TlsStream};
+use super::{descriptors, keepalive};
 use crate::limits::NET_HOST_SILENCE_MAX;
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -18,7 +18,7 @@ use std::os::unix::net::SocketAddr as UnixAddr;
 pub enum Address {
     /// An IP address and port.
     Tcp(SocketAddr),
-    /// An abstract unix socket, its name without the leading zero.
+    /// An abstract unix socket; its name without the leading zero byte.
     Abstract(Vec<u8>),
 }
 
@@ -44,12 +44,12 @@ impl Listener {
         })
     }
 
-    /// The next connection, and its peer's address where it has one.
+    /// The next connection, and its peer's address over TCP.
     pub(super) fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
         Ok(match self {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
-                // Fails only on a connection that is already dead, which its first read will tell.
+                // Fails only on a dead connection; its first read reports that.
                 let _ = stream.set_nodelay(true);
                 (Stream::Tcp(stream), Some(peer))
             }
@@ -72,7 +72,7 @@ impl Listener {
     }
 }
 
-/// Begins to connect, for a thread that polls the stream by itself; what comes of it shows at the first write.
+/// Begins to connect, for a thread that polls the stream itself. The first write shows the result.
 pub fn dial(address: SocketAddr) -> io::Result<std::net::TcpStream> {
     TcpStream::connect(address).map(std::net::TcpStream::from)
 }
@@ -80,12 +80,12 @@ pub fn dial(address: SocketAddr) -> io::Result<std::net::TcpStream> {
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
-    Tls(Box<Secured>),
+    Tls(Box<TlsStream>),
     Unix(UnixStream),
 }
 
 impl Stream {
-    /// TLS over it, as a server; nothing was read yet.
+    /// Wraps it in TLS, as a server. No byte was read yet.
     pub(super) fn secure(self, credentials: &Credentials) -> io::Result<Stream> {
         match self {
             Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(credentials.accept(tcp)?))),
@@ -93,15 +93,15 @@ impl Stream {
         }
     }
 
-    /// TLS over it, as a client of this host; it need not stand yet.
+    /// Wraps it in TLS, as a client of `host`. It need not be established yet.
     pub(super) fn greet(self, authorities: &Authorities, host: &str) -> io::Result<Stream> {
         match self {
-            Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(Secured::dial(tcp, authorities, host)?))),
+            Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(TlsStream::dial(tcp, authorities, host)?))),
             Stream::Tls(_) | Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
-    /// Goes on with a handshake, where there is one; whether it is done.
+    /// Continues a handshake, if there is one. Returns whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
         match self {
             Stream::Tls(secured) => secured.shake(),
@@ -109,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// Sends what a write has taken and not sent; whether that is all of it.
+    /// Sends bytes that a write took but did not send. Returns whether all are sent.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         match self {
             Stream::Tls(secured) => secured.flush(),
@@ -117,12 +117,12 @@ impl Stream {
         }
     }
 
-    /// Whether a write has taken something that is not sent.
+    /// Whether a write took bytes that are not sent.
     pub(super) fn is_pending(&self) -> bool {
         matches!(self, Stream::Tls(secured) if secured.is_pending())
     }
 
-    /// A TCP connection that stands.
+    /// An established TCP connection.
     pub(super) fn adopted(stream: std::net::TcpStream) -> Stream {
         Stream::Tcp(TcpStream::from_std(stream))
     }
@@ -137,7 +137,8 @@ impl Stream {
         })
     }
 
-    /// Whether the connection now stands: an error if it failed, `false` if it is still on its way.
+    /// Whether the connection is established: an error if it failed, `false` if it is still
+    /// connecting.
     pub(super) fn finish_connect(&self) -> io::Result<bool> {
         let (error, peer) = match self {
             Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
@@ -158,7 +159,7 @@ impl Stream {
         };
         if let Some(stream) = tcp {
             stream.set_nodelay(true)?;
-            silence::limit(stream.as_fd(), NET_HOST_SILENCE_MAX)?;
+            keepalive::limit(stream.as_fd(), NET_HOST_SILENCE_MAX)?;
         }
         Ok(true)
     }
@@ -176,13 +177,13 @@ impl Stream {
         }
     }
 
-    /// Whether it is over TLS.
+    /// Whether it uses TLS.
     pub(super) fn is_secured(&self) -> bool {
         matches!(self, Stream::Tls(_))
     }
 
-    /// Whether a read shorter than its buffer has emptied the socket. On a unix stream a read ends
-    /// where descriptors change, over TLS where a record does.
+    /// Whether a short read proves that the socket is empty. On a unix stream a read stops where
+    /// descriptors change, over TLS at the end of a record.
     pub(super) fn short_read_empties(&self) -> bool {
         matches!(self, Stream::Tcp(_))
     }

@@ -1,11 +1,11 @@
 //! Connections by id.
 //!
-//! Invariants: an id is given once: each reuse of an index has a higher generation, from 1.
+//! Invariant: an id is used once. Each reuse of an index has a higher generation, from 1.
 
-use super::connection::{ConnId, Connection, State};
+use super::connection::{ConnId, Connection, ConnectionState};
 
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct ConnectionTable {
     slots: Vec<Slot>,
     free: Vec<u32>,
     capacity: usize,
@@ -17,10 +17,10 @@ struct Slot {
     connection: Option<Connection>,
 }
 
-impl Table {
+impl ConnectionTable {
     /// A table that grows to `capacity` connections.
-    pub(super) fn new(capacity: usize) -> Table {
-        Table { slots: Vec::new(), free: Vec::new(), capacity }
+    pub(super) fn new(capacity: usize) -> ConnectionTable {
+        ConnectionTable { slots: Vec::new(), free: Vec::new(), capacity }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -31,7 +31,7 @@ impl Table {
         self.len() == self.capacity
     }
 
-    /// Keeps a connection; the table is not full.
+    /// Stores a connection. The table must not be full.
     pub(super) fn insert(&mut self, connection: Connection) -> ConnId {
         assert!(!self.is_full(), "table of connections is full");
         let index = self.free.pop().unwrap_or_else(|| {
@@ -59,7 +59,7 @@ impl Table {
     }
 
     /// The connections in a given state.
-    pub(super) fn in_state(&self, state: State) -> Vec<ConnId> {
+    pub(super) fn in_state(&self, state: ConnectionState) -> Vec<ConnId> {
         let named = |(index, slot): (usize, &Slot)| {
             let connection = slot.connection.as_ref()?;
             let id = ConnId { index: index as u32, generation: slot.generation };

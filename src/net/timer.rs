@@ -1,25 +1,24 @@
 //! Deadlines in order: an indexed heap, so that a cancelled timer is gone at once.
 //!
-//! Thread: `ctl`.
-//! Invariants: at most `capacity` timers, nothing allocates after construction, and memory is touched for as many as run
-//! at once; equal deadlines
-//! expire in the order they were scheduled; `heap[entries[i].position] == i` for each live entry.
-//! Not here: the clock; `now` is an argument.
+//! Thread: `ctl`. Invariants: at most `capacity` timers; no allocation after construction; memory
+//! is only touched for the timers that ran at once. Equal deadlines expire in the order of
+//! scheduling. `heap[entries[i].position] == i` for each live entry. Not here: the clock; `now` is
+//! an argument.
 
 use std::fmt;
 use std::time::Instant;
 
-/// Names a scheduled timer; once it has expired or been cancelled, the id does nothing.
+/// Identifies a scheduled timer. After it expired or was cancelled, the id has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TimerId {
     index: u32,
     generation: u32,
 }
 
-/// No timer is free.
+/// All timers are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimersFull {
-    /// Timers there are.
+    /// Number of timers.
     pub capacity: usize,
 }
 
@@ -45,14 +44,14 @@ pub struct Timers<K> {
 #[derive(Debug)]
 struct Entry<K> {
     generation: u32,
-    /// Place in the heap; valid with the rest while the entry is live.
+    /// Position in the heap; only valid while the entry is live, like the fields below.
     position: u32,
     due: Option<(Instant, u64)>,
     key: Option<K>,
 }
 
 impl<K> Timers<K> {
-    /// Room for `capacity` timers.
+    /// Creates room for `capacity` timers.
     pub fn new(capacity: u32) -> Timers<K> {
         let capacity = capacity as usize;
         Timers {
@@ -64,7 +63,7 @@ impl<K> Timers<K> {
         }
     }
 
-    /// Has `key` expire at `deadline`. O(log n).
+    /// Schedules `key` to expire at `deadline`. O(log n).
     pub fn schedule(&mut self, deadline: Instant, key: K) -> Result<TimerId, TimersFull> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -86,7 +85,7 @@ impl<K> Timers<K> {
         Ok(TimerId { index, generation })
     }
 
-    /// The key of a timer that has not expired, which now never will. O(log n).
+    /// Cancels a timer and returns its key, unless it has already expired. O(log n).
     pub fn cancel(&mut self, id: TimerId) -> Option<K> {
         let entry = self.entries.get(id.index as usize)?;
         if entry.generation != id.generation || entry.key.is_none() {
@@ -95,7 +94,7 @@ impl<K> Timers<K> {
         Some(self.remove(entry.position as usize))
     }
 
-    /// The next key whose deadline has passed. O(log n).
+    /// Removes the next key with a passed deadline. O(log n).
     pub fn expire(&mut self, now: Instant) -> Option<K> {
         (self.next_deadline()? <= now).then(|| self.remove(0))
     }
@@ -106,12 +105,12 @@ impl<K> Timers<K> {
         self.entries[first as usize].due.map(|(deadline, _)| deadline)
     }
 
-    /// Timers that run.
+    /// Number of running timers.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether none runs.
+    /// Whether no timer runs.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }

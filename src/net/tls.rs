@@ -1,45 +1,48 @@
-//! TLS over a TCP stream: bytes in the clear on one side, records on the other.
+//! TLS over a TCP stream: plaintext on one side, records on the other.
 //!
-//! Thread: `ctl`. Owns: what a server shows ([`Credentials`]) and one session ([`Secured`]), as a server or a client.
-//! Invariants: no call waits; what is sealed and not yet sent is bounded by [`TLS_SEALED_MAX`], what was received and not
-//! yet opened by rustls, at one record or one handshake message.
-//! Not here: how long a handshake may take, and how many there are (`reactor`), whom a client believes (`authorities`).
+//! Thread: `ctl`. Owns: a server's certificate and key ([`Credentials`]), and one session
+//! ([`TlsStream`]) of a server or a client. Invariants: no call blocks. [`TLS_SEALED_MAX`] bounds
+//! the encrypted bytes that are not sent. rustls bounds undecrypted input at one record or
+//! handshake message. Not here: deadlines and number of handshakes (`reactor`), trusted CAs
+//! (`authorities`).
 
-use super::authorities::{Authorities, Distrust, distrust, is_authoritys, untrusted, unusable};
-use crate::limits::{TLS_FILE_MAX, TLS_SEALED_MAX};
+use super::authorities::{Authorities, TlsError, distrust, is_authoritys, untrusted, unusable};
+use super::pem::read_pem;
+use crate::limits::TLS_SEALED_MAX;
 use crate::obs::log::event;
 use mio::net::TcpStream;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{Connection, ServerConfig, ServerConnection};
-use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a client that does not speak TLS is told; records of TLS begin with no letter.
-const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 131\r\n\
-    connection: close\r\n\r\n\
-    {\"error\":{\"message\":\"this port speaks HTTPS alone: ask it at https://\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
+/// The answer to a client that does not speak TLS. A TLS record never starts with a letter.
+const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n\
+    content-length: 131\r\nconnection: close\r\n\r\n\
+    {\"error\":{\"message\":\"this port only speaks HTTPS; connect to https://\",\
+    \"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
 /// The code in that answer's body.
 pub const HTTPS_ALONE: &str = "https";
-/// Bytes of such a request that are read: most are whole then.
+/// Maximum bytes of such a request that are read; most requests are shorter.
 const PLAIN_READ: usize = 16 << 10;
 
-/// A certificate, those that vouch for it, and its key.
+/// A certificate with its chain, and its private key.
 #[derive(Clone, Debug)]
 pub struct Credentials(Arc<ServerConfig>);
 
 impl Credentials {
-    /// Reads both files, in PEM: the certificate first, then those that lead to one that clients know.
+    /// Reads two PEM files. The server's certificate comes first, followed by its chain up to a CA
+    /// that clients trust.
     ///
     /// # Errors
-    /// Which file cannot be read or does not hold what it should, or that the two do not belong together.
+    /// A file cannot be read, has the wrong content, or the key does not match the certificate.
     pub fn read(certificates: &Path, key: &Path) -> Result<Credentials, String> {
         let wrong = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-        let pem = read(certificates)?;
+        let pem = read_pem(certificates)?;
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem)
             .collect::<Result<_, _>>()
             .map_err(|why| wrong(certificates, &why))?;
@@ -47,17 +50,17 @@ impl Credentials {
             return Err(wrong(certificates, &"holds no certificate in PEM"));
         }
         if is_authoritys(&chain[0]) {
-            // Others may take it, as they are told to.
-            let (file, why) = (certificates.display(), Distrust::Authority);
+            // Other clients can accept it if they are configured to.
+            let (file, why) = (certificates.display(), TlsError::Authority);
             event!(
                 Warn,
                 "tls",
-                "no router or worker takes this certificate",
+                "routers and workers do not accept this certificate",
                 file = file,
                 why = why
             );
         }
-        let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
+        let secret = PrivateKeyDer::from_pem_slice(&read_pem(key)?)
             .map_err(|why| wrong(key, &format!("holds no private key in PEM: {why}")))?;
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -67,7 +70,7 @@ impl Credentials {
             .map_err(|why| {
                 let why = match why {
                     rustls::Error::InconsistentKeys(_) => {
-                        "the key is not that of the certificate".to_owned()
+                        "the key does not belong to the certificate".to_owned()
                     }
                     why => unusable(&why),
                 };
@@ -76,54 +79,40 @@ impl Credentials {
         Ok(Credentials(Arc::new(config)))
     }
 
-    /// A session with who has connected; its handshake is still to come.
-    pub(super) fn accept(&self, tcp: TcpStream) -> io::Result<Secured> {
+    /// Starts a server session on an accepted connection, before its handshake.
+    pub(super) fn accept(&self, tcp: TcpStream) -> io::Result<TlsStream> {
         let mut session = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         session.set_buffer_limit(Some(TLS_SEALED_MAX));
-        Ok(Secured { tcp, session: session.into(), begun: false })
+        Ok(TlsStream { tcp, session: session.into(), begun: false })
     }
-}
-
-/// A file in PEM.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let wrong = |why: String| format!("{}: {why}", path.display());
-    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-    let mut bytes = Vec::new();
-    file.take(TLS_FILE_MAX as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| wrong(error.to_string()))?;
-    if bytes.len() > TLS_FILE_MAX {
-        return Err(wrong(format!("holds more than {TLS_FILE_MAX} bytes")));
-    }
-    Ok(bytes)
 }
 
 /// A TCP stream and the session over it.
 #[derive(Debug)]
-pub(super) struct Secured {
+pub(super) struct TlsStream {
     pub(super) tcp: TcpStream,
     session: Connection,
-    /// The first byte has come.
+    /// Whether the first byte has come.
     begun: bool,
 }
 
-impl Secured {
-    /// A session with the server at this host, to which `tcp` is still on its way.
+impl TlsStream {
+    /// Starts a client session with the server at `host`, while `tcp` still connects.
     pub(super) fn dial(
         tcp: TcpStream,
         authorities: &Authorities,
         host: &str,
-    ) -> io::Result<Secured> {
-        // Who answers in the clear is told from one that does not by the first record.
-        Ok(Secured { tcp, session: authorities.session(host)?.into(), begun: true })
+    ) -> io::Result<TlsStream> {
+        // A server without TLS is recognised by its first record.
+        Ok(TlsStream { tcp, session: authorities.session(host)?.into(), begun: true })
     }
 
-    /// Whether it was dialled.
+    /// Whether this side dialled.
     fn is_client(&self) -> bool {
         matches!(self.session, Connection::Client(_))
     }
 
-    /// Goes on with the handshake as far as the socket lets it; whether it is done.
+    /// Continues the handshake as far as the socket allows. Returns whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
         if !self.begun {
             self.refuse_plain()?;
@@ -131,7 +120,7 @@ impl Secured {
         self.flush()?;
         while self.session.is_handshaking() {
             match self.take_in() {
-                Ok(0) if self.is_client() => return Err(untrusted(Distrust::Refused)),
+                Ok(0) if self.is_client() => return Err(untrusted(TlsError::Refused)),
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(_) => self.begun = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -141,22 +130,23 @@ impl Secured {
         Ok(true)
     }
 
-    /// Who speaks HTTP in the clear is told so in the clear: an alert is nothing to such a client. Only the first byte of all
-    /// tells: any may be in a record.
+    /// Answers plain HTTP in plain HTTP, because such a client cannot read a TLS alert. Only the
+    /// very first byte is checked: later bytes of a record can have any value.
     fn refuse_plain(&mut self) -> io::Result<()> {
         let mut first = [0];
         self.begun = matches!(self.tcp.peek(&mut first), Ok(1));
         if !self.begun || !first[0].is_ascii_uppercase() {
             return Ok(());
         }
-        // What was read does not reset the connection, and the answer with it, as what is left unread would.
+        // Unread input would reset the connection and lose the answer.
         let _ = self.tcp.read(&mut [0; PLAIN_READ]);
         let _ = self.tcp.write(PLAIN_REFUSED);
-        Err(io::Error::new(ErrorKind::InvalidData, "HTTP in the clear, where HTTPS is spoken"))
+        Err(io::Error::new(ErrorKind::InvalidData, "plain HTTP on an HTTPS port"))
     }
 
-    /// Reads what was opened. Where there is nothing it reads from the socket, once. What came then may be part of a record,
-    /// or hold nothing for who reads: it says that it was interrupted, and how much of that is enough is the caller's to say.
+    /// Reads decrypted bytes. If there are none, it reads once from the socket. The new bytes can
+    /// be part of a record or hold no data: then it returns `Interrupted`, and the caller bounds
+    /// its retries.
     pub(super) fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         if let Some(opened) = self.opened(bytes) {
             return opened;
@@ -165,12 +155,13 @@ impl Secured {
         self.opened(bytes).unwrap_or_else(|| Err(ErrorKind::Interrupted.into()))
     }
 
-    /// What was opened, if there is something, or its end.
+    /// Decrypted bytes or the end of the stream; `None` if there are none yet.
     fn opened(&mut self, bytes: &mut [u8]) -> Option<io::Result<usize>> {
         match self.session.reader().read(bytes) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            // An end that was not announced may have been cut off. HTTP knows how long requests are; an answer may end
-            // with its connection.
+            // Without a close alert the stream may be truncated. A request has a length, so a
+            // server can tell. A response can end with its connection, so for a client this is an
+            // error.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => {
                 Some(Ok(0))
             }
@@ -178,7 +169,7 @@ impl Secured {
         }
     }
 
-    /// Seals bytes and sends them; says how many were taken.
+    /// Encrypts bytes and sends them. Returns how many were taken.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.flush()? {
             return Err(ErrorKind::WouldBlock.into());
@@ -188,7 +179,7 @@ impl Secured {
         Ok(count)
     }
 
-    /// Sends what is sealed; whether that is all of it.
+    /// Sends encrypted bytes. Returns whether all are sent.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         while self.session.wants_write() {
             match self.session.write_tls(&mut self.tcp) {
@@ -201,27 +192,27 @@ impl Secured {
         Ok(true)
     }
 
-    /// Whether something is sealed and waits for the socket.
+    /// Whether encrypted bytes wait for the socket.
     pub(super) fn is_pending(&self) -> bool {
         self.session.wants_write()
     }
 
-    /// Says that nothing more comes, and sends nothing more.
+    /// Announces the end of the stream and closes the sending direction.
     pub(super) fn shutdown_write(&mut self) -> io::Result<()> {
         self.session.send_close_notify();
-        // Where the socket takes no more, the peer sees the end without its announcement.
+        // If the socket takes no more, the peer sees the end without a close alert.
         let _ = self.flush();
         self.tcp.shutdown(Shutdown::Write)
     }
 
-    /// Reads records from the socket and opens them; how many bytes those were.
+    /// Reads records from the socket and decrypts them. Returns the number of bytes read.
     fn take_in(&mut self) -> io::Result<usize> {
         let count = match self.session.read_tls(&mut self.tcp) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return self.take_in(),
             other => other?,
         };
         if let Err(error) = self.session.process_new_packets() {
-            // Why is said to the peer, if it listens.
+            // Send the alert to the peer, if it still reads.
             let _ = self.flush();
             return Err(distrust(&error));
         }

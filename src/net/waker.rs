@@ -1,8 +1,8 @@
 //! Wakes the reactor from another thread. Wakes that come together cost one system call.
 //!
-//! Thread: any.
-//! Invariants: what a thread did before `wake` is seen by whoever handles the next `Woken`: the flag
-//! is only ever exchanged, so the reader's exchange takes over all that earlier ones published.
+//! Thread: any. Invariant: the thread that handles the next `Woken` sees what another thread did
+//! before `wake`. The flag is only exchanged, so the reader's exchange acquires what earlier
+//! exchanges published.
 
 use mio::{Registry, Token};
 use std::io;
@@ -33,7 +33,7 @@ impl Waker {
         }
     }
 
-    /// The reactor is about to tell: later wakes are new ones.
+    /// The reactor is about to report the wake; later wakes are new ones.
     pub(super) fn clear(&self) {
         self.0.pending.swap(false, Ordering::AcqRel);
     }

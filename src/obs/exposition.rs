@@ -1,13 +1,14 @@
-//! Prometheus' text format, version 0.0.4: how families of metrics are written.
+//! Prometheus' text format, version 0.0.4: how metric families are written.
 
-use super::registry::{Counter, Gauge, GaugeGroup, Histogram, Labels, STATES};
+use super::instruments::push_label;
+use crate::obs::instruments::{Counter, Gauge, GaugeGroup, Histogram, Labels, STATES};
 use std::fmt::{Display, Write};
 use std::sync::Arc;
 
-/// What `Content-Type` says of it.
+/// The value of `Content-Type`.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric under its labels.
+/// A metric of one set of labels.
 #[derive(Debug)]
 pub(super) enum Sample {
     Counter(Arc<Counter>),
@@ -24,24 +25,6 @@ impl Sample {
             Sample::Histogram(_) => "histogram",
         }
     }
-}
-
-/// Appends `name="value"`, after a comma where it is not the first.
-pub(super) fn push_label(labels: &mut String, name: &str, value: &str) {
-    if !labels.is_empty() {
-        labels.push(',');
-    }
-    labels.push_str(name);
-    labels.push_str("=\"");
-    for c in value.chars() {
-        match c {
-            '\\' => labels.push_str("\\\\"),
-            '"' => labels.push_str("\\\""),
-            '\n' => labels.push_str("\\n"),
-            c => labels.push(c),
-        }
-    }
-    labels.push('"');
 }
 
 /// Appends one family: HELP, TYPE, samples.
@@ -64,7 +47,7 @@ pub(super) fn push_family(out: &mut String, name: &str, help: &str, members: &[(
     }
 }
 
-/// The count is the last bucket's, so that the two agree even while values arrive.
+/// The count is that of the last bucket, so that the two agree even while values arrive.
 fn push_histogram(out: &mut String, name: &str, labels: &str, histogram: &Histogram) {
     let mut count = 0;
     for (bound, cumulative) in histogram.cumulative() {
@@ -92,7 +75,8 @@ pub(crate) mod tests {
     /// Samples by name and labels.
     pub(crate) type Samples = HashMap<(String, BTreeMap<String, String>), f64>;
 
-    /// Reads an exposition as strictly as its format is written, and checks what holds between lines.
+    /// Reads an exposition as strictly as its format is specified, and checks the relations between
+    /// lines.
     pub(crate) fn read(text: &str) -> Samples {
         assert!(text.ends_with('\n'));
         let (mut samples, mut kinds) = (Samples::new(), HashMap::new());
@@ -178,6 +162,27 @@ pub(crate) mod tests {
             assert_eq!(buckets.last(), Some(&(f64::INFINITY, *count)), "{family}");
             assert!(samples.contains_key(&(format!("{family}_sum"), labels.clone())), "{family}");
         }
+    }
+
+    /// What a registry exposes, read again.
+    pub(crate) fn exposed(registry: &Registry) -> Samples {
+        let mut text = String::new();
+        registry.expose(&mut text);
+        read(&text)
+    }
+
+    /// The sum of all samples of a name with these labels.
+    pub(crate) fn sum(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let carries = |found: &BTreeMap<String, String>| {
+            labels.iter().all(|(key, value)| found.get(*key).is_some_and(|found| found == value))
+        };
+        let hits: Vec<f64> = samples
+            .iter()
+            .filter(|((n, l), _)| n == name && carries(l))
+            .map(|(_, &value)| value)
+            .collect();
+        assert!(!hits.is_empty(), "no {name} {labels:?}");
+        hits.iter().sum()
     }
 
     #[test]

@@ -1,30 +1,80 @@
 //! One line per event on standard error: UTC time, level, component, message, then fields.
 //!
-//! Thread: any but sealed ones; each formats in a buffer of its own and writes a line at a time.
-//! The message is a literal, so that what differs stands in fields. Fields come from outside: they are
-//! escaped, and cannot end a line. A request is named by the fields `request` and `room`.
+//! Thread: any unsealed one. Each thread formats in its own buffer and writes one line at a time.
+//! Invariants: the message is a literal; variable parts stand in fields. Values come from outside,
+//! so they are escaped and cannot end a line. The fields `request` and `room` name a request.
 
-use crate::config::resolved::{LogConfig, LogFormat, LogLevel};
 use std::cell::RefCell;
 use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Log settings of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serve", derive(serde::Serialize))]
+pub struct LogConfig {
+    /// Minimum level of logged events.
+    pub level: LogLevel,
+    /// Format of a log line.
+    pub format: LogFormat,
+}
+
+/// Level of a log event, most severe first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[cfg_attr(feature = "serve", derive(serde::Serialize, clap::ValueEnum))]
+#[cfg_attr(feature = "serve", serde(rename_all = "lowercase"))]
+#[repr(u8)]
+pub enum LogLevel {
+    /// A failure that should not happen.
+    Error,
+    /// A problem that the process can tolerate.
+    Warn,
+    /// Normal events of interest to an operator.
+    #[default]
+    Info,
+    /// Also the steps of each request in the router.
+    Debug,
+    /// Same as debug; no more events exist.
+    Trace,
+}
+
+#[cfg(feature = "serve")]
+impl std::str::FromStr for LogLevel {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<LogLevel, String> {
+        <LogLevel as clap::ValueEnum>::from_str(name, true)
+    }
+}
+
+/// Format of a log line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serve", derive(serde::Serialize, clap::ValueEnum))]
+#[cfg_attr(feature = "serve", serde(rename_all = "lowercase"))]
+#[repr(u8)]
+pub enum LogFormat {
+    /// Text for people: `TIME LEVEL component message key=value`.
+    #[default]
+    Text,
+    /// One JSON object on each line.
+    Json,
+}
+
 static LEVEL: AtomicU8 = AtomicU8::new(LogLevel::Info as u8);
 static FORMAT: AtomicU8 = AtomicU8::new(LogFormat::Text as u8);
 
-/// Field of an event: its key, a literal of letters and underscores, and its value.
+/// A field of an event: its key (a literal of letters and underscores) and its value.
 pub type Field<'a> = (&'static str, &'a dyn Display);
 
-/// Logs an event: `event!(Level, "component", "message", key = value, ...)`. Values are shown by
-/// `Display`, and computed only if the level is logged.
+/// Logs an event: `event!(Level, "component", "message", key = value, ...)`. Values are formatted
+/// with `Display`, and evaluated only if the level is logged.
 #[macro_export]
 macro_rules! event {
     ($level:ident, $component:expr, $message:literal $(, $key:ident = $value:expr)* $(,)?) => {
-        if $crate::obs::log::is_logged($crate::config::resolved::LogLevel::$level) {
+        if $crate::obs::log::is_logged($crate::obs::log::LogLevel::$level) {
             $crate::obs::log::write(
-                $crate::config::resolved::LogLevel::$level,
+                $crate::obs::log::LogLevel::$level,
                 $component,
                 $message,
                 &[$((stringify!($key), &$value)),*],
@@ -34,7 +84,7 @@ macro_rules! event {
 }
 pub use crate::event;
 
-/// Sets what is logged and how, for the whole process; at start.
+/// Sets level and format of the log for the whole process. Called at start.
 pub fn configure(config: LogConfig) {
     LEVEL.store(config.level as u8, Ordering::Relaxed);
     FORMAT.store(config.format as u8, Ordering::Relaxed);
@@ -46,7 +96,7 @@ pub fn is_logged(level: LogLevel) -> bool {
     level as u8 <= LEVEL.load(Ordering::Relaxed)
 }
 
-/// Writes an event, whatever its level; [`event!`] asks first.
+/// Writes an event of any level. [`event!`] checks the level first.
 pub fn write(level: LogLevel, component: &str, message: &str, fields: &[Field]) {
     thread_local! {
         static LINE: RefCell<String> = const { RefCell::new(String::new()) };
@@ -55,11 +105,12 @@ pub fn write(level: LogLevel, component: &str, message: &str, fields: &[Field]) 
     let format = if is_json { LogFormat::Json } else { LogFormat::Text };
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     LINE.with(|line| {
-        // A field whose Display logs would find the buffer taken; its event is dropped.
+        // If the Display of a field logs, the buffer is already borrowed; that inner event is
+        // dropped.
         let Ok(mut line) = line.try_borrow_mut() else { return };
         line.clear();
         format_line(&mut line, format, since_epoch, level, component, message, fields);
-        // Nobody is left to tell that standard error is gone.
+        // If standard error is gone, the error cannot be reported anywhere.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     });
 }
@@ -107,7 +158,7 @@ const fn upper(level: LogLevel) -> &'static str {
     }
 }
 
-/// A value that is one plain word stays bare; anything else is quoted and escaped.
+/// A value of one plain word stays bare. Any other value is quoted and escaped.
 fn push_text(line: &mut String, value: &dyn Display) {
     let start = line.len();
     let _ = write!(line, "{value}");
@@ -120,7 +171,7 @@ fn push_text(line: &mut String, value: &dyn Display) {
     }
 }
 
-/// Always a string: a room has 63 bits, and JSON's numbers in practice 53.
+/// Always writes a string: a room has 63 bits, but JSON numbers carry 53 in practice.
 fn push_json(line: &mut String, value: &dyn Display) {
     let shown = value.to_string();
     line.push_str(&serde_json::to_string(&shown).expect("a string is valid JSON"));
@@ -138,8 +189,8 @@ fn format_time(line: &mut String, since_epoch: Duration) {
     );
 }
 
-/// Days since 1970-01-01 as a date of the Gregorian calendar. Years are counted from March, so that the
-/// day that comes and goes is the last (H. Hinnant, chrono-compatible low-level date algorithms).
+/// Days since 1970-01-01 as a date of the Gregorian calendar. Years start in March, so that the
+/// leap day is the last day (H. Hinnant, chrono-compatible low-level date algorithms).
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468; // since 0000-03-01
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,11 +1,12 @@
-//! What the process tells about itself: a log of events for people, metrics for machines.
+//! What the process reports about itself: a log of events and metrics.
 //!
-//! Thread: any but a sealed one may log, since formatting allocates; any at all may record a metric.
-//! Invariant: neither carries a prompt, an answer or a secret; metric labels are bounded, and never a
-//! request's id.
+//! Thread: any thread can record a metric. Any unsealed thread can log; formatting allocates.
+//! Invariants: neither carries a prompt, an answer or a secret. Metric labels are bounded and never
+//! hold a request's id.
 
+pub mod buckets;
 pub mod exposition;
+pub mod instruments;
 pub mod log;
-pub mod metrics;
 pub mod output;
 pub mod registry;

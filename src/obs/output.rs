@@ -1,8 +1,7 @@
-//! What a command tells on standard output. Where nobody reads it any more, the command ends: there is nobody to work for.
+//! Output of a command on standard output. The command exits if its reader is gone.
 
-use std::fmt;
 use std::io::{self, Write};
-use std::process;
+use std::{fmt, process};
 
 /// Writes a line; see [`say!`].
 pub fn line(text: fmt::Arguments<'_>) {
@@ -14,7 +13,7 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// `println!` that does not panic where the reader is gone.
+/// `println!` that does not panic if the reader is gone.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::obs::output::line(format_args!($($text)*)) };

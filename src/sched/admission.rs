@@ -1,40 +1,42 @@
-//! The arithmetic of admission (design, section 8), in whole pages. Pure; the one place that decides.
+//! The arithmetic of admission (docs/design/memory.md), in whole pages. Pure; only this module
+//! decides.
 //!
-//! A request gets its pages for what it has, prompt and output, and is promised a *reserve* ahead of that, not all that
-//! it may ever take: most answers end long before their `max_new`. Who then finds the pool empty is retracted
-//! ([`super::retraction`]), and newcomers leave what those take who were. A prefill worker sees `max_new` = 1.
+//! A request gets pages for its current tokens, prompt and output. It is promised a *reserve*
+//! beyond that, not its maximum: most answers end long before their `max_new`. If the pool runs
+//! empty, requests are retracted ([`super::retraction`]). New requests leave room for retracted
+//! ones. For a prefill worker `max_new` is 1.
 
 use crate::kv::pool::{PageCounts, Reusable};
 use crate::sched::config::SchedConfig;
-use crate::sched::request::Request;
+use crate::sched::request::EngineRequest;
 
-/// What a request wants of the pool.
+/// The pages that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Claim {
     /// Pages that it has.
     pub held: u32,
-    /// Pages of all its tokens and its reserve: what it is promised.
+    /// Pages for all its tokens and its reserve, as promised.
     pub soon: u32,
 }
 
 impl Claim {
-    /// Of a request as long as it is now.
-    pub fn of(config: &SchedConfig, request: &Request) -> Claim {
+    /// The claim of a request at its current length.
+    pub fn of(config: &SchedConfig, request: &EngineRequest) -> Claim {
         let tokens = (request.prompt.len() + request.output.len()) as u32;
         let left = request.max_new.saturating_sub(request.output.len() as u32);
-        // One that nothing but its length ends will take it all.
+        // A request that only its length can end will use all of it.
         let ahead = if request.ignore_eos { left } else { left.min(config.reserve) };
         let pages = |ahead: u32| tokens.saturating_add(ahead).div_ceil(config.page_size);
         Claim { held: request.pages.len() as u32, soon: pages(ahead) }
     }
 
-    /// What it is promised and does not have.
+    /// Promised pages that it does not have yet.
     pub fn owed(&self) -> u32 {
         self.soon.saturating_sub(self.held)
     }
 }
 
-/// What all requests of a worker want of its pool.
+/// The pages that all requests of a worker need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
     owed: u32,
@@ -42,50 +44,50 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Of one that holds pages.
+    /// Adds a request that holds pages.
     pub fn hold(&mut self, claim: Claim) {
         self.owed += claim.owed();
     }
 
-    /// Of one that was retracted.
+    /// Adds a retracted request.
     pub fn retract(&mut self, claim: Claim) {
         self.retracted += claim.soon;
     }
 
-    /// What those may take who were retracted.
-    pub fn room_for_retracted(&self, counts: PageCounts) -> Room {
-        Room { pages: (counts.free + counts.cached).saturating_sub(self.owed) }
+    /// Pages that retracted requests can take.
+    pub fn room_for_retracted(&self, counts: PageCounts) -> PageBudget {
+        PageBudget { pages: (counts.free + counts.cached).saturating_sub(self.owed) }
     }
 
-    /// What newcomers may take.
-    pub fn room_for_newcomers(&self, counts: PageCounts) -> Room {
-        let Room { pages } = self.room_for_retracted(counts);
-        Room { pages: pages.saturating_sub(self.retracted) }
+    /// Pages that new requests can take.
+    pub fn room_for_newcomers(&self, counts: PageCounts) -> PageBudget {
+        let PageBudget { pages } = self.room_for_retracted(counts);
+        PageBudget { pages: pages.saturating_sub(self.retracted) }
     }
 }
 
-/// Pages that may be given away.
+/// Pages that can be assigned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
-    /// Free or evictable, and nobody else's.
+pub struct PageBudget {
+    /// Free or evictable, and not promised to a request.
     pub pages: u32,
 }
 
-impl Room {
-    /// Somebody was let in, whose taking left so many pages fewer.
-    pub fn take(&mut self, pages: u32) {
+impl PageBudget {
+    /// A request was admitted; its pages leave the budget.
+    pub fn take_pages(&mut self, pages: u32) {
         self.pages = self.pages.saturating_sub(pages);
     }
 }
 
-/// What a request that needs so many pages takes of a [`Room`]: all but what the prefix cache has of them, and of that
-/// the pages that nobody holds, since they are evictable no longer.
+/// Pages that a request of `need` pages takes from a [`PageBudget`]. Pages that the prefix cache
+/// has are not charged, unless no request holds them: those are no longer evictable.
 pub const fn charge(need: u32, reusable: Reusable) -> u32 {
     (need + reusable.idle).saturating_sub(reusable.pages)
 }
 
-/// Whether an empty pool of `pages` pages could hold the request. What could not is refused at arrival.
-pub fn fits_empty(config: &SchedConfig, pages: u32, request: &Request) -> bool {
+/// Whether an empty pool of `pages` pages could hold the request. If not, it is refused at arrival.
+pub fn fits_empty(config: &SchedConfig, pages: u32, request: &EngineRequest) -> bool {
     let prompt = request.prompt.len();
     let tokens = prompt.saturating_add(request.max_new as usize);
     prompt > 0

@@ -1,11 +1,12 @@
-//! Which part of which prompts is computed next.
+//! Selects which part of which prompts is computed next.
 //!
-//! Owns: the waiting line of prompts, those whose chunks have begun, the measured speed.
-//! Invariants: those continue first, one after the other; a chunk that is not the last ends on a page; a prompt gets all
-//! its pages with its first chunk, which begins behind what the prefix cache has of it; of what several begin with a pass reads
-//! a large part for one of them, and the others begin behind it; a chunk is bounded in tokens
-//! and, as far as the past foretells, in time. What was retracted and dropped is computed again in the same way: as a
-//! prompt that has its pages and wants no logits, since the token behind it is known.
+//! Owns: the wait queue of prompts, the prompts with a begun chunk, the measured speed.
+//! Invariants: begun prompts continue first, in order. A chunk other than the last ends on a page
+//! boundary. A prompt gets all its pages with its first chunk, which begins after its cached
+//! prefix. A large shared prefix is computed for one prompt; the others wait and begin behind it. A
+//! chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a retracted
+//! request is computed again in the same way. Such a prompt has its pages and needs no logits,
+//! because its next token is known.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
@@ -15,16 +16,16 @@ use crate::limits::{
 };
 use crate::model::forward::batch::{Batch, Logits};
 use crate::model::forward::{KvPool, StepEnd};
-use crate::sched::admission::Room;
+use crate::sched::admission::PageBudget;
+use crate::sched::channel::EngineChannel;
 use crate::sched::config::SchedConfig;
-use crate::sched::line::Line;
-use crate::sched::mail::Mail;
-use crate::sched::mailbox::Outcome;
-use crate::sched::pace::Pace;
-use crate::sched::running::accept;
+use crate::sched::messages::FinishReason;
+use crate::sched::running_batch::accept;
 use crate::sched::slots::Slots;
 use crate::sched::stats::WorkerStats;
-use crate::sched::worker::Turn;
+use crate::sched::throughput::Throughput;
+use crate::sched::wait_queue::WaitQueue;
+use crate::sched::worker::TurnContext;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
@@ -32,94 +33,95 @@ use std::time::Duration;
 /// Part of one prompt in a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// Whose.
+    /// The slot of its request.
     pub slot: SlotId,
-    /// Which tokens.
+    /// The range of tokens.
     pub tokens: Range<u32>,
-    /// What is to be in place is, behind it. A prompt's last token is in it, whose logits are wanted.
+    /// The chunk completes its request. For a prompt it holds the last token and produces its
+    /// logits.
     pub last: bool,
 }
 
-/// What a request is after a chunk.
+/// The state of a request after a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Computed {
-    /// To be computed further.
+    /// More chunks are needed.
     Part,
-    /// In place, with a token to go on from.
+    /// Complete, with a token to continue from.
     Whole,
-    /// At its end with its first token.
-    Over(Outcome),
+    /// Ended with its first token.
+    Over(FinishReason),
 }
 
-/// Prompts that wait, and those of the current step.
+/// Waiting prompts, and those of the current step.
 #[derive(Debug)]
-pub struct Chunks {
+pub struct ChunkScheduler {
     config: SchedConfig,
-    line: Line,
+    line: WaitQueue,
     begun: VecDeque<SlotId>,
     picked: Vec<Chunk>,
-    pace: Pace,
+    pace: Throughput,
 }
 
-/// What a pick may take.
+/// The limits of one pick.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     /// Pages.
-    pub room: Room,
-    /// Prompts that may begin.
+    pub room: PageBudget,
+    /// Prompts that can begin.
     pub prompts: usize,
 }
 
-impl Chunks {
-    /// For a worker of `slots` slots.
-    pub fn new(config: SchedConfig, slots: usize) -> Chunks {
-        Chunks {
+impl ChunkScheduler {
+    /// Makes a scheduler for a worker with `slots` slots.
+    pub fn new(config: SchedConfig, slots: usize) -> ChunkScheduler {
+        ChunkScheduler {
             config,
-            line: Line::new(slots),
+            line: WaitQueue::new(slots),
             begun: VecDeque::with_capacity(slots),
             picked: Vec::with_capacity(config.max_running),
-            pace: Pace::new(PACE_TOKENS),
+            pace: Throughput::new(PACE_TOKENS),
         }
     }
 
-    /// A prompt goes to the end of the line.
+    /// Appends a prompt to the wait queue.
     pub fn join(&mut self, slot: SlotId) {
-        self.line.join(slot);
+        self.line.push(slot);
     }
 
-    /// Whether nothing is to be computed.
+    /// Whether there is nothing to compute.
     pub fn is_empty(&self) -> bool {
         self.line.is_empty() && self.begun.is_empty()
     }
 
-    /// How many wait for their first chunk.
+    /// Number of prompts that wait for their first chunk.
     pub fn waiting(&self) -> usize {
         self.line.len()
     }
 
-    /// How many have begun.
+    /// Number of begun prompts.
     pub fn begun(&self) -> usize {
         self.begun.len()
     }
 
-    /// One that has its pages is to be computed as far as it is not.
+    /// Adds a request that has its pages. Its uncomputed part is computed.
     pub fn go_on(&mut self, slot: SlotId) {
         self.begun.push_back(slot);
     }
 
-    /// A request is over.
+    /// Removes an ended request.
     pub fn leave(&mut self, slot: SlotId) {
-        self.line.leave(slot);
+        self.line.remove(slot);
         self.begun.retain(|&begun| begun != slot);
     }
 
-    /// The parts of the step that ran last; empty when none did.
+    /// The chunks of the last step; empty if none ran.
     pub fn picked(&self) -> &[Chunk] {
         &self.picked
     }
 
-    /// Whether what waits and has begun takes longer than `left`, so that who has come last comes too late. Who has no time
-    /// left is late already, and ended for that.
+    /// Whether all waiting and begun work takes longer than `left`, so that the last request would
+    /// be too late. With no time left it returns false: such a request is ended as late elsewhere.
     pub fn is_beyond<S>(&self, slots: &Slots<S>, left: Duration) -> bool {
         let all = self.line.slots().chain(self.begun.iter().copied());
         let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
@@ -136,7 +138,7 @@ impl Chunks {
         &mut self,
         slots: &mut Slots<S>,
         pool: &mut PagePool,
-        turn: &mut Turn<'_>,
+        turn: &mut TurnContext<'_>,
         allowance: Allowance,
     ) {
         self.picked.clear();
@@ -171,11 +173,11 @@ impl Chunks {
                 held.fits(&self.config, &room, pool, &mut lookups)
                     && !self.picked.iter().any(is_read_now)
             };
-            let Some(slot) = self.line.next_from(&mut from, begins) else { break };
+            let Some(slot) = self.line.pop_fitting_from(&mut from, begins) else { break };
             prompts -= 1;
             let held = &mut slots[slot];
             let (tokens, taken) = held.take_pages(&self.config, pool);
-            room.take(taken);
+            room.take_pages(taken);
             (held.computed, held.cached) = (tokens, tokens);
             held.request.stamps.cached = tokens;
             held.request.stamps.admitted = Some(turn.now);
@@ -185,7 +187,7 @@ impl Chunks {
         }
     }
 
-    /// Whether a chunk more fits the batch, of which `left` tokens are left.
+    /// Whether one more chunk fits the batch, with `left` tokens left.
     fn has_place(&self, left: u32) -> bool {
         self.picked.len() < self.config.max_running && left >= self.config.page_size
     }
@@ -200,13 +202,14 @@ impl Chunks {
         }
     }
 
-    /// Runs what was picked. False when it was stopped, as nobody wants it any more.
+    /// Runs the picked chunks. Returns false if the step was stopped because all its requests are
+    /// gone.
     pub fn run<S>(
         &mut self,
         slots: &mut Slots<S>,
-        turn: &mut Turn<'_>,
+        turn: &mut TurnContext<'_>,
         kv: KvPool<'_>,
-        mut gone: impl FnMut(&mut Slots<S>, &[Chunk], &mut Mail) -> bool,
+        mut gone: impl FnMut(&mut Slots<S>, &[Chunk], &mut EngineChannel) -> bool,
     ) -> bool {
         let begin = (turn.clock)();
         if turn.forward(kv, |mail| gone(slots, &self.picked, mail)) == StepEnd::Stopped {
@@ -226,8 +229,8 @@ impl Chunks {
         true
     }
 
-    /// Takes in what a chunk has computed, at a worker that generates: its full pages go into the prefix cache, and a
-    /// prompt that is whole gets its first token from the next of the step's `logits`.
+    /// Records the result of a chunk, at a worker that generates tokens. Full pages go into the
+    /// prefix cache. A complete prompt gets its first token from the step's next `logits`.
     pub fn finish<S>(
         &self,
         chunk: &Chunk,
@@ -235,16 +238,16 @@ impl Chunks {
         slots: &mut Slots<S>,
         pool: &mut PagePool,
         stats: &WorkerStats,
-        turn: &mut Turn<'_>,
+        turn: &mut TurnContext<'_>,
     ) -> Computed {
         let held = &mut slots[chunk.slot];
         held.keep(pool);
         let tokens = chunk.tokens.end - chunk.tokens.start;
-        // What was computed again has its next token.
+        // A recomputed request already has its next token.
         let is_prompt = held.request.output.is_empty();
         if is_prompt {
             stats.computed(tokens);
-            // What the cache had is before the first chunk.
+            // The cached prefix counts once, at the first chunk.
             stats.had(if chunk.tokens.start == held.cached { held.cached } else { 0 });
         } else {
             stats.recomputed(tokens)
@@ -262,7 +265,8 @@ impl Chunks {
         outcome.map_or(Computed::Whole, Computed::Over)
     }
 
-    /// Adds the next chunk of at most `left` tokens (a page or more) of one that has its pages; how many it took.
+    /// Adds the next chunk of at most `left` tokens (a page or more) of a request that has its
+    /// pages. Returns the number of tokens.
     fn add<S>(&mut self, slot: SlotId, slots: &Slots<S>, batch: &mut Batch, left: u32) -> u32 {
         let held = &slots[slot];
         let remaining = held.fill - held.computed;

@@ -1,51 +1,53 @@
-//! What a scheduler is told at start: plain numbers, resolved and checked by `config`.
+//! Settings of a scheduler: plain numbers, resolved and checked by `cli`.
 
 use crate::kv::pool::PagePool;
 use crate::model::forward::batch::BatchLimits;
 
-/// Bounds of an engine's turns, the same for all its workers.
+/// Limits of an engine's turns, the same for all its workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SchedConfig {
-    /// Requests that decode together.
+    /// Most requests that decode together.
     pub max_running: usize,
-    /// Requests that wait for pages or their turn beyond those that could begin at once.
+    /// Most requests that wait for pages or their turn, beyond those that could begin at once.
     pub max_queued: usize,
-    /// Prompt tokens of one turn.
+    /// Most prompt tokens of one turn.
     pub max_prefill_tokens: u32,
-    /// Prompt tokens of one turn too; the field has two flags.
+    /// Also most prompt tokens of one turn: other engines have two flags for it.
     pub chunked_prefill_size: u32,
-    /// A chunk should take no longer, in milliseconds; 0 is no bound.
+    /// Longest time of a chunk in milliseconds; 0: no limit.
     pub chunk_ms: u32,
     /// Tokens of one page.
     pub page_size: u32,
-    /// Tokens of one sequence, prompt and output.
+    /// Most tokens of one sequence, prompt and output.
     pub context: u32,
-    /// Tokens ahead of what it has that a request is promised pages for; beyond them it may be retracted.
+    /// Tokens ahead of its current length for which a request is promised pages. Beyond them it may
+    /// be retracted.
     pub reserve: u32,
-    /// KV is kept for prompts that begin the same.
+    /// Whether KV is kept for prompts with the same prefix.
     pub prefix_cache: bool,
-    /// Token ids are below this.
+    /// Size of the vocabulary; token ids are below it.
     pub vocab: u32,
 }
 
 impl SchedConfig {
-    /// Requests whose KV is on its way, or here while the batch is full. They have places of their own, so that the batch
-    /// does not wait for what could have been sent before.
+    /// Requests with KV in transfer, or arrived while the batch is full. They have separate places,
+    /// so that the batch never waits for KV that could have been sent earlier.
     pub fn max_arriving(&self) -> usize {
         2 * self.max_running
     }
 
-    /// Requests that a worker holds at most, one slot each.
+    /// Most requests of a worker, one slot each.
     pub fn slots(&self) -> usize {
         self.max_running + self.max_arriving() + self.max_queued
     }
 
-    /// Prompt tokens of one turn before speed is considered: at least a page, so that chunks can end on one.
+    /// Prompt tokens of one turn before the measured speed is applied. At least a page, so that
+    /// chunks can end on a page boundary.
     pub fn chunk_tokens(&self) -> u32 {
         self.max_prefill_tokens.min(self.chunked_prefill_size).max(self.page_size)
     }
 
-    /// A worker's page pool.
+    /// Makes a worker's page pool.
     pub fn pool(&self, pages: u32) -> PagePool {
         if self.prefix_cache {
             PagePool::with_cache(pages, self.page_size)
@@ -54,7 +56,7 @@ impl SchedConfig {
         }
     }
 
-    /// Capacities of a batch, and of the forward pass, that no turn outgrows.
+    /// Capacities of a batch, and of the forward pass, that no turn exceeds.
     pub fn batch_limits(&self) -> BatchLimits {
         BatchLimits {
             tokens: self.max_running.max(self.chunk_tokens() as usize),

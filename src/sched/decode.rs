@@ -1,12 +1,12 @@
-//! The decode worker: takes KV in and runs on from the first token.
+//! The decode worker: receives KV and continues from the first token.
 //!
-//! Life of a request here: until `SessionReady` → preallocation line → pages leased, transfer queue, polling
-//! the status table → arrived, first token told, waiting for a place → running batch, without a forward pass
-//! over its prompt → over. From the batch a request may be retracted, and comes back, before any newcomer is let in, at
-//! once or by way of chunks that compute what was dropped. One that comes alone, for want of a prefill worker, is read here,
-//! in chunks, and joins the batch. Mirrors [`super::prefill`].
-//! Not here: what fits (`admission`), the batch (`running`), who gives up its pages (`retraction`), moving bytes
-//! (`transfer`).
+//! A request waits for `SessionReady`, then in the preallocation queue. With leased pages it waits
+//! for its transfer and polls the status table. After arrival it reports its first token and waits
+//! for a place in the batch, without a forward pass over its prompt. A retracted request returns
+//! before any new one, at once or through chunks that recompute dropped KV. A request without a
+//! prefill worker is computed here, in chunks. Mirrors [`super::prefill`].
+//! Not here: admission (`admission`), the batch (`running_batch`), the choice to retract
+//! (`retraction`), moving bytes (`transfer`).
 
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
@@ -14,21 +14,22 @@ use crate::kv::pool::PagePool;
 use crate::kv::tier::Tier;
 use crate::limits::PREFIX_LOOKUPS_PER_TURN;
 use crate::sched::admission::{self, Claim, Claims};
-use crate::sched::chunks::{Allowance, Chunks, Computed};
+use crate::sched::channel::EngineChannel;
+use crate::sched::chunks::{Allowance, ChunkScheduler, Computed};
 use crate::sched::config::SchedConfig;
-use crate::sched::line::Line;
-use crate::sched::mail::Mail;
-use crate::sched::mailbox::{Command, Event, Outcome};
-use crate::sched::request::Request;
+use crate::sched::first_token::FirstTokenRecord;
+use crate::sched::messages::{EngineCommand, FinishReason, RequestEvent, TransferEvent};
+use crate::sched::request::EngineRequest;
 use crate::sched::retraction::Retraction;
-use crate::sched::running::{Running, accept};
-use crate::sched::slots::{Held, LeaseState, Slots, refuse};
+use crate::sched::running_batch::{Running, accept};
+use crate::sched::slots::{LeaseState, SlotEntry, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
-use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
+use crate::sched::wait_queue::WaitQueue;
+use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::SessionId;
 use crate::transfer::handle::Receiver;
 use crate::transfer::status::State;
+use crate::transfer::target::SessionId;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,55 +42,56 @@ pub struct DecodeWorker {
     receiver: Receiver,
     slots: Slots<Decode>,
     /// Preallocation queue.
-    line: Line,
+    line: WaitQueue,
     /// Arrived requests that wait for a place in the batch.
-    arrived: Line,
+    arrived: WaitQueue,
     running: Running,
     retraction: Retraction,
-    /// What is computed here: prompts of those that come alone, and what was dropped.
-    chunks: Chunks,
-    /// Of those that wait for a place, prompts come next, not what was handed over.
+    /// Work computed here: prompts without a prefill worker, and dropped KV.
+    chunks: ChunkScheduler,
+    /// The next free place goes to a prompt, not to a transferred request.
     is_prompts_turn: bool,
     stats: Arc<WorkerStats>,
 }
 
-/// What is kept of a request besides.
+/// Additional state of a request.
 #[derive(Debug)]
 struct Decode {
     stage: Stage,
     session: Option<SessionId>,
     lease: LeaseState,
-    /// Pages of its own that the cache had; the lease is over those behind them.
+    /// Its own pages from the prefix cache. The lease covers the pages behind them.
     prefix: usize,
-    /// What came with the KV.
+    /// The aux record that came with the KV.
     aux: Option<AuxRecord>,
 }
 
-/// In order of life.
+/// Stages in order of a request's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// No session to its prefill worker yet.
     Connecting,
-    /// In line for pages.
+    /// In the queue for pages.
     Waiting,
-    /// Pages are leased, KV is on its way.
+    /// Pages are leased, KV is in transfer.
     Transferring,
     /// KV and first token are here; the batch is full.
     Arrived,
     /// In the batch.
     Running,
-    /// Was in the batch, until others needed its pages.
+    /// Was in the batch, until other requests needed its pages.
     Retracted,
-    /// Alone, in line for its first chunk.
+    /// Without a prefill worker, in the queue for its first chunk.
     Unread,
     /// Has pages; their KV is computed here.
     Computing,
-    /// Finished was told; the lease may be out.
+    /// Finished was sent; the lease may still be out.
     Over,
 }
 
 impl DecodeWorker {
-    /// A worker over an empty pool and an empty tier. Status table and rings are the receiver's.
+    /// Makes a worker with an empty pool and an empty tier. The receiver owns status table and
+    /// rings.
     pub fn new(
         id: WorkerId,
         config: SchedConfig,
@@ -106,21 +108,21 @@ impl DecodeWorker {
             kv,
             receiver,
             slots: Slots::new(slots),
-            line: Line::new(slots),
-            arrived: Line::new(slots),
+            line: WaitQueue::new(slots),
+            arrived: WaitQueue::new(slots),
             running: Running::new(config.max_running),
             retraction: Retraction::new(slots, tier),
-            chunks: Chunks::new(config, slots),
+            chunks: ChunkScheduler::new(config, slots),
             is_prompts_turn: false,
         }
     }
 
-    /// Its figures.
+    /// Its statistics.
     pub fn stats(&self) -> &Arc<WorkerStats> {
         &self.stats
     }
 
-    fn submit(&mut self, request: Box<Request>, now: Instant, mail: &mut Mail) {
+    fn submit(&mut self, request: Box<EngineRequest>, now: Instant, mail: &mut EngineChannel) {
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
@@ -136,24 +138,25 @@ impl DecodeWorker {
         }
     }
 
-    /// Whether more wait than may.
+    /// Whether more requests wait than allowed.
     fn is_full(&self, newcomer: SlotId) -> bool {
         let room = self.claims().room_for_newcomers(self.pool.counts());
-        // Others without a session, or whose prompts are read before pages are leased, wait elsewhere.
-        let waits = |held: &Held<Decode>| {
+        // Requests without a session, or with a prompt that prefill computes before pages are
+        // leased, wait elsewhere.
+        let waits = |held: &SlotEntry<Decode>| {
             matches!(held.state.stage, Stage::Waiting | Stage::Unread)
                 || held.request.slot == newcomer
         };
         let (mut handed, mut read) = (self.places_to_arrive(), self.places());
-        let takes_place = |held: &Held<Decode>| {
+        let takes_place = |held: &SlotEntry<Decode>| {
             let places = if held.state.stage == Stage::Unread { &mut read } else { &mut handed };
             places.checked_sub(1).inspect(|left| *places = *left).is_some()
         };
         self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
-    /// One that comes alone gets in line, unless its deadline would pass before its turn.
-    fn read(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+    /// Queues a request without a prefill worker, unless its deadline would pass before its turn.
+    fn read(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) {
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
         let left = self.slots[slot].request.deadline.saturating_duration_since(now);
@@ -162,7 +165,7 @@ impl DecodeWorker {
         }
     }
 
-    /// Pages come back with the leases that the mover has ended; with Success comes the record.
+    /// Takes back pages from leases that the mover has ended. Success also brings the aux record.
     fn take_ends(&mut self) {
         while let Some(end) = self.receiver.poll_end() {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
@@ -174,13 +177,13 @@ impl DecodeWorker {
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
                 held.state.aux = end.aux;
-                self.pool.end(end.ended, &held.request.pages[held.state.prefix..]);
+                self.pool.end_lease(end.ended, &held.request.pages[held.state.prefix..]);
             }
         }
     }
 
-    /// Looks at every request once: news of its transfer, its deadline.
-    fn sweep(&mut self, turn: &mut Turn<'_>) {
+    /// Checks every request once: news of its transfer, its deadline.
+    fn sweep(&mut self, turn: &mut TurnContext<'_>) {
         let mut from = 0;
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
@@ -193,15 +196,15 @@ impl DecodeWorker {
         }
     }
 
-    fn look_at(&mut self, slot: SlotId, turn: &mut Turn<'_>) {
+    fn look_at(&mut self, slot: SlotId, turn: &mut TurnContext<'_>) {
         let status = self.receiver.status(slot);
         match (status.state, self.slots[slot].state.stage) {
             (State::Failed, _) => {
                 let cause = status.cause.unwrap_or(Cause::Internal);
-                self.finish(slot, Outcome::Failed(cause), turn.mail);
+                self.finish(slot, FinishReason::Failed(cause), turn.mail);
             }
             (State::Success, Stage::Transferring) => {
-                // The lease's end was sent before Success could be seen.
+                // The lease's end was sent before Success became visible.
                 self.take_ends();
                 self.arrive(slot, turn);
             }
@@ -212,34 +215,34 @@ impl DecodeWorker {
         }
     }
 
-    /// The KV of a prompt is here: tells the first token, which prefill has sampled.
-    fn arrive(&mut self, slot: SlotId, turn: &mut Turn<'_>) {
+    /// Handles the arrival of a prompt's KV: reports the first token, which prefill has sampled.
+    fn arrive(&mut self, slot: SlotId, turn: &mut TurnContext<'_>) {
         let held = &mut self.slots[slot];
         let tokens = held.prompt_tokens();
         let (room, generation) = (held.request.room, held.request.generation);
-        let valid = |aux: &AuxRecord| {
-            aux.belongs_to(room, generation) && aux.first_token < self.config.vocab
-        };
-        let Some(aux) = held.state.aux.take().filter(valid) else {
-            self.finish(slot, Outcome::Failed(Cause::Corrupt), turn.mail);
+        let aux = held.state.aux.take().filter(|aux| aux.belongs_to(room, generation));
+        let first = aux.map(|aux| FirstTokenRecord::of_aux(&aux));
+        let Some(first) = first.filter(|first| first.token < self.config.vocab) else {
+            self.finish(slot, FinishReason::Failed(Cause::Corrupt), turn.mail);
             return;
         };
         held.computed = tokens;
         held.keep(&mut self.pool);
-        held.cached = aux.cached_tokens.min(tokens);
+        held.cached = first.cached_tokens.min(tokens);
         held.request.stamps.cached = held.cached;
-        // Not the turn's time: a prefill worker of this engine may have computed since it began.
+        // Not the time of the turn: a prefill worker of this engine may have computed it in this
+        // turn.
         held.request.stamps.filled = Some((turn.clock)());
-        held.request.stamps.prefill_us = Some((aux.queue_us, aux.prefill_us));
+        held.request.stamps.prefill_us = Some((first.queue_us, first.prefill_us));
         held.state.stage = Stage::Arrived;
         self.stats.generated(1);
-        match accept(&mut held.request, aux.first(), turn.mail, turn.clock) {
+        match accept(&mut held.request, first.sampled(), turn.mail, turn.clock) {
             Some(outcome) => self.finish(slot, outcome, turn.mail),
-            None => self.arrived.join(slot),
+            None => self.arrived.push(slot),
         }
     }
 
-    /// What all want of the pool.
+    /// The pages that all requests need.
     fn claims(&self) -> Claims {
         let mut claims = Claims::default();
         for held in self.slots.iter() {
@@ -255,8 +258,8 @@ impl DecodeWorker {
         claims
     }
 
-    /// One that was retracted gets pages again, if there are pages and a place in the batch: one a turn, since its KV is
-    /// copied meanwhile.
+    /// Gives a retracted request pages again, if there are pages and a place in the batch. At most
+    /// one a turn, because its KV is copied meanwhile.
     fn resume(&mut self, now: Instant) {
         if self.retraction.is_empty() || self.places() == 0 {
             return;
@@ -275,9 +278,9 @@ impl DecodeWorker {
         }
     }
 
-    /// Leases pages to the transfers of those in line that fit.
-    fn admit(&mut self, now: Instant, mail: &mut Mail) {
-        // In their turn prompts look for pages first.
+    /// Leases pages to queued requests that fit, for their transfers.
+    fn admit(&mut self, now: Instant, mail: &mut EngineChannel) {
+        // When it is their turn, prompts look for pages first.
         if self.line.is_empty() || (self.is_prompts_turn && self.chunks.waiting() > 0) {
             return;
         }
@@ -287,20 +290,20 @@ impl DecodeWorker {
         while places > 0 && self.receiver.has_room() {
             let (slots, pool) = (&self.slots, &self.pool);
             let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
-            let Some(slot) = self.line.next(fits) else { break };
-            room.take(self.expect(slot, now, mail));
+            let Some(slot) = self.line.pop_fitting(fits) else { break };
+            room.take_pages(self.expect(slot, now, mail));
             places -= 1;
         }
     }
 
-    /// Leases the prompt's pages, but those that the prefix cache has, to the transfer and lets Destination leave. What
-    /// it took of the room.
-    fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) -> u32 {
+    /// Leases the prompt's uncached pages to the transfer and lets Destination leave. Returns the
+    /// pages taken from the budget.
+    fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) -> u32 {
         let tokens = self.slots[slot].prompt_tokens();
         let held = &mut self.slots[slot];
         let Some(session) = held.state.session else { return 0 };
         let (prefix, taken) = held.take_pages(&self.config, &mut self.pool);
-        let Held { request, state, .. } = held;
+        let SlotEntry { request, state, .. } = held;
         let (room, generation) = (request.room, request.generation);
         request.stamps.admitted = Some(now);
         state.prefix = (prefix / self.config.page_size) as usize;
@@ -308,7 +311,7 @@ impl DecodeWorker {
         state.lease = LeaseState::Out;
         let tokens = prefix..tokens;
         state.stage = Stage::Transferring;
-        // When the slot has failed meanwhile, the next sweep sees it.
+        // If the slot has failed meanwhile, the next sweep sees it.
         if self.receiver.expect(
             slot,
             generation,
@@ -317,7 +320,7 @@ impl DecodeWorker {
             &request.pages,
             lease,
         ) {
-            mail.tell(Event::Expecting {
+            mail.send_event(TransferEvent::Expecting {
                 worker: self.id,
                 slot,
                 generation,
@@ -329,14 +332,15 @@ impl DecodeWorker {
         taken
     }
 
-    /// Places for KV on its way, or here while the batch is full, that nobody has.
+    /// Free places for KV in transfer, or arrived while the batch is full.
     fn places_to_arrive(&self) -> usize {
-        let arriving =
-            |held: &&Held<Decode>| matches!(held.state.stage, Stage::Transferring | Stage::Arrived);
+        let arriving = |held: &&SlotEntry<Decode>| {
+            matches!(held.state.stage, Stage::Transferring | Stage::Arrived)
+        };
         self.config.max_arriving().saturating_sub(self.slots.iter().filter(arriving).count())
     }
 
-    /// Places in the batch that nobody has, nor takes when it is computed.
+    /// Places in the batch that are free and not kept for requests in computation.
     fn places(&self) -> usize {
         self.config.max_running - self.running.len() - self.chunks.begun()
     }
@@ -347,23 +351,24 @@ impl DecodeWorker {
         self.running.join(slot, &mut held.request, now);
     }
 
-    /// Arrived requests take the free places of the batch, but for one that a prompt may take in its turn.
+    /// Moves arrived requests into the free places of the batch. One place is kept for a prompt if
+    /// it is the prompts' turn.
     fn fill_batch(&mut self, now: Instant) {
         let kept = usize::from(self.is_prompts_turn && self.chunks.waiting() > 0);
         while self.places() > kept
-            && let Some(slot) = self.arrived.next(|_| true)
+            && let Some(slot) = self.arrived.pop_fitting(|_| true)
         {
             self.join(slot, now);
             self.is_prompts_turn = true;
         }
     }
 
-    /// Computes one batch of chunks. False when there was nothing to compute.
-    fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
+    /// Computes one batch of chunks. Returns false if there was nothing to compute.
+    fn run_chunks(&mut self, turn: &mut TurnContext<'_>) -> bool {
         if self.chunks.is_empty() {
             return false;
         }
-        // One that begins had its turn, and so had one that does not fit.
+        // The turn of prompts ends, whether one begins or does not fit.
         self.is_prompts_turn = false;
         let room = self.claims().room_for_newcomers(self.pool.counts());
         let allowance = Allowance { room, prompts: self.places() };
@@ -387,8 +392,8 @@ impl DecodeWorker {
         true
     }
 
-    /// What is complete joins the batch, a prompt with its first token.
-    fn use_chunks(&mut self, turn: &mut Turn<'_>) {
+    /// Complete requests join the batch, prompts with their first token.
+    fn use_chunks(&mut self, turn: &mut TurnContext<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
@@ -410,8 +415,8 @@ impl DecodeWorker {
         }
     }
 
-    /// Where the pool has too few pages for the next step of all, some leave the batch.
-    fn make_room(&mut self, turn: &Turn<'_>) {
+    /// Retracts requests from the batch if the pool has too few pages for the next step.
+    fn make_room(&mut self, turn: &TurnContext<'_>) {
         let recompute = |tokens| self.chunks.estimate(tokens);
         let (running, slots, pool) = (&mut self.running, &mut self.slots, &mut self.pool);
         while let Some(slot) =
@@ -422,7 +427,7 @@ impl DecodeWorker {
         }
     }
 
-    fn run_batch(&mut self, turn: &mut Turn<'_>) -> bool {
+    fn run_batch(&mut self, turn: &mut TurnContext<'_>) -> bool {
         self.make_room(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
@@ -433,15 +438,15 @@ impl DecodeWorker {
         ran.is_some()
     }
 
-    /// Ends a request: its transfer first, so that nothing may land any more.
-    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut Mail) {
+    /// Ends a request: its transfer first, so that nothing more can land.
+    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut EngineChannel) {
         self.receiver.fail(slot, self.slots[slot].request.generation, cause);
-        self.finish(slot, Outcome::Failed(cause), mail);
+        self.finish(slot, FinishReason::Failed(cause), mail);
     }
 
-    fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
-        self.line.leave(slot);
-        self.arrived.leave(slot);
+    fn finish(&mut self, slot: SlotId, outcome: FinishReason, mail: &mut EngineChannel) {
+        self.line.remove(slot);
+        self.arrived.remove(slot);
         self.running.leave(slot);
         self.chunks.leave(slot);
         let held = &mut self.slots[slot];
@@ -450,9 +455,9 @@ impl DecodeWorker {
         held.finish(outcome, &mut self.pool, mail);
     }
 
-    /// Gives the slot of a finished request back, unless its lease is out. Not before the mover's ring has
-    /// room, so that it always takes one Cancel per slot.
-    fn let_go(&mut self, slot: SlotId, mail: &mut Mail) {
+    /// Frees the slot of a finished request, unless its lease is out. It waits until the mover's
+    /// ring has room, so that the ring always takes one Cancel per slot.
+    fn let_go(&mut self, slot: SlotId, mail: &mut EngineChannel) {
         if self.slots[slot].state.lease != LeaseState::Out && self.receiver.has_room() {
             self.slots.let_go(slot, mail);
         }
@@ -491,34 +496,34 @@ impl Worker for DecodeWorker {
         self.slots.capacity()
     }
 
-    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
+    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel) {
         match command {
-            Command::Submit(request) => self.submit(request, now, mail),
-            Command::SessionReady { slot, generation, session, .. } => {
+            EngineCommand::Submit(request) => self.submit(request, now, mail),
+            EngineCommand::SessionReady { slot, generation, session, .. } => {
                 let held = self.slots.named(slot, generation);
                 if let Some(held) = held.filter(|held| held.state.stage == Stage::Connecting) {
                     held.state.session = Some(session);
                     held.state.stage = Stage::Waiting;
                     held.request.stamps.bootstrapped = Some(now);
-                    self.line.join(slot);
+                    self.line.push(slot);
                 }
             }
-            Command::Abort { slot, generation, cause, .. } => {
+            EngineCommand::Abort { slot, generation, cause, .. } => {
                 let held = self.slots.named(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
                     self.fail(slot, cause, mail);
                 }
             }
-            Command::Flush { worker } => {
-                mail.tell(Event::Flushed { worker, pages: self.pool.flush() })
+            EngineCommand::Flush { worker } => {
+                mail.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
-            Command::Granted { .. } | Command::Awaited { .. } => {
+            EngineCommand::Granted { .. } | EngineCommand::Awaited { .. } => {
                 debug_assert!(false, "a decode worker gets no Destination");
             }
         }
     }
 
-    fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity {
         self.take_ends();
         self.sweep(turn);
         self.resume(turn.now);

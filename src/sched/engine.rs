@@ -1,26 +1,29 @@
 //! The engine: one thread that steps its workers in turn.
 //!
-//! Owns: the workers, the model, the sampler, one batch, the ends of the mailbox. Thread: `engine`.
-//! Invariants: a turn begins only with room for all it may tell; it takes a bounded number of commands; it
-//! neither allocates nor frees, since boxes come from `ctl` and go back to it.
-//! Not here: who rings the bell (`ctl`, the movers), the team of compute threads (`forward`).
+//! Owns: the workers, the model, the sampler, one batch, the ends of the rings.
+//! Thread: `engine`.
+//! Invariants: a turn begins only with room for all its events and takes a bounded number of
+//! commands. It neither allocates nor frees: boxes come from `ctl` and return to it.
+//! Not here: notifications to the engine (`ctl`, the movers), the team of compute threads
+//! (`forward`).
 
 use crate::model::forward::Forward;
 use crate::model::forward::batch::Batch;
 use crate::model::sampler::Sampler;
+use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::config::SchedConfig;
-use crate::sched::mail::{Mail, events_per_turn};
-use crate::sched::worker::{Activity, Turn, Worker};
-use crate::stdx::bell::Bell;
+use crate::sched::worker::{Activity, TurnContext, Worker};
+use crate::stdx::event_count::EventCount;
 use crate::stdx::seal::seal_thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest sleep while requests wait. Bells announce all news; this bounds how late a deadline is noticed.
+/// Longest sleep while requests wait. All news comes with a notification; this limits how late a
+/// deadline is noticed.
 const WAITING_PARK: Duration = Duration::from_millis(1);
-/// Longest sleep of an engine without requests, so that its progress counter does not stand still.
+/// Longest sleep of an engine without requests, so that its progress counter keeps moving.
 const IDLE_PARK: Duration = Duration::from_millis(100);
 
 /// Steps its workers.
@@ -29,7 +32,7 @@ pub struct Engine {
     forward: Box<dyn Forward>,
     sampler: Sampler,
     batch: Batch,
-    mail: Mail,
+    mail: EngineChannel,
     clock: Box<dyn Fn() -> Instant + Send>,
     progress: Arc<AtomicU64>,
     /// Most events of a turn.
@@ -37,14 +40,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Workers are stepped in the order given: prefill before decode, so that a chunk's last KV leaves as
-    /// early as it can. `forward` takes batches of [`SchedConfig::batch_limits`]. `clock` tells the time
-    /// inside a turn ([`Instant::now`] but for tests).
+    /// Makes an engine. Workers are stepped in the given order: prefill before decode, so that a
+    /// chunk's last KV leaves early. `forward` accepts batches of [`SchedConfig::batch_limits`].
+    /// `clock` gives the time inside a turn ([`Instant::now`] except in tests).
     pub fn new(
         config: &SchedConfig,
         workers: Vec<Box<dyn Worker>>,
         forward: Box<dyn Forward>,
-        mail: Mail,
+        mail: EngineChannel,
         clock: Box<dyn Fn() -> Instant + Send>,
     ) -> Engine {
         let slots = workers.iter().map(|worker| worker.slots()).sum();
@@ -60,12 +63,12 @@ impl Engine {
         }
     }
 
-    /// Counts turns and layers; an engine whose count stands still hangs.
+    /// Counts turns and layers. If the count stands still, the engine hangs.
     pub fn progress(&self) -> &Arc<AtomicU64> {
         &self.progress
     }
 
-    /// The model, for another engine; the workers end.
+    /// Ends the workers and returns the model for another engine.
     pub fn into_forward(self) -> Box<dyn Forward> {
         self.forward
     }
@@ -78,7 +81,7 @@ impl Engine {
         }
         let mut activity = self.take_commands(now);
         for worker in &mut self.workers {
-            let mut turn = Turn {
+            let mut turn = TurnContext {
                 now,
                 forward: &mut *self.forward,
                 batch: &mut self.batch,
@@ -94,13 +97,13 @@ impl Engine {
     }
 
     fn take_commands(&mut self, now: Instant) -> Activity {
-        self.mail.pull();
+        self.mail.pull_commands();
         let mut activity = Activity::Idle;
-        while let Some(command) = self.mail.take() {
+        while let Some(command) = self.mail.take_command() {
             activity = Activity::Busy;
             let id = command.worker();
             match self.workers.iter_mut().find(|worker| worker.id() == id) {
-                Some(worker) => worker.take(command, now, &mut self.mail),
+                Some(worker) => worker.handle_command(command, now, &mut self.mail),
                 None => debug_assert!(false, "command for worker {id}, which is not here"),
             }
         }
@@ -108,16 +111,16 @@ impl Engine {
     }
 }
 
-/// The engine's thread, until `stop`. `spin` is how many empty turns it spins before it parks (0 where
-/// threads outnumber cores); `bell` must unpark this thread.
-pub fn run(engine: &mut Engine, bell: &Bell, stop: &AtomicBool, spin: u32) {
+/// Runs the engine's thread until `stop`. After `spin` empty turns it parks; `spin` is 0 if threads
+/// outnumber cores. `bell` must unpark this thread.
+pub fn run(engine: &mut Engine, bell: &EventCount, stop: &AtomicBool, spin: u32) {
     let _seal = seal_thread();
     let mut empty = 0;
     while !stop.load(Ordering::Acquire) {
         if empty >= spin {
-            bell.announce();
+            bell.prepare_wait();
         }
-        // After the announcement comes one more look for work, which is this very turn.
+        // After the announcement the engine must look for work once more: this turn does.
         let park = match engine.step(Instant::now()) {
             Activity::Busy => None,
             Activity::Waiting => Some(WAITING_PARK),
@@ -128,7 +131,7 @@ pub fn run(engine: &mut Engine, bell: &Bell, stop: &AtomicBool, spin: u32) {
             Some(_) if empty < spin => empty += 1,
             Some(park) => thread::park_timeout(park),
         }
-        bell.dismiss();
+        bell.cancel_wait();
         std::hint::spin_loop();
     }
 }

@@ -1,26 +1,26 @@
-//! The mixed worker: reads prompts and runs on from them over one pool, without a hand-off.
+//! The mixed worker: computes prompts and generates from them over one pool, without a hand-off.
 //!
-//! Life of a request here: waiting line → chunks → running batch → over. Each turn computes a prefill chunk,
-//! then a decode step, so that a long prompt does not stall the streams for longer than a chunk. From the batch a request
-//! may be retracted; it keeps its place there, and comes back at once or by way of chunks.
-//! Not here: picking chunks (`chunks`), what fits (`admission`), the batch (`running`), who gives up its pages
-//! (`retraction`).
+//! A request passes through the wait queue, chunks and the running batch. Each turn computes a
+//! prefill chunk, then a decode step. So a long prompt stalls the streams for one chunk at most. A
+//! retracted request keeps its place in the batch. It returns at once or through chunks.
+//! Not here: picking chunks (`chunks`), admission (`admission`), the batch (`running_batch`), the
+//! choice to retract (`retraction`).
 
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
 use crate::kv::tier::Tier;
 use crate::sched::admission::{self, Claim, Claims};
-use crate::sched::chunks::{Allowance, Chunks, Computed};
+use crate::sched::channel::EngineChannel;
+use crate::sched::chunks::{Allowance, ChunkScheduler, Computed};
 use crate::sched::config::SchedConfig;
-use crate::sched::mail::Mail;
-use crate::sched::mailbox::{Command, Event, Outcome};
-use crate::sched::request::Request;
+use crate::sched::messages::{EngineCommand, FinishReason, RequestEvent};
+use crate::sched::request::EngineRequest;
 use crate::sched::retraction::Retraction;
-use crate::sched::running::Running;
+use crate::sched::running_batch::Running;
 use crate::sched::slots::{Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
-use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
+use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,27 +31,27 @@ pub struct MixedWorker {
     kv: KvMemory,
     pool: PagePool,
     slots: Slots<Stage>,
-    chunks: Chunks,
+    chunks: ChunkScheduler,
     running: Running,
     retraction: Retraction,
     stats: Arc<WorkerStats>,
 }
 
-/// In order of life.
+/// Stages in order of a request's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// In line for its first chunk.
+    /// In the queue for its first chunk.
     Waiting,
-    /// Pages are there, chunks are computed.
+    /// Has pages; chunks are computed.
     Prompt,
     /// In the batch.
     Running,
-    /// Was in the batch, until others needed its pages.
+    /// Was in the batch, until other requests needed its pages.
     Retracted,
 }
 
 impl MixedWorker {
-    /// A worker over an empty pool and an empty tier, of `slots` requests at a time.
+    /// Makes a worker with an empty pool and an empty tier, for `slots` requests at a time.
     pub fn new(
         id: WorkerId,
         config: SchedConfig,
@@ -66,53 +66,53 @@ impl MixedWorker {
             stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             slots: Slots::new(slots),
-            chunks: Chunks::new(config, slots),
+            chunks: ChunkScheduler::new(config, slots),
             running: Running::new(config.max_running),
             retraction: Retraction::new(slots, tier),
         }
     }
 
-    /// Its figures.
+    /// Its statistics.
     pub fn stats(&self) -> &Arc<WorkerStats> {
         &self.stats
     }
 
-    /// A newcomer gets in line, unless it can never run, or its deadline would pass before its turn.
-    fn submit(&mut self, request: Box<Request>, now: Instant, mail: &mut Mail) {
+    /// Queues a new request, unless it can never run or its deadline would pass before its turn.
+    fn submit(&mut self, request: Box<EngineRequest>, now: Instant, mail: &mut EngineChannel) {
         let (slot, left) = (request.slot, request.deadline.saturating_duration_since(now));
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         if let Err(request) = self.slots.insert(request, Stage::Waiting) {
             return refuse(request, mail);
         }
         if !fits {
-            return self.finish(slot, Outcome::Failed(Cause::Refused), mail);
+            return self.finish(slot, FinishReason::Failed(Cause::Refused), mail);
         }
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
         if self.is_full() || self.chunks.is_beyond(&self.slots, left) {
-            self.finish(slot, Outcome::Failed(Cause::Overloaded), mail);
+            self.finish(slot, FinishReason::Failed(Cause::Overloaded), mail);
         }
     }
 
-    /// Whether more wait than may.
+    /// Whether more requests wait than allowed.
     fn is_full(&self) -> bool {
         let Allowance { room, prompts: mut places } = self.allowance();
         let takes_place = |_: &_| places.checked_sub(1).inspect(|left| places = *left).is_some();
         self.slots.overflow(&self.config, room, |held| held.state == Stage::Waiting, takes_place)
     }
 
-    fn end_overdue(&mut self, now: Instant, mail: &mut Mail) {
+    fn end_overdue(&mut self, now: Instant, mail: &mut EngineChannel) {
         let mut from = 0;
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
             if now >= self.slots[slot].request.deadline {
-                self.finish(slot, Outcome::Failed(Cause::Deadline), mail);
+                self.finish(slot, FinishReason::Failed(Cause::Deadline), mail);
             }
         }
     }
 
-    /// Computes one batch of chunks. False when there was nothing to compute.
-    fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
+    /// Computes one batch of chunks. Returns false if there was nothing to compute.
+    fn run_chunks(&mut self, turn: &mut TurnContext<'_>) -> bool {
         let allowance = self.allowance();
         self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
         if self.chunks.picked().is_empty() {
@@ -134,7 +134,7 @@ impl MixedWorker {
         true
     }
 
-    /// What all want of the pool.
+    /// The pages that all requests need.
     fn claims(&self) -> Claims {
         let mut claims = Claims::default();
         for held in self.slots.iter() {
@@ -148,14 +148,15 @@ impl MixedWorker {
         claims
     }
 
-    /// What is left for newcomers.
+    /// The pages and places left for new requests.
     fn allowance(&self) -> Allowance {
         let taken = self.slots.iter().filter(|held| held.state != Stage::Waiting).count();
         let room = self.claims().room_for_newcomers(self.pool.counts());
         Allowance { room, prompts: self.config.max_running - taken }
     }
 
-    /// One that was retracted gets pages again, if there are: one a turn, since its KV is copied meanwhile.
+    /// Gives a retracted request pages again, if there are pages. At most one a turn, because its
+    /// KV is copied meanwhile.
     fn resume(&mut self, now: Instant) {
         if self.retraction.is_empty() {
             return;
@@ -180,8 +181,8 @@ impl MixedWorker {
         self.running.join(slot, &mut held.request, now);
     }
 
-    /// What is complete joins the batch, a prompt with its first token.
-    fn use_chunks(&mut self, turn: &mut Turn<'_>) {
+    /// Complete requests join the batch, prompts with their first token.
+    fn use_chunks(&mut self, turn: &mut TurnContext<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
@@ -200,8 +201,8 @@ impl MixedWorker {
         }
     }
 
-    /// Where the pool has too few pages for the next step of all, some leave the batch.
-    fn make_room(&mut self, turn: &Turn<'_>) {
+    /// Retracts requests from the batch if the pool has too few pages for the next step.
+    fn make_room(&mut self, turn: &TurnContext<'_>) {
         let recompute = |tokens| self.chunks.estimate(tokens);
         let (running, slots, pool) = (&mut self.running, &mut self.slots, &mut self.pool);
         while let Some(slot) =
@@ -212,7 +213,7 @@ impl MixedWorker {
         }
     }
 
-    fn run_batch(&mut self, turn: &mut Turn<'_>) -> bool {
+    fn run_batch(&mut self, turn: &mut TurnContext<'_>) -> bool {
         self.make_room(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
@@ -222,7 +223,7 @@ impl MixedWorker {
         ran.is_some()
     }
 
-    fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
+    fn finish(&mut self, slot: SlotId, outcome: FinishReason, mail: &mut EngineChannel) {
         self.chunks.leave(slot);
         self.running.leave(slot);
         self.retraction.leave(slot, &mut self.slots[slot]);
@@ -238,7 +239,7 @@ impl MixedWorker {
                 Stage::Prompt | Stage::Running => census.running += 1,
                 Stage::Retracted => census.retracted += 1,
             }
-            // Nobody knows yet how much of it is to be computed again.
+            // For a retracted request the number of tokens to recompute is not known yet.
             if held.state != Stage::Retracted {
                 census.waiting_tokens += u64::from(held.uncomputed());
             }
@@ -257,24 +258,26 @@ impl Worker for MixedWorker {
         self.slots.capacity()
     }
 
-    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
+    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel) {
         match command {
-            Command::Submit(request) => self.submit(request, now, mail),
-            Command::Abort { slot, generation, cause, .. } => {
+            EngineCommand::Submit(request) => self.submit(request, now, mail),
+            EngineCommand::Abort { slot, generation, cause, .. } => {
                 if self.slots.named(slot, generation).is_some() {
-                    self.finish(slot, Outcome::Failed(cause), mail);
+                    self.finish(slot, FinishReason::Failed(cause), mail);
                 }
             }
-            Command::Flush { worker } => {
-                mail.tell(Event::Flushed { worker, pages: self.pool.flush() })
+            EngineCommand::Flush { worker } => {
+                mail.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
-            Command::Granted { .. } | Command::Awaited { .. } | Command::SessionReady { .. } => {
-                debug_assert!(false, "a mixed worker hands nothing over");
+            EngineCommand::Granted { .. }
+            | EngineCommand::Awaited { .. }
+            | EngineCommand::SessionReady { .. } => {
+                debug_assert!(false, "a mixed worker has no hand-offs");
             }
         }
     }
 
-    fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity {
         self.end_overdue(turn.now, turn.mail);
         self.resume(turn.now);
         let prefilled = self.run_chunks(turn);

@@ -1,27 +1,28 @@
-//! Scheduling: which request gets pages and a place in the batch, turn by turn.
+//! Scheduling: assigns pages and places in the batch to requests, turn by turn.
 //!
-//! Thread: `engine`. Owns: the page pool of each worker, the queues, the running batch. Never touches a
-//! socket, a lock or a disk, never waits for a transfer: it polls the status table. Whole pages only.
+//! Owns: the page pool of each worker, the queues, the running batch.
+//! Thread: `engine`.
+//! Invariants: it never touches a socket, a lock or a disk, and never waits for a transfer. It
+//! polls the status table. It handles whole pages only.
 //!
-//! [`engine`] steps [`worker`]s: [`prefill`], [`decode`], [`mixed`]. They share [`slots`] (requests by
-//! slot), [`line`] (fair waiting), [`admission`] (the arithmetic), [`chunks`] (parts of prompts),
-//! [`running`] (the batch), [`retraction`]
-//! (who gives pages up), [`pace`] (how fast things go).
+//! [`engine`] steps [`worker`]s: [`prefill`], [`decode`], [`mixed`]. Shared parts are [`slots`],
+//! [`wait_queue`], [`admission`], [`chunks`], [`running_batch`], [`retraction`] and [`throughput`].
 
 pub mod admission;
+pub mod channel;
 pub mod chunks;
 pub mod config;
 pub mod decode;
 pub mod engine;
-pub mod line;
-pub mod mail;
-pub mod mailbox;
+pub mod first_token;
+pub mod messages;
 pub mod mixed;
-pub mod pace;
 pub mod prefill;
 pub mod request;
 pub mod retraction;
-pub mod running;
+pub mod running_batch;
 pub mod slots;
 pub mod stats;
+pub mod throughput;
+pub mod wait_queue;
 pub mod worker;

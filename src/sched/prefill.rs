@@ -1,8 +1,9 @@
-//! The prefill worker: reads prompts and hands their KV over, chunk by chunk.
+//! The prefill worker: computes prompts and transfers their KV, chunk by chunk.
 //!
-//! Life of a request here: bootstrap queue (until `Granted` or `Awaited`, unless it is to be kept; outside the line, so that it blocks nobody) →
-//! waiting line → chunks, each handed over as soon as it is computed and `Granted` → parked, where all is computed before
-//! that → inflight until the status table says Success → over, until its lease is back. Mirrors [`super::decode`].
+//! A request waits in the bootstrap queue until `Granted` or `Awaited`; with `keep` it does not
+//! wait. Then it joins the wait queue and runs in chunks. After `Granted`, each computed chunk is
+//! transferred at once. If everything is computed before `Granted`, the request is parked. Then it
+//! is inflight until Success, and over until its lease is back. Mirrors [`super::decode`].
 //! Not here: picking chunks (`chunks`), moving bytes (`transfer`).
 
 use crate::cause::Cause;
@@ -10,20 +11,21 @@ use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
 use crate::limits::{KEPT_KV_LIFE, REQUEST_TIME_MAX};
 use crate::sched::admission::{self, Claims};
-use crate::sched::chunks::{Allowance, Chunks};
+use crate::sched::channel::EngineChannel;
+use crate::sched::chunks::{Allowance, ChunkScheduler};
 use crate::sched::config::SchedConfig;
-use crate::sched::mail::Mail;
-use crate::sched::mailbox::{Command, Event, Outcome};
-use crate::sched::request::{Request, Stamps};
-use crate::sched::running::accept;
-use crate::sched::slots::{Held, LeaseState, Slots, refuse};
+use crate::sched::first_token::FirstTokenRecord;
+use crate::sched::messages::{EngineCommand, FinishReason, RequestEvent, TransferEvent};
+use crate::sched::request::{EngineRequest, Stamps};
+use crate::sched::running_batch::accept;
+use crate::sched::slots::{LeaseState, SlotEntry, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
-use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
-use crate::stdx::planted::is_planted;
+use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::Target;
 use crate::transfer::handle::Sender;
 use crate::transfer::status::State;
+use crate::transfer::target::Target;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,50 +37,50 @@ pub struct PrefillWorker {
     pool: PagePool,
     sender: Sender,
     slots: Slots<Prefill>,
-    chunks: Chunks,
+    chunks: ChunkScheduler,
     stats: Arc<WorkerStats>,
 }
 
-/// What is kept of a request besides.
+/// Additional state of a request.
 #[derive(Debug)]
 struct Prefill {
     stage: Stage,
     target: Option<Target>,
     lease: LeaseState,
-    /// Tokens whose KV the mover was told of, or the destination holds.
+    /// Tokens with KV that was passed to the mover, or that the destination holds.
     handed: u32,
-    /// Goes with the last chunk.
+    /// The aux record for the last chunk.
     aux: Option<AuxRecord>,
     /// A Destination will come.
     awaited: bool,
 }
 
-/// In order of life.
+/// Stages in order of a request's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Neither Destination nor Interest yet.
+    /// No `Granted` or `Awaited` yet.
     Bootstrapping,
-    /// In line for its first chunk, or between chunks.
+    /// In the queue for its first chunk, or between chunks.
     Prompt,
-    /// All is computed, and no Destination yet. What is kept for a decode leg that is sent after this one's answer gets here
-    /// without any word of that.
+    /// Fully computed, without a Destination. Kept KV, for a decode leg that comes after the
+    /// answer, also waits in this stage.
     Parked,
-    /// All is computed; KV and final notices are on their way.
+    /// Fully computed; KV and final notices are in transfer.
     Inflight,
-    /// Finished was told; the lease may be out.
+    /// Finished was sent; the lease may still be out.
     Over,
 }
 
 impl Prefill {
-    /// A Destination is here.
+    /// Records the Destination.
     fn aim(&mut self, target: Target) {
         self.target = Some(target);
-        self.handed = if is_planted("prefix is sent again") { 0 } else { target.prefix };
+        self.handed = if is_failpoint_active("prefix is sent again") { 0 } else { target.prefix };
     }
 }
 
 impl PrefillWorker {
-    /// A worker over an empty pool. Status table and rings are the sender's.
+    /// Makes a worker with an empty pool. The sender owns status table and rings.
     pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, sender: Sender) -> PrefillWorker {
         let slots = sender.status.slots();
         PrefillWorker {
@@ -89,17 +91,17 @@ impl PrefillWorker {
             kv,
             sender,
             slots: Slots::new(slots),
-            chunks: Chunks::new(config, slots),
+            chunks: ChunkScheduler::new(config, slots),
         }
     }
 
-    /// Its figures.
+    /// Its statistics.
     pub fn stats(&self) -> &Arc<WorkerStats> {
         &self.stats
     }
 
-    fn submit(&mut self, mut request: Box<Request>, now: Instant, mail: &mut Mail) {
-        // Whatever the client wants: here one token is generated.
+    fn submit(&mut self, mut request: Box<EngineRequest>, now: Instant, mail: &mut EngineChannel) {
+        // A prefill worker always generates one token.
         request.max_new = 1;
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
@@ -122,10 +124,10 @@ impl PrefillWorker {
         }
     }
 
-    /// Whether more wait than may.
+    /// Whether more requests wait than allowed.
     fn is_full(&self) -> bool {
         let room = Claims::default().room_for_newcomers(self.pool.counts());
-        let waits = |held: &Held<Prefill>| match held.state.stage {
+        let waits = |held: &SlotEntry<Prefill>| match held.state.stage {
             Stage::Bootstrapping => true,
             Stage::Prompt => held.request.pages.is_empty(),
             Stage::Parked | Stage::Inflight | Stage::Over => false,
@@ -135,8 +137,8 @@ impl PrefillWorker {
         self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
-    /// A Destination is here.
-    fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut Mail) {
+    /// Handles the arrival of a Destination.
+    fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut EngineChannel) {
         let state = &mut self.slots[slot].state;
         state.aim(target);
         match state.stage {
@@ -146,8 +148,9 @@ impl PrefillWorker {
         }
     }
 
-    /// A Destination is here, or will come: the request gets in line, unless its deadline would pass before its turn.
-    fn begin(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+    /// Queues a request, unless its deadline would pass before its turn. A Destination is here or
+    /// will come, or the KV is kept.
+    fn begin(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) {
         let held = &mut self.slots[slot];
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
@@ -159,7 +162,7 @@ impl PrefillWorker {
         }
     }
 
-    /// Pages come back with the leases that the mover has ended.
+    /// Takes back pages from leases that the mover has ended.
     fn take_ends(&mut self) {
         while let Some(end) = self.sender.poll_end() {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
@@ -170,14 +173,14 @@ impl PrefillWorker {
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
-                self.pool.end(end.ended, &held.request.pages);
+                self.pool.end_lease(end.ended, &held.request.pages);
             }
         }
     }
 
-    /// Looks at every request once: news of its transfer, its deadline, KV that the mover's ring had no room
-    /// for.
-    fn sweep(&mut self, now: Instant, mail: &mut Mail) {
+    /// Checks every request once: news of its transfer, its deadline, KV that did not fit the
+    /// mover's ring.
+    fn sweep(&mut self, now: Instant, mail: &mut EngineChannel) {
         let mut from = 0;
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
@@ -185,29 +188,30 @@ impl PrefillWorker {
                 self.look_at(slot, now, mail);
             }
             let Prefill { stage, lease, .. } = self.slots[slot].state;
-            // Not before the mover's ring has room, so that it always takes one Cancel per slot.
+            // Waits until the mover's ring has room, so that the ring always takes one Cancel per
+            // slot.
             if stage == Stage::Over && lease != LeaseState::Out && self.sender.has_room() {
                 self.slots.let_go(slot, mail);
             }
         }
     }
 
-    fn look_at(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+    fn look_at(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) {
         let status = self.sender.status(slot);
         match (status.state, self.slots[slot].state.stage) {
             (State::Failed, _) => {
                 let cause = status.cause.unwrap_or(Cause::Internal);
-                self.finish(slot, Outcome::Failed(cause), mail);
+                self.finish(slot, FinishReason::Failed(cause), mail);
             }
-            (State::Success, Stage::Inflight) => self.finish(slot, Outcome::HandedOver, mail),
+            (State::Success, Stage::Inflight) => self.finish(slot, FinishReason::HandedOver, mail),
             _ if self.is_overdue(slot, now) => self.fail(slot, Cause::Deadline, mail),
             _ => self.hand_over(slot),
         }
     }
 
     fn is_overdue(&self, slot: SlotId, now: Instant) -> bool {
-        let Held { request, state, .. } = &self.slots[slot];
-        // What was kept and is claimed at the last moment has as long to arrive.
+        let SlotEntry { request, state, .. } = &self.slots[slot];
+        // Kept KV that is claimed at the last moment has the same time again for its transfer.
         let is_claimed = request.keep && state.target.is_some();
         now >= request.deadline + if is_claimed { KEPT_KV_LIFE } else { Duration::ZERO }
     }
@@ -216,16 +220,16 @@ impl PrefillWorker {
         hand_over(&mut self.slots[slot], &mut self.pool, &self.sender);
     }
 
-    /// Computes one batch of chunks. False when there was nothing to compute.
-    fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
-        // Who has begun has all its pages, and takes no more.
+    /// Computes one batch of chunks. Returns false if there was nothing to compute.
+    fn run_chunks(&mut self, turn: &mut TurnContext<'_>) -> bool {
+        // A begun prompt has all its pages and takes no more.
         let room = Claims::default().room_for_newcomers(self.pool.counts());
         let allowance = Allowance { room, prompts: self.config.max_running };
         self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
         if self.chunks.picked().is_empty() {
             return false;
         }
-        // What the cache had of them travels while the rest is computed.
+        // The cached prefix is transferred while the rest is computed.
         for index in 0..self.chunks.picked().len() {
             self.hand_over(self.chunks.picked()[index].slot);
         }
@@ -244,26 +248,27 @@ impl PrefillWorker {
         true
     }
 
-    /// Hands over the chunks just computed; prompts that are complete get their first token.
-    fn use_chunks(&mut self, turn: &mut Turn<'_>) {
+    /// Transfers the chunks just computed. Complete prompts get their first token.
+    fn use_chunks(&mut self, turn: &mut TurnContext<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
             self.slots[chunk.slot].keep(&mut self.pool);
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
             if chunk.last {
-                let Held { request, cached, state, .. } = &mut self.slots[chunk.slot];
+                let SlotEntry { request, cached, state, .. } = &mut self.slots[chunk.slot];
                 let sampled = turn.sample(logits, request);
                 logits += 1;
-                let mut aux = AuxRecord::new(request.room, &sampled, *cached);
-                (aux.queue_us, aux.prefill_us) = shares(&request.stamps);
-                state.aux = Some(aux);
+                let mut first = FirstTokenRecord::new(&sampled, *cached);
+                (first.queue_us, first.prefill_us) = shares(&request.stamps);
+                state.aux = Some(first.to_aux(request.room));
                 state.stage = if state.target.is_some() { Stage::Inflight } else { Stage::Parked };
                 accept(request, sampled, turn.mail, turn.clock);
                 self.stats.generated(1);
                 if state.stage == Stage::Parked {
                     if request.keep && !state.awaited {
-                        let life = if is_planted("KV is kept for an hour") { 120 } else { 1 };
+                        let life =
+                            if is_failpoint_active("KV is kept for an hour") { 120 } else { 1 };
                         request.deadline = (turn.clock)() + KEPT_KV_LIFE * life;
                     }
                     self.tell_computed(chunk.slot, turn.mail);
@@ -273,9 +278,9 @@ impl PrefillWorker {
         }
     }
 
-    fn tell_computed(&self, slot: SlotId, mail: &mut Mail) {
-        let Held { request, cached, .. } = &self.slots[slot];
-        mail.tell(Event::Computed {
+    fn tell_computed(&self, slot: SlotId, mail: &mut EngineChannel) {
+        let SlotEntry { request, cached, .. } = &self.slots[slot];
+        mail.send_event(TransferEvent::Computed {
             worker: self.id,
             slot,
             generation: request.generation,
@@ -285,12 +290,12 @@ impl PrefillWorker {
     }
 
     /// Ends a request: its transfer first, so that the mover stops.
-    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut Mail) {
+    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut EngineChannel) {
         self.sender.fail(slot, self.slots[slot].request.generation, cause);
-        self.finish(slot, Outcome::Failed(cause), mail);
+        self.finish(slot, FinishReason::Failed(cause), mail);
     }
 
-    fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
+    fn finish(&mut self, slot: SlotId, outcome: FinishReason, mail: &mut EngineChannel) {
         self.chunks.leave(slot);
         let held = &mut self.slots[slot];
         held.state.stage = Stage::Over;
@@ -324,10 +329,10 @@ impl Worker for PrefillWorker {
         self.slots.capacity()
     }
 
-    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
+    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel) {
         match command {
-            Command::Submit(request) => self.submit(request, now, mail),
-            Command::Granted { slot, generation, target, .. } => {
+            EngineCommand::Submit(request) => self.submit(request, now, mail),
+            EngineCommand::Granted { slot, generation, target, .. } => {
                 let held = self
                     .slots
                     .named(slot, generation)
@@ -336,35 +341,36 @@ impl Worker for PrefillWorker {
                     self.granted(slot, target, now, mail);
                 }
             }
-            Command::Awaited { slot, generation, .. } => {
+            EngineCommand::Awaited { slot, generation, .. } => {
                 let Some(held) = self.slots.named(slot, generation) else { return };
                 held.state.awaited = true;
                 match held.state.stage {
                     Stage::Bootstrapping => self.begin(slot, now, mail),
                     Stage::Parked => {
-                        // Decode's own time bounds it from now on, which may be spent in a line for pages.
+                        // From now on decode's own deadline applies. Decode may spend it in its
+                        // queue for pages.
                         held.request.deadline = held.request.deadline.max(now + REQUEST_TIME_MAX);
                         self.tell_computed(slot, mail);
                     }
                     Stage::Prompt | Stage::Inflight | Stage::Over => {}
                 }
             }
-            Command::Abort { slot, generation, cause, .. } => {
+            EngineCommand::Abort { slot, generation, cause, .. } => {
                 let held = self.slots.named(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
                     self.fail(slot, cause, mail);
                 }
             }
-            Command::Flush { worker } => {
-                mail.tell(Event::Flushed { worker, pages: self.pool.flush() })
+            EngineCommand::Flush { worker } => {
+                mail.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
-            Command::SessionReady { .. } => {
+            EngineCommand::SessionReady { .. } => {
                 debug_assert!(false, "a prefill worker opens no session")
             }
         }
     }
 
-    fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity {
         self.take_ends();
         self.sweep(turn.now, turn.mail);
         let busy = self.run_chunks(turn);
@@ -376,12 +382,12 @@ impl Worker for PrefillWorker {
     }
 }
 
-/// Tells the mover of KV that it does not know of, if its ring has room.
-fn hand_over(held: &mut Held<Prefill>, pool: &mut PagePool, sender: &Sender) {
-    let Held { request, computed, state, .. } = held;
+/// Passes new KV to the mover, if its ring has room.
+fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, sender: &Sender) {
+    let SlotEntry { request, computed, state, .. } = held;
     let (slot, generation) = (request.slot, request.generation);
     let Some(target) = state.target else { return };
-    // What the destination holds already may reach further than what is computed.
+    // The destination may already hold more tokens than are computed.
     if state.handed >= *computed || state.lease == LeaseState::Back {
         return;
     }
@@ -399,17 +405,18 @@ fn hand_over(held: &mut Held<Prefill>, pool: &mut PagePool, sender: &Sender) {
     }
 }
 
-/// What is computed is handed over as soon as its Destination is here, also while others are computed.
+/// Transfers parked requests as soon as their Destination arrives, even while other requests are
+/// computed.
 fn hand_over_parked(
     worker: WorkerId,
     slots: &mut Slots<Prefill>,
     pool: &mut PagePool,
     sender: &Sender,
-    mail: &mut Mail,
+    mail: &mut EngineChannel,
 ) {
     loop {
         let granted = mail.take_early(|command| match *command {
-            Command::Granted { worker: of, slot, generation, target } if of == worker => {
+            EngineCommand::Granted { worker: of, slot, generation, target } if of == worker => {
                 let held = slots.named(slot, generation)?;
                 let is_open = sender.status(slot).state == State::WaitingForInput;
                 (held.state.stage == Stage::Parked && is_open).then_some((slot, target))

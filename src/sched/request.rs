@@ -1,69 +1,71 @@
-//! One attempt of one choice of one HTTP request, as `ctl` makes it and the engine works on it.
+//! One attempt of one choice of an HTTP request, as `ctl` creates it and the engine runs it.
 //!
-//! All vectors are allocated by `ctl` with the capacity they will ever need; the box travels to the
-//! engine and comes back with [`super::mailbox::Event::Released`], so the engine neither allocates nor frees.
+//! `ctl` allocates all vectors with their final capacity. The box goes to the engine and returns
+//! with [`super::messages::EngineEvent::Released`]. So the engine neither allocates nor frees.
 
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
 use crate::kv::prefix::{Salt, Sequence};
 use crate::model::sampler::SamplingParams;
-use crate::stdx::planted::is_planted;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::Range;
 use std::time::Instant;
 
-/// What the engine is asked to do.
+/// A request to the engine.
 #[derive(Debug)]
-pub struct Request {
-    /// Names it in every event.
+pub struct EngineRequest {
+    /// Its id in every event.
     pub id: RequestId,
-    /// Which worker of this process.
+    /// The worker of this process.
     pub worker: WorkerId,
-    /// The attempt; meaningless where nothing is handed over.
+    /// The attempt; meaningless without a hand-off.
     pub room: Room,
-    /// Decode: it reads the prompt itself, and nobody hands its KV over.
+    /// Decode: the worker computes the prompt itself, without a prefill worker.
     pub alone: bool,
-    /// Prefill: it is computed at once, and its KV kept for a decode leg that may come later, within
-    /// [`KEPT_KV_LIFE`](crate::limits::KEPT_KV_LIFE).
+    /// Prefill: the prompt is computed at once. Its KV is kept for a decode leg that may come
+    /// within [`KEPT_KV_LIFE`](crate::limits::KEPT_KV_LIFE).
     pub keep: bool,
-    /// Entry of the worker's status table, opened by `ctl`.
+    /// Slot in the worker's status table, opened by `ctl`.
     pub slot: SlotId,
     /// Its generation.
     pub generation: Generation,
-    /// Ids to go on from, at least one, checked against the vocabulary; with `max_new` they fit the context.
+    /// Input ids, at least one, checked against the vocabulary. With `max_new` they fit the
+    /// context.
     pub prompt: Vec<u32>,
-    /// How many of the last of them an earlier attempt has generated: output, as far as penalties go.
+    /// Number of ids at the end of `prompt` that an earlier attempt generated. Penalties treat them
+    /// as output.
     pub resumed: u32,
     /// Ids generated so far; capacity `max_new`.
     pub output: Vec<u32>,
     /// Pages held, in order of position; capacity for prompt + `max_new`.
     pub pages: Vec<PageId>,
-    /// Whose prefix cache it uses and fills; none: nobody's.
+    /// Salt of the prefix cache that it uses and fills; `None`: it uses no cache.
     pub salt: Option<Salt>,
-    /// How to choose tokens.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Alternatives per position, 0 to 20.
     pub top_logprobs: usize,
-    /// Most ids to generate, at least 1. A prefill worker generates one whatever this says.
+    /// Most ids to generate, at least 1. A prefill worker always generates one.
     pub max_new: u32,
     /// Ids that end generation (end of sequence unless ignored, stop ids of the request).
     pub stop_tokens: Vec<u32>,
-    /// End of sequence does not end it: its length is certain, which admission uses.
+    /// End of sequence does not end it. Then its length is certain, which admission uses.
     pub ignore_eos: bool,
-    /// It fails when not finished by then.
+    /// The request fails if it has not finished by then.
     pub deadline: Instant,
-    /// When things happened to it.
+    /// Times of its stages.
     pub stamps: Stamps,
 }
 
-impl Request {
-    /// Its ids so far, for the prefix cache if it uses one.
+impl EngineRequest {
+    /// Its ids so far for the prefix cache, if it uses one.
     pub fn sequence(&self) -> Option<Sequence<'_>> {
-        let salt = self
-            .salt
-            .map(|salt| if is_planted("salt is not compared") { Salt::default() } else { salt });
+        let salt = self.salt.map(|salt| {
+            if is_failpoint_active("salt is not compared") { Salt::default() } else { salt }
+        });
         salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
     }
 
-    /// Its ids at these positions: of the prompt, and generated ones behind them.
+    /// Its ids at these positions: those of the prompt, then generated ones.
     pub fn tokens(&self, positions: Range<u32>) -> [&[u32]; 2] {
         let (prompt, output) = (self.prompt.len(), self.output.len());
         let (start, end) = (positions.start as usize, positions.end as usize);
@@ -74,10 +76,10 @@ impl Request {
     }
 }
 
-/// Times of one request on one worker; unset ones have not happened.
+/// Times of one request on one worker. Unset times have not occurred.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamps {
-    /// `ctl` had read the request.
+    /// `ctl` had parsed the request.
     pub arrived: Instant,
     /// Prefill: a checked Destination was there. Decode: its session was ready.
     pub bootstrapped: Option<Instant>,
@@ -89,9 +91,10 @@ pub struct Stamps {
     pub joined: Option<Instant>,
     /// First token left the engine.
     pub first_token: Option<Instant>,
-    /// Prefill's share of the time to first token as it told in the aux record: (queue, prefill) in µs.
+    /// Prefill's share of the time to first token, from the aux record: (queue, prefill) in µs.
     pub prefill_us: Option<(u32, u32)>,
-    /// Tokens of the prompt that were not computed for it, once it is admitted; decode: once its KV is there.
+    /// Prompt tokens that were not computed for it. Set at admission; on decode, when its KV
+    /// arrives.
     pub cached: u32,
 }
 

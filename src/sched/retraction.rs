@@ -1,54 +1,60 @@
-//! Requests that give up their pages when the pool runs dry, and get new ones before any newcomer.
+//! Requests that give up their pages when the pool runs empty. They get new pages before any new
+//! request.
 //!
-//! Owns: the line of those that wait for pages again, the host tier where their KV is meanwhile. Thread: `engine`.
-//! A request's KV goes to the tier, or is dropped and computed again, whichever foretells the shorter time; what of it
-//! the prefix cache still has when its turn comes is taken from there in both cases.
-//! Invariants: who has generated least goes first, and of those the one with the longest prompt, so that the least is done
-//! twice; who was retracted first comes back first, if it fits; what it generated is the same as without.
-//! Not here: when it fits (`admission`), computing what was dropped (`chunks`).
+//! Owns: the queue of retracted requests, the host tier with their KV.
+//! Thread: `engine`.
+//! Invariants: KV goes to the tier or is dropped and recomputed, whichever is expected to be
+//! faster. Pages still in the prefix cache are reused in both cases. The request with the fewest
+//! generated tokens is retracted first; of equals, the one with the longest prompt. Retracted
+//! requests resume in order, if they fit. Retraction does not change the output.
+//! Not here: when it fits (`admission`), recomputing dropped KV (`chunks`).
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
 use crate::kv::tier::{Stored, Tier};
 use crate::limits::{PACE_COPIED_BYTES, PREFIX_LOOKUPS_PER_TURN};
-use crate::sched::admission::Room;
+use crate::sched::admission::PageBudget;
 use crate::sched::config::SchedConfig;
-use crate::sched::line::Line;
-use crate::sched::pace::Pace;
-use crate::sched::request::Request;
-use crate::sched::running::Running;
-use crate::sched::slots::{Held, Slots};
+use crate::sched::request::EngineRequest;
+use crate::sched::running_batch::Running;
+use crate::sched::slots::{SlotEntry, Slots};
+use crate::sched::throughput::Throughput;
+use crate::sched::wait_queue::WaitQueue;
 use crate::sched::worker::KvMemory;
-use crate::stdx::planted::is_planted;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-/// Those that were retracted.
+/// The retracted requests.
 #[derive(Debug)]
 pub struct Retraction {
-    line: Line,
+    line: WaitQueue,
     tier: Tier,
     /// Bytes per second into the tier.
-    copying: Pace,
+    copying: Throughput,
 }
 
-/// Where a retracted request's KV is.
+/// The place of a retracted request's KV.
 #[derive(Debug)]
-pub enum Kept {
+pub enum RetractedKv {
     /// In the tier.
     Stored(Stored),
-    /// Nowhere, but for what the prefix cache has of it.
+    /// Dropped, except for pages in the prefix cache.
     Dropped,
 }
 
 impl Retraction {
-    /// Nobody is. For a worker of `slots` slots.
+    /// An empty queue for a worker with `slots` slots.
     pub fn new(slots: usize, tier: Tier) -> Retraction {
-        Retraction { line: Line::new(slots), tier, copying: Pace::new(PACE_COPIED_BYTES) }
+        Retraction {
+            line: WaitQueue::new(slots),
+            tier,
+            copying: Throughput::new(PACE_COPIED_BYTES),
+        }
     }
 
-    /// Takes a request out of the batch, with its pages, if the next step would not find the pages that it needs: again,
-    /// until it does. `recompute` says how long it would take to compute so many tokens, where that is known.
+    /// Retracts one request from the batch if the pool lacks pages for the next step. Call it until
+    /// it returns `None`. `recompute` estimates the time to compute a number of tokens, if known.
     pub fn make_room<S>(
         &mut self,
         running: &mut Running,
@@ -60,7 +66,7 @@ impl Retraction {
     ) -> Option<SlotId> {
         let counts = pool.counts();
         let missing = running.missing(slots, kv.layout.page_size);
-        if missing <= counts.free + counts.cached || is_planted("no room is made") {
+        if missing <= counts.free + counts.cached || is_failpoint_active("no room is made") {
             return None;
         }
         let slot = victim(running.slots(), slots)?;
@@ -72,7 +78,7 @@ impl Retraction {
     fn retract<S>(
         &mut self,
         slot: SlotId,
-        held: &mut Held<S>,
+        held: &mut SlotEntry<S>,
         pool: &mut PagePool,
         kv: &KvMemory,
         recompute: impl Fn(u64) -> Option<Duration>,
@@ -91,46 +97,47 @@ impl Retraction {
         if stored.is_some() {
             self.copying.measure(bytes, clock().saturating_duration_since(begin));
         }
-        held.give_up_pages(stored.map_or(Kept::Dropped, Kept::Stored), pool);
-        self.line.join(slot);
+        held.give_up_pages(stored.map_or(RetractedKv::Dropped, RetractedKv::Stored), pool);
+        self.line.push(slot);
     }
 
-    /// Gives the first that fits its pages again. Its KV is in place, or what the prefix cache has of it, and the rest is
-    /// to be computed.
+    /// Gives pages to the first retracted request that fits. Its KV is then in place, or only the
+    /// cached part is and the rest must be computed.
     pub fn resume<S>(
         &mut self,
         slots: &mut Slots<S>,
-        room: &Room,
+        room: &PageBudget,
         config: &SchedConfig,
         pool: &mut PagePool,
         kv: &KvMemory,
     ) -> Option<SlotId> {
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
-        let slot = self.line.next(|slot| slots[slot].fits(config, room, pool, &mut lookups))?;
+        let slot =
+            self.line.pop_fitting(|slot| slots[slot].fits(config, room, pool, &mut lookups))?;
         let held = &mut slots[slot];
         let (cached, _) = held.take_pages(config, pool);
         held.computed = cached;
-        if let Some(Kept::Stored(stored)) = held.retracted.take() {
+        if let Some(RetractedKv::Stored(stored)) = held.retracted.take() {
             let skipped = (cached / config.page_size) as usize;
-            let skipped =
-                skipped + usize::from(is_planted("the first page of retracted KV is lost"));
+            let skipped = skipped
+                + usize::from(is_failpoint_active("the first page of retracted KV is lost"));
             self.tier.restore(stored, &kv.region, &held.request.pages, skipped);
             held.computed = held.fill;
         }
         Some(slot)
     }
 
-    /// A request is over, retracted or not.
-    pub fn leave<S>(&mut self, slot: SlotId, held: &mut Held<S>) {
+    /// Removes an ended request, whether it is retracted or not.
+    pub fn leave<S>(&mut self, slot: SlotId, held: &mut SlotEntry<S>) {
         if let Some(kept) = held.retracted.take() {
-            self.line.leave(slot);
-            if let Kept::Stored(stored) = kept {
+            self.line.remove(slot);
+            if let RetractedKv::Stored(stored) = kept {
                 self.tier.forget(stored);
             }
         }
     }
 
-    /// Whether nobody waits for pages again.
+    /// Whether no request waits for pages.
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
     }
@@ -141,13 +148,14 @@ impl Retraction {
     }
 }
 
-/// Of those that run, whom it costs least to retract.
+/// The running request with the lowest cost of retraction.
 fn victim<S>(running: &[SlotId], slots: &Slots<S>) -> Option<SlotId> {
-    let cost = |request: &Request| (request.output.len(), Reverse(request.prompt.len()));
+    let cost = |request: &EngineRequest| (request.output.len(), Reverse(request.prompt.len()));
     running.iter().copied().min_by_key(|&slot| cost(&slots[slot].request))
 }
 
-/// Out and in again, or once more through the model. What is not known yet is found out by copying.
+/// Whether copying out and in is faster than recomputing. If either time is unknown, copying
+/// measures it.
 fn pays_to_copy(copy: Option<Duration>, recompute: Option<Duration>) -> bool {
     match (copy, recompute) {
         (Some(copy), Some(recompute)) => 2 * copy <= recompute,

@@ -1,54 +1,56 @@
-//! What a worker tells of itself: numbers written by the engine each turn and read by `ctl` at any time.
-//! Page counts are of one instant, as their sum is promised; the rest need not fit together to the last one.
+//! Statistics of a worker. The engine writes them each turn and `ctl` reads them at any time.
+//!
+//! Invariant: page counts are of one instant, so their sum is exact. The other numbers can differ
+//! slightly.
 
 use crate::kv::pool::{PageCounts, PagePool};
-use crate::obs::registry::GaugeGroup;
+use crate::obs::instruments::GaugeGroup;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Figures of one worker.
+/// Statistics of one worker.
 #[derive(Debug, Default)]
 pub struct WorkerStats {
     /// In the order of [`PageCounts`].
     pages: GaugeGroup<4>,
-    /// Requests whose other side has not been heard of: bootstrap queue, or waiting for a session.
+    /// Requests that wait for the other side: bootstrap queue, or waiting for a session.
     pub bootstrapping: AtomicU32,
-    /// Requests that wait for pages or for their turn: waiting queue of prefill and mixed, preallocation
-    /// queue of decode.
+    /// Requests that wait for pages or for their turn: waiting queue of prefill and mixed,
+    /// preallocation queue of decode.
     pub waiting: AtomicU32,
-    /// Requests whose KV is on its way: inflight queue of prefill, transfer queue of decode.
+    /// Requests with KV in transfer: inflight queue of prefill, transfer queue of decode.
     pub transferring: AtomicU32,
     /// Decode: KV is here, the running batch is full.
     pub arrived: AtomicU32,
     /// Requests that compute: prompts in chunks or the running batch.
     pub running: AtomicU32,
-    /// Requests that ran until others needed their pages, and wait for new ones.
+    /// Retracted requests that wait for new pages.
     pub retracted: AtomicU32,
-    /// Pages of the host tier that hold KV of those.
+    /// Pages of the host tier that hold KV of retracted requests.
     pub swapped: AtomicU32,
-    /// Requests that are over for their client and wait for their lease.
+    /// Requests that have ended for their client and wait for their lease.
     pub ending: AtomicU32,
-    /// Prompt tokens of requests that wait or compute, not computed yet.
+    /// Uncomputed prompt tokens of waiting or computing requests.
     pub waiting_tokens: AtomicU64,
     /// Prompt tokens computed since start.
     pub prompt_tokens_total: AtomicU64,
-    /// Tokens of prompts read here that the prefix cache had since start; of decode, which reads few, not those that
-    /// only were not sent.
+    /// Cached tokens since start of prompts that this worker computes. A decode worker does not
+    /// count the cached tokens of transferred prompts.
     pub prompt_cached_total: AtomicU64,
-    /// Prompt tokens that the prefix cache was asked for since start.
+    /// Prompt tokens looked up in the prefix cache since start.
     pub prefix_asked_total: AtomicU64,
-    /// Of them, those that it had: neither computed nor, on decode, sent.
+    /// Of these, tokens found: neither computed nor, on decode, transferred.
     pub prefix_found_total: AtomicU64,
-    /// Times since start that a running request gave up its pages.
+    /// Retractions since start.
     pub retracted_total: AtomicU64,
-    /// Times since start that one got pages again.
+    /// Resumptions after retraction since start.
     pub resumed_total: AtomicU64,
-    /// Tokens computed again since start, since their KV was dropped.
+    /// Tokens recomputed since start because their KV was dropped.
     pub recomputed_tokens_total: AtomicU64,
     /// Tokens generated since start.
     pub generated_tokens_total: AtomicU64,
 }
 
-/// Requests by stage, counted anew each turn.
+/// Requests by stage, counted in each turn.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::sched) struct Census {
     pub bootstrapping: u32,
@@ -63,7 +65,7 @@ pub(in crate::sched) struct Census {
 }
 
 impl WorkerStats {
-    /// Of a worker without requests, whose pages are all free.
+    /// Statistics of a worker without requests and with all pages free.
     pub fn new(pages: u32) -> WorkerStats {
         let stats = WorkerStats::default();
         stats.pages.set([pages.into(), 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! What an engine asks of a worker, and what it lends to it for a turn.
+//! The interface between an engine and its workers, and the resources that it lends for a turn.
 
 use crate::ids::WorkerId;
 use crate::kv::layout::KvLayout;
@@ -6,11 +6,11 @@ use crate::kv::region::Region;
 use crate::model::forward::batch::Batch;
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::model::logprobs::Sampled;
-use crate::model::sampler::{Context, Sampler};
-use crate::sched::mail::Mail;
-use crate::sched::mailbox::Command;
-use crate::sched::request::Request;
-use crate::stdx::planted::is_planted;
+use crate::model::sampler::{Sampler, TokenHistory};
+use crate::sched::channel::EngineChannel;
+use crate::sched::messages::EngineCommand;
+use crate::sched::request::EngineRequest;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,50 +19,51 @@ use std::time::Instant;
 /// When to step again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Activity {
-    /// No request is left: at the next command.
+    /// No request is left: step at the next command.
     Idle,
-    /// Requests wait for a transfer or their deadline: at its news or soon, whatever comes first.
+    /// Requests wait for a transfer or their deadline: step at news or soon, whichever is first.
     Waiting,
-    /// Something was computed: at once.
+    /// Something was computed: step at once.
     Busy,
 }
 
 /// One model replica in one role, stepped by an engine.
 pub trait Worker: Send {
-    /// Its name in commands.
+    /// Its id in commands.
     fn id(&self) -> WorkerId;
 
     /// Slots of its status table: most requests at a time.
     fn slots(&self) -> usize;
 
-    /// Takes one command addressed to it.
-    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail);
+    /// Handles one command addressed to it.
+    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel);
 
-    /// One turn: news of transfers, deadlines, admission, at most one prefill chunk and one decode step.
-    fn step(&mut self, turn: &mut Turn<'_>) -> Activity;
+    /// One turn: news of transfers, deadlines, admission, at most one prefill chunk and one decode
+    /// step.
+    fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity;
 }
 
-/// A worker's KV pool in memory.
+/// The memory of a worker's KV pool.
 #[derive(Clone, Debug)]
 pub struct KvMemory {
     /// The mapping.
     pub region: Arc<Region>,
-    /// Where things lie in it.
+    /// The layout of the memory.
     pub layout: KvLayout,
-    /// Pages that fit.
+    /// Number of pages that fit.
     pub pages: u32,
 }
 
 impl KvMemory {
-    /// For a forward step.
+    /// A view for a forward step.
     pub fn pool(&self) -> KvPool<'_> {
         KvPool { region: &self.region, layout: &self.layout }
     }
 }
 
-/// The engine's parts, lent to each worker in turn.
-pub struct Turn<'a> {
-    /// When the engine's turn began.
+/// The engine's resources, lent to each worker in turn.
+pub struct TurnContext<'a> {
+    /// Start of the engine's turn.
     pub now: Instant,
     /// The model.
     pub forward: &'a mut dyn Forward,
@@ -70,34 +71,38 @@ pub struct Turn<'a> {
     pub batch: &'a mut Batch,
     /// Chooses tokens.
     pub sampler: &'a mut Sampler,
-    /// To and from `ctl`.
-    pub mail: &'a mut Mail,
-    /// Time inside the turn.
+    /// Commands and events, from and to `ctl`.
+    pub mail: &'a mut EngineChannel,
+    /// The time inside the turn.
     pub clock: &'a dyn Fn() -> Instant,
     /// Counts turns and layers.
     pub progress: &'a AtomicU64,
 }
 
-impl Turn<'_> {
-    /// Runs the batch. What was told so far is heard before, and not when the pass is over: first tokens of prompts that
-    /// have arrived, pages that wait for KV. Between layers commands are pulled, and the step stops when `gone`, which may
-    /// take what need not wait, says that nobody wants its outcome any more.
-    pub fn forward(&mut self, kv: KvPool<'_>, mut gone: impl FnMut(&mut Mail) -> bool) -> StepEnd {
-        let Turn { forward, batch, mail, progress, .. } = self;
+impl TurnContext<'_> {
+    /// Runs the batch. Events sent so far (first tokens of arrived prompts, leased pages) reach
+    /// `ctl` before the pass. Between layers commands are pulled, and the step stops if `gone`
+    /// returns true: no request needs the result any more. `gone` can also take commands early.
+    pub fn forward(
+        &mut self,
+        kv: KvPool<'_>,
+        mut gone: impl FnMut(&mut EngineChannel) -> bool,
+    ) -> StepEnd {
+        let TurnContext { forward, batch, mail, progress, .. } = self;
         mail.flush();
         forward.step(batch, kv, &mut |_layer| {
             progress.fetch_add(1, Ordering::Relaxed);
-            mail.pull();
+            mail.pull_commands();
             if gone(mail) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
     }
 
     /// The next token of `request` from the `index`-th logits of the batch.
-    pub fn sample(&mut self, index: usize, request: &Request) -> Sampled {
+    pub fn sample(&mut self, index: usize, request: &EngineRequest) -> Sampled {
         let resumed =
-            if is_planted("what was told counts as prompt") { 0 } else { request.resumed };
+            if is_failpoint_active("what was told counts as prompt") { 0 } else { request.resumed };
         let (prompt, resumed) = request.prompt.split_at(request.prompt.len() - resumed as usize);
-        let context = Context { prompt, resumed, output: &request.output };
+        let context = TokenHistory { prompt, resumed, output: &request.output };
         let position = (request.prompt.len() + request.output.len()) as u32;
         let logits = self.forward.logits(index);
         self.sampler.sample(logits, &request.sampling, context, position, request.top_logprobs)

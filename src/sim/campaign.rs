@@ -1,43 +1,44 @@
-//! Seeds one after the other, and what is said of them: `baton sim`.
+//! `baton sim`: runs one seed after the other and prints the results.
 
-use super::agenda::{MILLI, SECOND};
 use super::checkers::Checker;
-use super::cluster::{Cluster, Failure, Report};
+use super::cluster::{Cluster, SeedFailure, SeedReport};
 use super::plan::{Plan, Scale};
 use crate::cause::Cause;
+use crate::cli::flags::{SimFlags, SimFlow, SimTransfer};
 use crate::config::error::ConfigError;
-use crate::config::flags::{SimFlags, SimFlow, SimTransfer};
 use crate::ids::Room;
 use crate::say;
+use crate::stdx::event_queue::{MILLI, SECOND};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Requests of a seed where nothing is said,
+/// Default number of requests per seed,
 const REQUESTS: u32 = 100;
-/// and most of them.
+/// and its maximum.
 const REQUESTS_MAX: u32 = 4096;
-/// Most workers of a role: sessions are few, and every pair is tried after faults.
+/// Most workers per role: sessions are few, and every pair is tried after the faults.
 const WORKERS_MAX: u32 = 16;
 
-/// What is asked for.
+/// What to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Campaign {
     /// The first seed.
     pub seed: u64,
-    /// How many.
+    /// How many seeds.
     pub seeds: u64,
-    /// How much of each.
+    /// The size of each run.
     pub scale: Scale,
-    /// Whose story is told.
+    /// The room to trace.
     pub trace: Option<Room>,
 }
 
 impl Campaign {
-    /// As typed.
+    /// Reads the flags.
     ///
     /// # Errors
-    /// A flag is for `--load` alone, or a size is, or there are not so many seeds from the first one on.
+    /// A flag is for `--load` alone, a size is out of range, or the last seed does not fit into 64
+    /// bits.
     pub fn new(flags: &SimFlags) -> Result<Campaign, ConfigError> {
         let SimFlags {
             seed,
@@ -75,10 +76,10 @@ impl Campaign {
         Ok(Campaign { seed, seeds, scale, trace: trace.map(Room) })
     }
 
-    /// Runs all seeds and says what came of them. True when all is well.
+    /// Runs all seeds and prints the result. Returns whether all is well.
     pub fn run(&self) -> bool {
         let begun = Instant::now();
-        let mut sum = Report::default();
+        let mut sum = SeedReport::default();
         let mut told = false;
         for seed in (0..self.seeds).map(|number| self.seed + number) {
             match self.run_one(seed) {
@@ -95,7 +96,9 @@ impl Campaign {
         let seconds = begun.elapsed().as_secs_f64();
         let each_minute = (sum.requests as f64 / seconds * 60.0) as u64;
         say!(
-            "{} seeds from {}: {} requests, and {} more to see whether each pair serves again; {} ended well, {} were sent again; {} changes of role came about, and {} did not; {} happenings, {seconds:.1} s for {:.0} s simulated ({each_minute} requests a minute)",
+            "{} seeds from {}: {} requests, and {} more to check that each pair serves again; \
+             {} ended well, {} were retried; {} role changes were made, and {} were not; \
+             {} events, {seconds:.1} s for {:.0} s simulated ({each_minute} requests a minute)",
             self.seeds,
             self.seed,
             sum.requests - sum.trials,
@@ -108,7 +111,7 @@ impl Campaign {
             sum.time as f64 / SECOND as f64,
         );
         if !sum.failures.is_empty() {
-            say!("the others failed for what was done to them:");
+            say!("the others failed because of injected faults:");
             for (cause, count) in &sum.failures {
                 say!("{count:>8} {cause}: {}", meaning(cause));
             }
@@ -126,16 +129,16 @@ impl Campaign {
         true
     }
 
-    fn run_one(&self, seed: u64) -> Result<Report, Failure> {
+    fn run_one(&self, seed: u64) -> Result<SeedReport, SeedFailure> {
         let plan = Plan::new(seed, self.scale);
         let (result, lines) = run(&plan, self.trace);
         lines.iter().for_each(|line| say!("{line}"));
         result
     }
 
-    /// What is said of a seed that fails, with the command that replays it.
-    pub fn tell(&self, seed: u64, failure: &Failure) -> String {
-        let Failure { by, what, at, room } = failure;
+    /// The message about a seed that fails, with the command that replays it.
+    pub fn tell(&self, seed: u64, failure: &SeedFailure) -> String {
+        let SeedFailure { by, what, at, room } = failure;
         let Scale { prefill, decode, requests, faults, transfer, flow } = self.scale;
         let calm = if faults { "" } else { " --calm" };
         let transfer = match transfer {
@@ -147,7 +150,8 @@ impl Campaign {
             other => format!(" --flow {other}"),
         };
         let replay = format!(
-            "baton sim --seed {seed} --prefill {prefill} --decode {decode} --requests {requests}{calm}{transfer}{flow}"
+            "baton sim --seed {seed} --prefill {prefill} --decode {decode} \
+             --requests {requests}{calm}{transfer}{flow}"
         );
         let trace = room.map_or(String::new(), |room| format!(" --trace {}", room.0));
         let time = *at as f64 / MILLI as f64;
@@ -155,27 +159,27 @@ impl Campaign {
     }
 }
 
-/// What a cause means of a simulated request.
+/// What a cause means for a simulated request.
 fn meaning(cause: &str) -> &'static str {
     match Cause::named(cause) {
         Some(Cause::ClientGone) => "its client left",
-        Some(Cause::Aborted) => "somebody had it end",
+        Some(Cause::Aborted) => "it was aborted",
         Some(Cause::Refused) => "one of its legs was sent twice, and the other copy came first",
         Some(Cause::Overloaded) => {
-            "its worker had no place for it, or a line it would not have outlasted"
+            "its worker had no slot for it, or a queue in which its deadline would have passed"
         }
-        Some(Cause::Deadline) => "its client waited no longer",
-        Some(Cause::PeerLost) => "a worker was lost, or none was to be had",
+        Some(Cause::Deadline) => "its client stopped waiting",
+        Some(Cause::PeerLost) => "a worker was lost, or no worker was available",
         Some(Cause::OtherLeg) => "its other leg ended first",
-        Some(Cause::Draining) => "its worker was about to leave",
-        Some(Cause::Unreachable) => "a NIC was not answered for as long as it tries",
-        Some(Cause::Flushed) => "a NIC was not answered, and it stood beside what that was",
-        _ => "see the causes of failures",
+        Some(Cause::Draining) => "its worker was draining",
+        Some(Cause::Unreachable) => "a NIC got no answer for as long as it retries",
+        Some(Cause::Flushed) => "a NIC got no answer to another transfer of the same session",
+        _ => "see the list of causes",
     }
 }
 
-/// Of the rooms, those of the first seed.
-fn add(sum: &mut Report, report: Report) {
+/// Adds a seed's report to the sum. The rooms stay those of the first seed.
+fn add(sum: &mut SeedReport, report: SeedReport) {
     sum.hash = report.hash;
     sum.happenings += report.happenings;
     sum.requests += report.requests;
@@ -194,9 +198,9 @@ fn add(sum: &mut Report, report: Report) {
     }
 }
 
-/// Runs a plan to its end, or to what is not as it must be; a panic of production is that, too. The lines are
-/// those of the room asked for.
-pub fn run(plan: &Plan, trace: Option<Room>) -> (Result<Report, Failure>, Vec<String>) {
+/// Runs a plan to its end, or to the first violation. A panic of production code is a violation
+/// too. The lines are the trace of the selected room.
+pub fn run(plan: &Plan, trace: Option<Room>) -> (Result<SeedReport, SeedFailure>, Vec<String>) {
     let mut cluster = None;
     let all = || cluster.insert(Cluster::new(plan, trace)).run();
     let result = catch_unwind(AssertUnwindSafe(all)).unwrap_or_else(|panic| {
@@ -204,7 +208,7 @@ pub fn run(plan: &Plan, trace: Option<Room>) -> (Result<Report, Failure>, Vec<St
         let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
         let (by, what) = (Checker::Assertion, format!("panic: {text}"));
         let at = cluster.as_ref().map_or(0, Cluster::now);
-        Err(Failure { by, what, at, room: None })
+        Err(SeedFailure { by, what, at, room: None })
     });
-    (result, cluster.map_or_else(Vec::new, |cluster| cluster.story.lines().to_vec()))
+    (result, cluster.map_or_else(Vec::new, |cluster| cluster.trace.lines().to_vec()))
 }

@@ -1,8 +1,10 @@
-//! `ctl` of one process: what production does with sockets, done with parcels, by the same rules and the same limits.
+//! `ctl` of one process: what production does with sockets, done with parcels, by the same rules
+//! and the same limits.
 //!
-//! Owns: the hand-off, its links (`links`), its lanes (`lanes`), its requests (`legs`), its drain, its role (`roles`). A turn takes in what has come, what the
-//! engine and the mover tell, and every tick ends what is overdue; what is to leave is in its outbox. Not here: where
-//! parcels go and how long they take (`cluster`).
+//! Owns: the hand-off, its links (`links`), its lanes (`lanes`), its requests (`legs`), its drain,
+//! its role (`roles`). A turn takes in what has come, what the engine and the mover tell, and every
+//! tick ends what is overdue; what is to leave is in its outbox. Not here: where parcels go and how
+//! long they take (`cluster!`).
 
 mod asking;
 mod lanes;
@@ -10,34 +12,34 @@ mod legs;
 mod links;
 mod roles;
 
-use super::agenda::Nanos;
+use super::checkers::Checked;
+use super::checkers::salts::Salts;
 use super::checkers::shadow::Grants;
-use super::checkers::{Checked, salts::Salts};
 use super::machines::Streams;
 use super::process::WORKER;
 use super::router::fleet::CallName;
 use super::router::{Answer, LegName};
-use super::workload::Order;
+use super::workload::SimRequest;
 use crate::cause::Cause;
-use crate::cluster::router::Role;
-use crate::front::drain::{Drain, Left};
-use crate::front::handoff::{
-    DestinationSession, Handoff, Role as MemberRole, Source, SourceSession,
-};
-use crate::front::progress::Progress;
-use crate::front::turning::{Turning, Wanted};
-use crate::ids::{RequestId, Room};
+use crate::ids::{Leg, RequestId, Room};
 use crate::kv::prefix::Salt;
 use crate::net::ConnId;
-use crate::sched::mailbox::Event;
+use crate::peer::handoff::{
+    DestinationSession, EndpointKind as MemberRole, Handoff, Source, SourceSession,
+};
+use crate::sched::messages::EngineEvent;
+use crate::server::drain::{Drain, RemainingWork};
+use crate::server::role_change::{RoleChange, RoleChangeRequest};
+use crate::stdx::event_queue::Nanos;
 use crate::sys::event::WaitSet;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::transport::shm::{
     DestinationDescriptors, PeerShape, ShmCursor, ShmRing, SourceDescriptors,
 };
-use crate::transfer::transport::tcp::memory::{Kernel, MemoryStream};
+use crate::transfer::transport::tcp::memory::{MemoryStream, StreamKernel};
 use crate::wire::Multipart;
 use crate::wire::message::Token;
+use crate::worker::progress::EngineWatchdog;
 use asking::Asking;
 use crossbeam_channel::Receiver;
 use lanes::Lanes;
@@ -48,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-/// Between two looks at deadlines, as in `front::service`.
+/// Between two looks at deadlines, as in `worker::service`.
 const TICK: Duration = Duration::from_millis(100);
 const FIRST_PORT: u16 = 10_000;
 /// The first worker's data port.
@@ -88,7 +90,7 @@ pub struct Job {
     /// What the worker is taken for, if that is said.
     pub taken_for: Option<String>,
     /// What is asked.
-    pub order: Order,
+    pub order: SimRequest,
 }
 
 /// What a source shows over a unix socket.
@@ -139,7 +141,7 @@ pub enum Input {
     /// The process is told to drain.
     Drain,
     /// Its worker is to have another role.
-    Turn(Wanted),
+    Turn(RoleChangeRequest),
 }
 
 /// What a process sends.
@@ -165,7 +167,7 @@ pub enum Output {
         /// To whom.
         to: usize,
         /// What is to be brought there.
-        kernel: Kernel,
+        kernel: StreamKernel,
     },
     /// To the router, or the worker that asks.
     Answer(CallName, Answer),
@@ -182,7 +184,8 @@ pub enum Output {
     Put(LegName, Box<Job>),
     /// That connection is closed.
     Unask(LegName),
-    /// A prefill worker is told that the KV which it keeps in this room will not be claimed, if it can be reached.
+    /// A prefill worker is told that the KV which it keeps in this room will not be claimed, if it
+    /// can be reached.
     GiveUp {
         /// Whom.
         to: usize,
@@ -204,7 +207,7 @@ struct Peering {
 }
 
 #[derive(Debug)]
-struct Leg {
+struct EdgeLeg {
     name: LegName,
     /// It reads its prompt itself.
     alone: bool,
@@ -229,9 +232,9 @@ struct Leg {
 pub struct Edge {
     process: usize,
     handoff: Handoff,
-    events: Receiver<Event>,
+    events: Receiver<EngineEvent>,
     /// Of them, those that were told before the step that the engine computes.
-    told: VecDeque<Event>,
+    told: VecDeque<EngineEvent>,
     /// What has come and was not taken in.
     pub inbox: VecDeque<Input>,
     /// What is to be sent.
@@ -243,7 +246,7 @@ pub struct Edge {
     pending: BTreeMap<u64, (ConnNumber, SourceSession, ShmRing)>,
     /// Calls that are not answered.
     calling: BTreeMap<ConnNumber, (DestinationSession, ShmCursor)>,
-    legs: BTreeMap<RequestId, Leg>,
+    legs: BTreeMap<RequestId, EdgeLeg>,
     /// What prefill workers were asked, by the leg that it is for.
     asking: BTreeMap<LegName, Asking>,
     /// Legs that have failed, until when prefill's word on that is waited for.
@@ -258,7 +261,7 @@ pub struct Edge {
     pub next_tick: Nanos,
     looked: Instant,
     stood_still: bool,
-    progress: Progress,
+    progress: EngineWatchdog,
     /// Where completions of its NIC, and its lanes, wake the mover; none without either.
     wait: Option<Arc<WaitSet>>,
     /// None without streams.
@@ -267,7 +270,7 @@ pub struct Edge {
     hangs: bool,
     drain: Drain,
     ended: bool,
-    turning: Turning,
+    turning: RoleChange,
     became: Option<Became>,
 }
 
@@ -305,13 +308,14 @@ pub struct Turn<'a> {
 }
 
 impl Edge {
-    /// A process of this number, without links. `events` are its engine's, which counts its `progress`.
+    /// A process of this number, without links. `events` are its engine's, which counts its
+    /// `progress`.
     pub fn new(
         process: usize,
         handoff: Handoff,
-        events: Receiver<Event>,
+        events: Receiver<EngineEvent>,
         progress: Arc<AtomicU64>,
-        role: Role,
+        role: Leg,
         ways: Ways,
     ) -> Edge {
         let page_size = handoff.worker(WORKER).layout().page_size;
@@ -337,7 +341,7 @@ impl Edge {
             next_tick: 0,
             looked: Instant::now(),
             stood_still: false,
-            progress: Progress::new(progress, Instant::now()),
+            progress: EngineWatchdog::new(progress, Instant::now()),
             wait: ways.wait,
             lanes: ways.streams.map(|(streams, wait)| Lanes::new(streams, wait)),
             hangs: false,
@@ -379,7 +383,7 @@ impl Edge {
         &mut self.grants
     }
 
-    /// One turn, in the order of `front::service`.
+    /// One turn, in the order of `worker::service`.
     ///
     /// # Errors
     /// What the engine told and could not rightly tell.
@@ -396,11 +400,11 @@ impl Edge {
         while let Some(event) = self.told.pop_front() {
             self.event(event, turn.now)?;
         }
-        self.handoff.turn(turn.now);
+        self.handoff.step(turn.now);
         self.end_unheard(turn.now);
         if turn.nanos >= self.next_tick {
             self.next_tick = turn.nanos + TICK.as_nanos() as Nanos;
-            self.hangs = self.progress.stands_still(turn.now);
+            self.hangs = self.progress.is_hung(turn.now);
             self.handoff.expire(turn.now);
             self.expire(turn.now);
             self.expire_asked(turn.now);
@@ -413,15 +417,15 @@ impl Edge {
         } else if self.drain.is_begun() {
             // Rooms that are not known by now never will be.
             self.handoff.refuse_early(Cause::Draining, turn.now);
-            self.ended = self.drain.end(self.left(turn.clients), turn.now).is_some();
+            self.ended = self.drain.poll_outcome(self.left(turn.clients), turn.now).is_some();
         }
         Ok(())
     }
 
     /// What is left of what it has.
-    fn left(&self, clients: usize) -> Left {
+    fn left(&self, clients: usize) -> RemainingWork {
         let busy = !self.legs.is_empty() || self.asking.values().any(Asking::is_waiting);
-        Left { busy, queued: 0, clients, unheard: self.handoff.unheard() }
+        RemainingWork { busy, queued: 0, clients, unconfirmed: self.handoff.unheard() }
     }
 
     /// What the engine has told so far was told in time.
@@ -465,7 +469,7 @@ impl Edge {
 
     /// Rooms or slots of the protocol that are not over.
     pub fn open_rooms(&self) -> usize {
-        match &self.handoff.members()[0].role {
+        match &self.handoff.members()[0].kind {
             MemberRole::Prefill { manager, .. } => manager.open_rooms(),
             MemberRole::Decode { manager, .. } => manager.open_slots(),
             MemberRole::Mixed => 0,

@@ -1,12 +1,12 @@
-//! What is done to a cluster, by seed: each seed has some kinds of faults, so that now and then one kind meets
-//! only itself. Not here: how each is carried out (`cluster`).
+//! The faults of a cluster, drawn from the seed. Each seed has only some kinds of faults, so that
+//! sometimes one kind occurs alone. Not here: how each fault is carried out (`cluster`).
 
-use super::agenda::{MILLI, Nanos, SECOND};
-use super::dice::Dice;
 use super::process::Thread;
+use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
+use crate::stdx::rng::Rng;
 use std::fmt;
 
-/// The router's host, beside those of processes.
+/// The router's host number, which no process has.
 pub const ROUTER: usize = usize::MAX;
 
 /// Something that goes wrong.
@@ -14,109 +14,109 @@ pub const ROUTER: usize = usize::MAX;
 pub enum Fault {
     /// A control connection is reset.
     Cut,
-    /// A leg's connection is.
+    /// The connection of a leg is reset.
     CutCall,
     /// A process dies, and another one is started at its address.
     Crash {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// With its host: nobody is told.
+        /// Its host dies with it, so no peer gets a reset.
         silent: bool,
-        /// Until it is started again.
+        /// Time until it is started again.
         down: Nanos,
     },
     /// A process stands still.
     Pause {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// For so long.
+        /// How long.
         time: Nanos,
     },
     /// One thread of a process stands still.
     Stall {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// Which.
+        /// The thread.
         thread: Thread,
-        /// For so long.
+        /// How long.
         time: Nanos,
     },
     /// Packets between two hosts are lost.
     Part {
-        /// From here, which may be [`ROUTER`],
+        /// The sender, which can be [`ROUTER`].
         from: usize,
-        /// to there, which may be it as well,
+        /// The receiver, which can be [`ROUTER`] as well.
         to: usize,
-        /// and back.
+        /// Whether the other direction loses packets, too.
         both: bool,
-        /// For so long.
+        /// How long.
         time: Nanos,
     },
-    /// What NICs write and streams carry from one host to another is held back.
+    /// Writes of NICs and bytes of streams from one host to another are held back.
     Hold {
-        /// From here,
+        /// The sender.
         from: usize,
-        /// to there,
+        /// The receiver.
         to: usize,
-        /// for so long.
+        /// How long.
         time: Nanos,
     },
-    /// A NIC gives up what it waits for.
+    /// A NIC gives up an operation that waits for an answer.
     GiveUp,
-    /// A lane of tcp is reset.
+    /// A TCP lane is reset.
     CutLane,
-    /// One hangs.
+    /// A TCP lane hangs.
     HoldLane {
-        /// For so long.
+        /// How long.
         time: Nanos,
     },
     /// A model computes slowly.
     Slow {
-        /// Whose.
+        /// The process.
         host: usize,
         /// How many times slower.
         factor: u64,
-        /// For so long.
+        /// How long.
         time: Nanos,
     },
-    /// A process finds that its clock is later than it was.
+    /// The clock of a process jumps forward.
     Jump {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// By so much.
+        /// By how much.
         by: Nanos,
     },
     /// An engine hangs.
     Hang {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// For so long.
+        /// How long.
         time: Nanos,
     },
-    /// A process is told to drain; another one is started when it has ended.
+    /// A process is asked to drain. Another one is started when it has ended.
     Drain {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// So long after.
+        /// Time from its end to that start.
         down: Nanos,
     },
-    /// A worker is told to have the other role.
+    /// A worker is asked to change its role.
     Turn {
-        /// Whose.
+        /// The process.
         host: usize,
-        /// How long what it has may take to end.
+        /// How long its requests can take to end.
         patience: Nanos,
-        /// How long it is put together anew.
+        /// How long the rebuild of the worker takes.
         still: Nanos,
     },
-    /// Somebody has a request end.
+    /// A request is aborted.
     Abort,
-    /// A client goes away.
+    /// A client disconnects.
     Leave,
 }
 
 impl Fault {
-    /// How long it lasts; 0 for what happens at once.
+    /// How long it lasts; 0 for an instantaneous fault.
     pub fn time(self) -> Nanos {
         match self {
             Fault::Crash { down: time, .. }
@@ -159,7 +159,7 @@ impl fmt::Display for Fault {
             Fault::Cut => f.write_str("a connection between two processes breaks, if one stands"),
             Fault::CutCall => f.write_str("a connection of the router breaks, if one stands"),
             Fault::Crash { host, silent, down } => {
-                let told = if silent { ", and nobody is told" } else { "" };
+                let told = if silent { ", and its peers get no reset" } else { "" };
                 write!(f, "{} dies, for {} s{told}", Name(host), seconds(down))
             }
             Fault::Pause { host, time } => {
@@ -178,7 +178,7 @@ impl fmt::Display for Fault {
                 let (from, to, time) = (Name(from), Name(to), seconds(time));
                 write!(f, "what {from} writes to {to} is held back for {time} s")
             }
-            Fault::GiveUp => f.write_str("a NIC gives up what it waits for, if one does"),
+            Fault::GiveUp => f.write_str("a NIC gives up an operation, if one waits"),
             Fault::CutLane => f.write_str("a lane breaks, if one stands"),
             Fault::HoldLane { time } => {
                 write!(f, "a lane hangs for {} s, if one stands", seconds(time))
@@ -200,7 +200,7 @@ impl fmt::Display for Fault {
             Fault::Drain { host, down } => {
                 write!(
                     f,
-                    "{} is told to drain, and is there again {} s after",
+                    "{} drains, and is started again {} s after its end",
                     Name(host),
                     seconds(down)
                 )
@@ -210,35 +210,36 @@ impl fmt::Display for Fault {
                 let host = Name(host);
                 write!(
                     f,
-                    "{host} is told to have the other role within {patience} s, and is still for {still} s"
+                    "{host} changes its role, with {patience} s to end its requests \
+                     and {still} s to restart"
                 )
             }
-            Fault::Abort => f.write_str("somebody has a request end, if one runs"),
+            Fault::Abort => f.write_str("a request is aborted, if one runs"),
             Fault::Leave => f.write_str("a client leaves, if one is there"),
         }
     }
 }
 
-/// Faults of a run, and what else is not as it should be.
+/// The faults of a run, and its other disturbances.
 #[derive(Clone, Debug)]
-pub struct Faults {
-    /// By time.
+pub struct FaultPlan {
+    /// The faults in order of time.
     pub list: Vec<(Nanos, Fault)>,
-    /// One in so many legs is sent twice; 0: none.
+    /// One leg in `twice` is sent twice; 0: none.
     pub twice: u64,
-    /// How many times later than others each thread of each process is, all the time.
+    /// By process and thread: a factor of its wake-up latency, during the whole run.
     pub lags: Vec<[u64; 3]>,
 }
 
-impl Faults {
-    /// Of a cluster with `prefill` and `decode` workers to which requests come for `span`.
-    pub fn draw(dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) -> Faults {
-        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 12)).collect();
+impl FaultPlan {
+    /// Draws the faults of a cluster with these workers. Requests come for `span`.
+    pub fn draw(dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) -> FaultPlan {
+        let kinds: Vec<u64> = (0..dice.range_u64(1, 4)).map(|_| dice.range_u64(0, 12)).collect();
         let hosts = prefill + decode;
-        let mut list: Vec<(Nanos, Fault)> = (0..dice.within(1, 12))
+        let mut list: Vec<(Nanos, Fault)> = (0..dice.range_u64(1, 12))
             .map(|_| {
-                let at = dice.within(0, span);
-                let host = dice.draw() as usize % hosts;
+                let at = dice.range_u64(0, span);
+                let host = dice.next_u64() as usize % hosts;
                 let fault = match dice.pick(&kinds) {
                     0 => Fault::Cut,
                     1 => Fault::Crash {
@@ -264,8 +265,8 @@ impl Faults {
                     },
                     kind @ (3 | 7) => {
                         let pair = [
-                            dice.draw() as usize % prefill,
-                            prefill + dice.draw() as usize % decode,
+                            dice.next_u64() as usize % prefill,
+                            prefill + dice.next_u64() as usize % decode,
                         ];
                         let (one, other) =
                             if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
@@ -299,34 +300,36 @@ impl Faults {
             })
             .collect();
         if dice.one_in(2) {
-            list.extend((0..dice.within(5, 40)).map(|_| (dice.within(0, span), Fault::Leave)));
+            list.extend(
+                (0..dice.range_u64(5, 40)).map(|_| (dice.range_u64(0, span), Fault::Leave)),
+            );
         }
         list.sort_unstable_by_key(|&(at, _)| at);
-        let twice = if dice.one_in(3) { dice.within(2, 20) } else { 0 };
+        let twice = if dice.one_in(3) { dice.range_u64(2, 20) } else { 0 };
         let lags =
             (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
-        Faults { list, twice, lags }
+        FaultPlan { list, twice, lags }
     }
 
-    /// And of its NICs.
-    pub fn draw_of_nics(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
+    /// Adds the faults of its NICs.
+    pub fn draw_of_nics(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
         let most = dice.pick(&[0, 2, 8]);
-        self.list.extend((0..dice.within(0, most)).map(|_| {
+        self.list.extend((0..dice.range_u64(0, most)).map(|_| {
             let (from, to) =
-                (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+                (dice.next_u64() as usize % prefill, prefill + dice.next_u64() as usize % decode);
             let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
             let fault = if dice.one_in(4) { Fault::GiveUp } else { Fault::Hold { from, to, time } };
-            (dice.within(0, span), fault)
+            (dice.range_u64(0, span), fault)
         }));
         self.list.sort_by_key(|&(at, _)| at);
     }
 
-    /// And of its streams.
-    pub fn draw_of_streams(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
+    /// Adds the faults of its streams.
+    pub fn draw_of_streams(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
         let most = dice.pick(&[0, 2, 8]);
-        self.list.extend((0..dice.within(0, most)).map(|_| {
+        self.list.extend((0..dice.range_u64(0, most)).map(|_| {
             let (from, to) =
-                (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+                (dice.next_u64() as usize % prefill, prefill + dice.next_u64() as usize % decode);
             let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
             let faults = [
                 Fault::CutLane,
@@ -334,25 +337,25 @@ impl Faults {
                 Fault::HoldLane { time },
                 Fault::Hold { from, to, time },
             ];
-            (dice.within(0, span), dice.pick(&faults))
+            (dice.range_u64(0, span), dice.pick(&faults))
         }));
         self.list.sort_by_key(|&(at, _)| at);
     }
 
-    /// Workers change their roles. The first of either stays what it is, so that neither is left to nobody when those that
-    /// have changed die. In some clusters nothing else happens.
-    pub fn draw_turns(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
+    /// Adds role changes. The first worker of each role keeps its role, so that no role is left
+    /// without workers if the others die. In some clusters nothing else happens.
+    pub fn draw_turns(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
         if dice.one_in(3) {
             (self.list, self.twice) = (Vec::new(), 0);
             self.lags.fill([1; 3]);
         }
         let hosts: Vec<usize> = (1..prefill).chain(prefill + 1..prefill + decode).collect();
-        let turns = if hosts.is_empty() { 0 } else { dice.within(1, 6) };
+        let turns = if hosts.is_empty() { 0 } else { dice.range_u64(1, 6) };
         self.list.extend((0..turns).map(|_| {
             let host = dice.pick(&hosts);
             let patience = dice.pick(&[20 * MILLI, 2 * SECOND, 30 * SECOND]);
             let still = dice.pick(&[MILLI, 50 * MILLI, 800 * MILLI]);
-            (dice.within(0, span), Fault::Turn { host, patience, still })
+            (dice.range_u64(0, span), Fault::Turn { host, patience, still })
         }));
         self.list.sort_by_key(|&(at, _)| at);
     }
@@ -362,14 +365,15 @@ impl Faults {
         self.list.iter().any(|(_, fault)| matches!(fault, Fault::Turn { .. }))
     }
 
-    /// Who drains has long requests to finish: longer than it waits for those who keep a connection.
-    pub fn slow_the_leaving(&mut self, dice: &mut Dice) {
+    /// Slows the workers that drain, so that they have long requests to finish. These take longer
+    /// than a drain waits for clients that keep a connection.
+    pub fn slow_the_leaving(&mut self, dice: &mut Rng) {
         let drains = self.list.iter().filter_map(|&(at, fault)| match fault {
             Fault::Drain { host, .. } => Some((at, host)),
             _ => None,
         });
         let slow = drains.map(|(at, host)| {
-            let before = dice.within(0, 200 * MILLI);
+            let before = dice.range_u64(0, 200 * MILLI);
             (at.saturating_sub(before), Fault::Slow { host, factor: 1000, time: 9 * SECOND })
         });
         let slow: Vec<_> = slow.collect();
@@ -378,15 +382,15 @@ impl Faults {
     }
 
     /// All prefill workers die, or drain, at about the same time.
-    pub fn take_prefill_away(&mut self, dice: &mut Dice, prefill: usize, span: Nanos) {
-        let (at, drains) = (dice.within(0, span), dice.one_in(2));
+    pub fn take_prefill_away(&mut self, dice: &mut Rng, prefill: usize, span: Nanos) {
+        let (at, drains) = (dice.range_u64(0, span), dice.one_in(2));
         let down = dice.pick(&[300 * MILLI, 3 * SECOND, 12 * SECOND]);
         self.list.extend((0..prefill).map(|host| {
             let fault = match drains {
                 true => Fault::Drain { host, down },
                 false => Fault::Crash { host, silent: dice.one_in(4), down },
             };
-            (at + dice.within(0, 20 * MILLI), fault)
+            (at + dice.range_u64(0, 20 * MILLI), fault)
         }));
         self.list.sort_by_key(|&(at, _)| at);
     }

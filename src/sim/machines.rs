@@ -1,54 +1,56 @@
-//! Where workers are: two on one machine hand over through its memory, others by their NICs where both have one, else
-//! by streams, as `--transfer auto` has it.
+//! On which machines the workers are. As with `--transfer auto`, two workers on one machine use
+//! shared memory. Others use their NICs if both have one, else TCP streams.
 //!
-//! Not here: what the network does with what NICs write (`cluster::writes`) and streams carry (`cluster::lanes`).
+//! Not here: what the network does with writes of NICs (`cluster::writes`) and with bytes of
+//! streams (`cluster::lanes`).
 
-use super::agenda::Nanos;
-use super::dice::Dice;
-use crate::config::flags::SimTransfer;
+use crate::cli::flags::SimTransfer;
+use crate::stdx::event_queue::Nanos;
+use crate::stdx::rng::Rng;
 use crate::transfer::transport::rdma::Settings;
 use crate::transfer::transport::tcp::FRAME_MAX;
 use crate::wire::message::HostId;
 
-/// NICs, all alike.
+/// The NICs, all alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Nics {
     /// Queue pairs of a session.
     pub settings: Settings,
-    /// How long one sends again what is not acknowledged.
+    /// How long a NIC resends what is not acknowledged.
     pub patience: Nanos,
 }
 
-/// Streams of tcp, all alike.
+/// TCP streams, all alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams {
-    /// Of a session.
+    /// Lanes per session.
     pub lanes: u16,
     /// Most bytes of KV in a frame.
     pub frame: u64,
-    /// Bytes that a kernel keeps of what was written, and of what has come or is on its way.
+    /// Size in bytes of a kernel's send buffer, and of its receive buffer with what is in flight.
     pub room: usize,
-    /// Most bytes that travel together.
+    /// Most bytes of a segment.
     pub segment: usize,
 }
 
-/// Machines of a cluster.
+/// The machines of a cluster.
 #[derive(Clone, Debug)]
 pub struct Machines {
-    /// By worker.
+    /// Machine of each worker.
     of: Vec<u8>,
-    /// By worker.
+    /// Whether the machine of each worker has a NIC.
     has_nic: Vec<bool>,
-    /// None where nobody has any.
+    /// `None` if no worker has a NIC.
     pub nics: Option<Nics>,
-    /// None where nobody has any.
+    /// `None` if no worker uses streams.
     pub streams: Option<Streams>,
 }
 
 impl Machines {
-    /// Of so many workers: on one, each on its own, or on two, where that is not asked for.
+    /// Draws the machines of `workers` workers: all on one, spread over two, or each on its own.
+    /// `transfer` can decide which.
     pub fn draw(
-        [dice, of_streams]: [&mut Dice; 2],
+        [dice, of_streams]: [&mut Rng; 2],
         workers: usize,
         transfer: SimTransfer,
     ) -> Machines {
@@ -59,17 +61,18 @@ impl Machines {
         };
         let place = |worker| match apart {
             0 => 0,
-            1 => dice.draw() as u8 % 2,
+            1 => dice.next_u64() as u8 % 2,
             _ => worker as u8,
         };
         let of = (0..workers).map(place).collect();
         let settings = Settings {
             lanes: dice.pick(&[1, 2, 3]),
-            // Fewer take as many turns of the network as a long prompt has writes.
+            // With fewer, a long prompt takes as many turns of the network as it has writes.
             requests: dice.pick(&[8, 20, 64]),
             pieces: dice.pick(&[1, 4]),
         };
-        // What is not acknowledged is sent again six times, each after 67 ms (`Route`), which some NICs multiply.
+        // A NIC resends what is not acknowledged six times, each after 67 ms (`Route`). Some NICs
+        // multiply that.
         let patience = (7 << 14) * 4096 * dice.pick(&[1, 4]);
         let streams = Streams {
             lanes: of_streams.pick(&[1, 2, 4]),
@@ -77,7 +80,7 @@ impl Machines {
             room: of_streams.pick(&[400, 4000, 64 << 10]),
             segment: of_streams.pick(&[200, 1460, 9000]),
         };
-        // NICs at one in so many, and whether there are streams as well.
+        // One worker in `nic` has a NIC (0: none), and whether there are streams as well.
         let (nic, is_streamed) = match transfer {
             SimTransfer::Auto => {
                 of_streams.pick(&[(1, false), (1, true), (2, true), (0, true), (0, true)])
@@ -100,18 +103,18 @@ impl Machines {
         self.nics.filter(|_| self.has_nic[worker])
     }
 
-    /// As a worker tells its peers.
+    /// The host id that a worker announces to its peers.
     pub fn host(&self, worker: usize) -> HostId {
         HostId([7 + self.of[worker]; 16])
     }
 
-    /// How long NICs between these two try; none where they hand over without.
+    /// How long NICs between these two workers resend; `None` if they hand over without NICs.
     pub fn patience(&self, one: usize, other: usize) -> Option<Nanos> {
         let both = self.has_nic[one] && self.has_nic[other];
         self.nics.filter(|_| both && self.of[one] != self.of[other]).map(|nics| nics.patience)
     }
 
-    /// Whether these two may hand over by streams.
+    /// Whether these two workers can hand over by streams.
     pub fn may_stream(&self, one: usize, other: usize) -> bool {
         self.streams.is_some() && self.of[one] != self.of[other]
     }

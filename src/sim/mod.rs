@@ -1,28 +1,25 @@
-//! A cluster in one thread under one seed: the cores of production, with a simulated clock, network and forward
-//! pass, and checkers for what must always hold (design, section 3).
+//! A cluster in one thread under one seed: the cores of production with a simulated clock, network
+//! and forward pass. Checkers test what must always hold (docs/design/invariants.md).
 //!
 //! ```text
-//! plan ──▶ cluster: agenda ──▶ one turn of one thread of one process ──▶ checkers
+//! plan ──▶ cluster: event queue ──▶ one turn of one thread of one process ──▶ checkers
 //!             ▲                   (handoff, managers, movers, engine,        │
-//!             └── parcels, answers ◀── pools: the code of production)        ▼ story: hash, trace
+//!             └── parcels, answers ◀── pools: the code of production)        ▼ trace: hash, lines
 //! ```
-//! What is not of production here: sockets (`edge` plays `front::peers`, `front::passing`,
-//! `front::asking` and `front::generations` with parcels instead), HTTP and its router's connections (`router` plays
-//! `front::router::flights`), the model (`model`). It sees neither the reactor nor weak memory.
-//! Invariant: a seed repeats itself, to the last happening.
+//! Not of production here: sockets, HTTP, the router's connections and the model. `edge` replaces
+//! `peer::control`, `peer::shm_handshake`, `worker::prefill_client` and `worker::requests` by
+//! parcels. `router` replaces `router::requests`, and `model` replaces the model. The simulation
+//! covers neither the reactor nor weak memory. Invariant: a seed repeats itself exactly.
 
-pub mod agenda;
 pub mod campaign;
 pub mod checkers;
 pub mod cluster;
-pub mod dice;
 pub mod edge;
 pub mod faults;
-pub mod load;
 pub mod machines;
 pub mod model;
 pub mod plan;
 pub mod process;
 pub mod router;
-pub mod story;
+pub mod trace;
 pub mod workload;

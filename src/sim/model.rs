@@ -1,13 +1,15 @@
-//! A model that is nothing but a check of paged KV: each token writes a hash of itself, its position and what the token
-//! before it has written, and logits are a hash over all KV up to the position, read back through the pages. A page that
-//! is missing, stale or of another beginning changes the next token.
+//! A model that only checks paged KV. Each token writes a hash of itself, its position and what the
+//! token before it has written. Logits are a hash over all KV up to the position, read back through
+//! the pages. A page that is missing, stale or of another prefix changes the next token.
 //!
-//! Owns: no weights. Not here: what the tokens of a request must be (`workload`), which follows from [`Fold`].
+//! Owns no weights. Not here: the expected tokens of a request (`workload`), which follow from
+//! [`Fold`].
 
 use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
 use crate::model::forward::batch::{Batch, Logits, Row};
 use crate::model::forward::{Forward, KvPool, StepEnd};
+use crate::stdx::rng::scramble;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,17 +19,9 @@ pub const LAYERS: u32 = 3;
 /// Token ids are below this.
 pub const VOCAB: u32 = 40;
 
-/// KV of one head of eight bytes.
+/// The KV layout: one head, and eight bytes per token for keys and for values.
 pub const fn layout(page_size: u32) -> KvLayout {
     KvLayout::page_major(page_size, LAYERS, 1, 2, KvDtype::F32)
-}
-
-/// Spreads the bits of `state`.
-pub const fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The eight bytes of one token in one layer, as a word of the pool's memory.
@@ -42,19 +36,20 @@ pub fn cell<'a>(
     kv.region.word(kv.layout.offset(page, layer, which, 0, position % kv.layout.page_size) as usize)
 }
 
-/// What a token's keys and values are, where the token before it has the key `before`.
+/// The key and value of a token. `before` is the key of the token before it.
 fn written(before: u64, token: u32, position: u32, layer: u32) -> (u64, u64) {
-    let hash =
-        mix(before ^ mix(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer)));
+    let hash = scramble(
+        before ^ scramble(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer)),
+    );
     (hash, !hash)
 }
 
-/// All KV of a sequence, as it must be.
+/// The correct KV of a sequence.
 #[derive(Debug)]
 pub struct Written(Vec<[(u64, u64); LAYERS as usize]>);
 
 impl Written {
-    /// By these tokens.
+    /// The KV of these tokens.
     pub fn of(tokens: &[u32]) -> Written {
         let mut keys = [0; LAYERS as usize];
         let token = |(position, &token): (usize, &u32)| {
@@ -67,18 +62,18 @@ impl Written {
         Written(tokens.iter().enumerate().map(token).collect())
     }
 
-    /// Of the token at `position`.
+    /// The key or value of the token at `position`.
     pub fn at(&self, position: u32, layer: u32, which: KeyValue) -> u64 {
         let (key, value) = self.0[position as usize][layer as usize];
         if which == KeyValue::Key { key } else { value }
     }
 }
 
-/// The hash over KV, from which logits come.
+/// The hash over KV from which logits are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {
     hash: u64,
-    /// Of the last token, by layer; 0 before the first.
+    /// Keys of the last token, by layer; 0 before the first token.
     keys: [u64; LAYERS as usize],
 }
 
@@ -89,7 +84,7 @@ impl Default for Fold {
 }
 
 impl Fold {
-    /// Over a token more, as it is when its KV is right.
+    /// Adds a token with its correct KV.
     pub fn add(&mut self, token: u32, position: u32) {
         for layer in 0..LAYERS {
             let (key, value) = written(self.keys[layer as usize], token, position, layer);
@@ -99,28 +94,28 @@ impl Fold {
     }
 
     fn take(&mut self, (key, value): (u64, u64)) {
-        self.hash = mix(mix(self.hash ^ key) ^ value);
+        self.hash = scramble(scramble(self.hash ^ key) ^ value);
     }
 
-    /// Logits of what follows.
+    /// Logits of the next token.
     pub fn logits(self) -> impl Iterator<Item = f32> {
-        (0..VOCAB).map(move |id| (mix(self.hash ^ u64::from(id)) % 1000) as f32 / 200.0)
+        (0..VOCAB).map(move |id| (scramble(self.hash ^ u64::from(id)) % 1000) as f32 / 200.0)
     }
 }
 
-/// Called after each layer.
+/// A function that the model calls after each layer.
 pub type Hook = Box<dyn FnMut() + Send>;
 
-/// What is seen of the model's work from outside.
+/// The model's work as seen from outside.
 #[derive(Default)]
 pub struct Watch {
-    /// Layers run.
+    /// Layers computed so far.
     pub layers: AtomicU64,
-    /// Nanoseconds that all steps so far have taken.
+    /// Time of all steps so far, in nanoseconds.
     pub now_ns: AtomicU64,
-    /// What each token adds to them.
+    /// Time of one token, in nanoseconds.
     pub token_ns: AtomicU64,
-    /// Token ranges of the rows of each step, when recording.
+    /// Token ranges of the rows of each step. `None`: not recorded.
     pub steps: Mutex<Option<Vec<Vec<Range<u32>>>>>,
     /// Called after each layer.
     pub hook: Mutex<Option<Hook>>,
@@ -133,13 +128,13 @@ pub struct PseudoModel {
 }
 
 impl PseudoModel {
-    /// One that gives at most `logits` rows of logits in a step.
+    /// A model that gives at most `logits` rows of logits in a step.
     pub fn new(watch: Arc<Watch>, logits: usize) -> PseudoModel {
         PseudoModel { watch, logits: Vec::with_capacity(logits * VOCAB as usize) }
     }
 
     fn look(&mut self, batch: &Batch) {
-        if let Some(steps) = &mut *self.watch.steps.lock().expect("nobody panics with it") {
+        if let Some(steps) = &mut *self.watch.steps.lock().expect("no panic while locked") {
             steps.push(batch.rows().iter().map(|row| positions(batch, row)).collect());
         }
         let ns = self.watch.token_ns.load(Ordering::Relaxed) * batch.tokens().len() as u64;
@@ -183,7 +178,7 @@ impl Forward for PseudoModel {
                 }
             }
             self.watch.layers.fetch_add(1, Ordering::Relaxed);
-            if let Some(hook) = &mut *self.watch.hook.lock().expect("nobody panics with it") {
+            if let Some(hook) = &mut *self.watch.hook.lock().expect("no panic while locked") {
                 hook();
             }
             if on_layer(layer).is_break() {

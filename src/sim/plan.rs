@@ -1,65 +1,66 @@
-//! What a seed decides before anything happens: how large workers are, how fast, and what they are asked.
+//! What a seed decides in advance: size and speed of the workers, their faults and their requests.
 
-use super::agenda::{MICRO, MILLI, Nanos, SECOND};
-use super::dice::Dice;
-use super::faults::Faults;
+use super::faults::FaultPlan;
 use super::machines::Machines;
 use super::model::VOCAB;
-use crate::cluster::router::Role;
-use crate::config::flags::{SimFlow, SimTransfer};
-use crate::config::resolved::{DecodeAllocation, Flow, Policy};
+use crate::cli::flags::{SimFlow, SimTransfer};
+use crate::config::{Flow, Policy};
+use crate::ids::{DecodeAllocation, Leg};
 use crate::limits::{KEPT_KV_LIFE, RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
+use crate::stdx::event_queue::{MICRO, MILLI, Nanos, SECOND};
+use crate::stdx::rng::Rng;
 
 /// Longest prompt, in tokens.
 pub const PROMPT_MAX: u32 = 127;
 /// Longest answer, in tokens.
 pub const ANSWER_MAX: u32 = 31;
 
-/// What is simulated, by the seed or by whoever replays it.
+/// What is simulated: chosen by the flags, or by the replay command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scale {
     /// Prefill workers.
     pub prefill: u32,
     /// Decode workers.
     pub decode: u32,
-    /// Requests, those that try at the end whether all is well again not counted.
+    /// Requests, without those at the end that check that all is well again.
     pub requests: u32,
-    /// Whether things go wrong.
+    /// Whether faults are injected.
     pub faults: bool,
-    /// How KV moves: by shm, rdma or tcp, or as the seed has it.
+    /// How KV moves: by shm, rdma or tcp, or as the seed decides.
     pub transfer: SimTransfer,
-    /// In which order the workers of a pair are asked, or as the seed has it.
+    /// The order in which the workers of a pair are asked, or as the seed decides.
     pub flow: SimFlow,
 }
 
-/// One worker.
+/// The size of one worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Bounds of its engine's turns.
+    /// Limits of its engine's turns.
     pub config: SchedConfig,
     /// Pages of its pool.
     pub pages: u32,
     /// Pages of its host tier.
     pub tier_pages: u32,
-    /// When decode workers take pages for what it reads.
+    /// When decode workers reserve pages for a prompt that this worker reads.
     pub decode_allocation: DecodeAllocation,
-    /// Requests it can hold.
+    /// Requests that it can hold.
     pub slots: usize,
-    /// Room in its engine's ring of commands.
+    /// Capacity of its engine's command ring.
     pub commands: usize,
-    /// Turns without work that its mover takes before it parks.
+    /// Idle turns that its mover takes before it parks.
     pub spins: u32,
-    /// How long the model takes for a token.
+    /// How long the model takes for one token.
     pub token: Nanos,
 }
 
-/// Everything that a seed decides at once; what it decides on the way is drawn from forks of the same dice.
+/// Everything that a seed decides in advance. What it decides during the run is drawn from forks of
+/// the same generator.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The seed.
     pub seed: u64,
-    /// How much of it.
+    /// The size of the run.
     pub scale: Scale,
     /// Each prefill worker.
     pub prefill: Size,
@@ -67,40 +68,40 @@ pub struct Plan {
     pub decode: Size,
     /// Where workers are.
     pub machines: Machines,
-    /// By decode worker of the start: it reads prompts where no prefill worker is left.
+    /// By decode worker at the start: whether it reads prompts if no prefill worker is left.
     pub reads_alone: Vec<bool>,
     /// How pairs are chosen.
     pub policy: Policy,
-    /// In which order the two are asked.
+    /// The order in which the two workers are asked.
     pub flow: Flow,
-    /// Between two requests, at most.
+    /// Longest time between two requests.
     pub gap: Nanos,
-    /// How long a message takes, at least and as a rule at most.
+    /// How long a message takes: the minimum and the usual maximum.
     pub delay: (Nanos, Nanos),
-    /// How late a thread is, as a rule at most.
+    /// How late a thread runs: the usual maximum.
     pub lateness: Nanos,
-    /// How long a request may take,
+    /// How long a request can take,
     pub patience: Nanos,
-    /// and some of them.
+    /// and how long some of them can take.
     pub haste: Nanos,
-    /// How often it is tried again.
+    /// How often a request is retried.
     pub retries: u32,
-    /// What is done to it.
-    pub faults: Option<Faults>,
+    /// The injected faults.
+    pub faults: Option<FaultPlan>,
 }
 
 impl Plan {
-    /// Of a seed.
+    /// The plan of a seed.
     pub fn new(seed: u64, scale: Scale) -> Plan {
-        let mut dice = Dice::new(seed).fork("plan");
+        let mut dice = Rng::new(seed).fork("plan");
         let prefix_cache = !dice.one_in(4);
-        let mut scarce = Dice::new(seed).fork("retraction");
+        let mut scarce = Rng::new(seed).fork("retraction");
         let shared = SchedConfig {
-            max_running: dice.number(2, 8) as usize,
-            // Those who find no slot are enough.
+            max_running: dice.range_u32(2, 8) as usize,
+            // The limit on slots is enough.
             max_queued: usize::MAX,
             max_prefill_tokens: 256,
-            chunked_prefill_size: dice.number(8, 160),
+            chunked_prefill_size: dice.range_u32(8, 160),
             chunk_ms: dice.pick(&[0, 0, 1, 20]),
             page_size: dice.pick(&[2, 4, 8, 16]),
             context: PROMPT_MAX + ANSWER_MAX,
@@ -108,24 +109,24 @@ impl Plan {
             reserve: scarce.pick(&[0, 4, RESERVED_TOKENS]),
             prefix_cache,
         };
-        // Workers of two page sizes hand over to each other, too.
+        // Workers with different page sizes hand over to each other, too.
         let other = if dice.one_in(3) { dice.pick(&[2, 4, 8, 16]) } else { shared.page_size };
-        let is_late = Dice::new(seed).fork("allocation").one_in(3);
+        let is_late = Rng::new(seed).fork("allocation").one_in(3);
         let decode_allocation =
             if is_late { DecodeAllocation::Late } else { DecodeAllocation::Early };
-        let mut faulty = Dice::new(seed).fork("faults");
+        let mut faulty = Rng::new(seed).fork("faults");
         let delay = dice.pick(&[20 * MICRO, 100 * MICRO, 2 * MILLI]);
         let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
-        // Where things go wrong for seconds, requests come for seconds.
+        // If faults last for seconds, requests come for seconds.
         let gap = if scale.faults { gap * faulty.pick(&[1, 20, 100]) } else { gap };
         let (prefill, decode) = (scale.prefill as usize, scale.decode as usize);
-        let mut dice_of_nics = Dice::new(seed).fork("machines");
-        let mut streams = Dice::new(seed).fork("streams");
+        let mut dice_of_nics = Rng::new(seed).fork("machines");
+        let mut streams = Rng::new(seed).fork("streams");
         let machines =
             Machines::draw([&mut dice_of_nics, &mut streams], prefill + decode, scale.transfer);
         let faults = scale.faults.then(|| {
             let span = gap * u64::from(scale.requests) / 2;
-            let mut faults = Faults::draw(&mut faulty, prefill, decode, span);
+            let mut faults = FaultPlan::draw(&mut faulty, prefill, decode, span);
             if machines.nics.is_some() {
                 faults.draw_of_nics(&mut dice_of_nics, prefill, decode, span);
             }
@@ -134,14 +135,14 @@ impl Plan {
             }
             faults
         });
-        let mut lone = Dice::new(seed).fork("alone");
+        let mut lone = Rng::new(seed).fork("alone");
         let most = lone.pick(&[0, 1, 2]);
-        let reads_alone: Vec<bool> = (0..decode).map(|_| lone.within(1, 2) <= most).collect();
+        let reads_alone: Vec<bool> = (0..decode).map(|_| lone.range_u64(1, 2) <= most).collect();
         let faults = faults.map(|faults| {
             let span = gap * u64::from(scale.requests) / 2;
             further(faults, seed, (&mut lone, reads_alone.contains(&true)), [prefill, decode], span)
         });
-        let mut order = Dice::new(seed).fork("flow");
+        let mut order = Rng::new(seed).fork("flow");
         let drawn = order.pick(&[Flow::Dual, Flow::Dual, Flow::PrefillFirst, Flow::DecodeFirst]);
         Plan {
             seed,
@@ -168,13 +169,13 @@ impl Plan {
             } else {
                 300 * SECOND
             },
-            // What a retry makes good would else be seen by nobody.
+            // With retries only, a failure that a retry hides would never be seen.
             retries: faulty.pick(&[0, RETRIES_DEFAULT]),
             faults,
         }
     }
 
-    /// Whether workers have places for all requests.
+    /// Whether workers have slots for all requests.
     pub fn is_ample(&self) -> bool {
         let places = |size: &Size| {
             size.slots > self.scale.requests as usize && size.commands > 4 * size.slots
@@ -182,20 +183,20 @@ impl Plan {
         places(&self.prefill) && places(&self.decode)
     }
 
-    /// What a worker is when its process is started.
-    pub fn role(&self, worker: usize) -> Role {
-        if worker < self.scale.prefill as usize { Role::Prefill } else { Role::Decode }
+    /// The role of a worker when its process is started.
+    pub fn role(&self, worker: usize) -> Leg {
+        if worker < self.scale.prefill as usize { Leg::Prefill } else { Leg::Decode }
     }
 
-    /// How large a worker of this role is.
-    pub fn size(&self, role: Role) -> Size {
+    /// The size of a worker of this role.
+    pub fn size(&self, role: Leg) -> Size {
         match role {
-            Role::Prefill => self.prefill,
-            Role::Decode => self.decode,
+            Leg::Prefill => self.prefill,
+            Leg::Decode => self.decode,
         }
     }
 
-    /// Whether a worker, as a decode worker, reads prompts where no prefill worker is left.
+    /// Whether a worker, in the decode role, reads prompts if no prefill worker is left.
     pub fn reads_alone(&self, worker: usize) -> bool {
         let decode = worker.checked_sub(self.scale.prefill as usize);
         decode.is_some_and(|decode| self.reads_alone[decode])
@@ -203,53 +204,54 @@ impl Plan {
 
     /// Whether workers change their roles.
     pub fn turns(&self) -> bool {
-        self.faults.as_ref().is_some_and(Faults::have_turns)
+        self.faults.as_ref().is_some_and(FaultPlan::have_turns)
     }
 
-    /// How long KV may take up room for nobody: kept for a decode worker that was never asked for it.
+    /// How long KV can hold a slot unclaimed: it is kept for a decode worker that never asks for
+    /// it.
     pub fn unclaimed(&self) -> Nanos {
         match self.flow {
-            // Whoever should be told that it need not keep it may not be reached, or not know where it is; it may have to be
-            // computed before.
+            // The router may not reach the worker, or not know it, to release the kept KV. The KV
+            // may also have to be computed first.
             Flow::PrefillFirst if !self.is_calm() => KEPT_KV_LIFE.as_nanos() as Nanos + 5 * SECOND,
             Flow::Dual | Flow::PrefillFirst | Flow::DecodeFirst => 0,
         }
     }
 
-    /// Whether nothing is done to the cluster that could make a request fail.
+    /// Whether nothing is done to the cluster that can make a request fail.
     pub fn is_calm(&self) -> bool {
         self.faults.is_none()
     }
 }
 
-/// Draws what else goes wrong, each kind by dice of its own.
+/// Draws the other faults, each kind from its own fork.
 fn further(
-    mut faults: Faults,
+    mut faults: FaultPlan,
     seed: u64,
-    (lone, reads_alone): (&mut Dice, bool),
+    (lone, reads_alone): (&mut Rng, bool),
     [prefill, decode]: [usize; 2],
     span: Nanos,
-) -> Faults {
+) -> FaultPlan {
     if reads_alone && lone.one_in(2) {
         faults.take_prefill_away(lone, prefill, span);
     }
-    let mut leaving = Dice::new(seed).fork("leaving");
+    let mut leaving = Rng::new(seed).fork("leaving");
     if leaving.one_in(2) {
         faults.slow_the_leaving(&mut leaving);
     }
-    let mut turning = Dice::new(seed).fork("turning");
+    let mut turning = Rng::new(seed).fork("turning");
     if turning.one_in(3) {
         faults.draw_turns(&mut turning, prefill, decode, span);
     }
     faults
 }
 
-fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Dice; 3]) -> Size {
+fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Rng; 3]) -> Size {
     let longest = (PROMPT_MAX + ANSWER_MAX).div_ceil(config.page_size) + 1;
-    // From hardly one long request to more than can be used.
-    let pages = longest * dice.number(2, 12) / 2;
+    // From hardly enough for one long request to more than can be used.
+    let pages = longest * dice.range_u32(2, 12) / 2;
     let most = scale.requests as usize + 1;
-    // Where some may be refused, also few places and a ring that is full now and then.
+    // If requests can be refused, also few slots and a command ring that is sometimes full.
     let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
     let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
     let tier_pages = longest * scarce.pick(&[0, 1, 8]);
@@ -261,6 +263,6 @@ fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Di
         slots,
         commands,
         spins: dice.pick(&[1, 3]),
-        token: dice.within(MICRO, 20 * MICRO),
+        token: dice.range_u64(MICRO, 20 * MICRO),
     }
 }

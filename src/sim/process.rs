@@ -1,32 +1,34 @@
-//! One worker process: the cores of production, put together as `role` does it, without threads and sockets.
+//! One worker process: the cores of production, put together as `process` does it, without threads
+//! and sockets.
 //!
-//! Owns: the engine, the mover, the hand-off and the rings between them. Each of the three threads takes a turn
-//! when the cluster says so. Not here: what `ctl` does at its edge (`edge`), when turns come (`cluster`).
+//! Owns: the engine, the mover, the hand-off and the rings between them. Each of the three threads
+//! takes a turn when the cluster says so. Not here: what `ctl` does at its edge (`edge`), when
+//! turns come (`cluster`).
 
-use super::agenda::Nanos;
 use super::edge::{Edge, Ways, data_port_of};
 use super::machines::{Nics, Streams};
 use super::model::{LAYERS, PseudoModel, Watch, layout};
 use super::plan::Size;
-use crate::cluster::router::Role;
-use crate::front::handoff::{Handoff, Member, Offer, Role as MemberRole};
-use crate::front::worker::{Ring, Worker};
-use crate::ids::WorkerId;
+use crate::ids::{Leg, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
+use crate::peer::handoff::{EndpointKind as MemberRole, Handoff, TransportOffer, WorkerEndpoint};
+use crate::peer::local_worker::{LocalWorker, Ring};
+use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::Engine;
-use crate::sched::mail::{Mail, events_per_turn};
 use crate::sched::prefill::PrefillWorker;
 use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{Activity, KvMemory, Worker as SchedWorker};
-use crate::stdx::bell::Bell;
-use crate::sys::event::{EventCounter, WaitSet};
+use crate::stdx::event_count::EventCount;
+use crate::stdx::event_queue::Nanos;
+use crate::sys::event::{EventFd, WaitSet};
 use crate::sys::verbs::provider::Fabric;
-use crate::transfer::copiers::Copiers;
+use crate::transfer::copy_pool::CopyPool;
+use crate::transfer::event_loop::{EventLoop, NextStep};
 use crate::transfer::manager::destination::DestinationManager;
-use crate::transfer::manager::identity::Identity;
+use crate::transfer::manager::identity::WorkerIdentity;
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::mover::Mover;
 use crate::transfer::mover::destination::DestinationMover;
@@ -36,7 +38,6 @@ use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{Nic, Rails};
-use crate::transfer::waiter::{Next, Round};
 use crate::wire::message::{Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use std::io;
@@ -46,7 +47,8 @@ use std::time::{Duration, Instant};
 
 /// The only worker of a process.
 pub const WORKER: WorkerId = WorkerId(0);
-/// Sessions of a worker: twice the most workers of the other role at the start, so that restarts do not use them up.
+/// Sessions of a worker: twice the maximum of workers per role at the start, so that restarts do
+/// not use them up.
 const SESSIONS: usize = 32;
 
 /// The threads of a process.
@@ -56,60 +58,60 @@ pub enum Thread {
     Ctl,
     /// Scheduler and model.
     Engine,
-    /// Copies.
+    /// Copies of KV.
     Move,
 }
 
 impl Thread {
-    /// All, in order of their numbers.
+    /// All threads, in order of their numbers.
     pub const ALL: [Thread; 3] = [Thread::Ctl, Thread::Engine, Thread::Move];
 }
 
 /// Where a process runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Site<'a> {
-    /// On this machine,
+    /// Its machine.
     pub host: HostId,
-    /// with this way to others,
+    /// Its NIC, if it has one.
     pub nic: Option<(&'a Fabric, Nics)>,
-    /// or this one.
+    /// Its TCP streams, if it uses them.
     pub streams: Option<Streams>,
 }
 
 /// A worker process.
 pub struct Process {
-    /// What `ctl` owns, and what it does in a turn.
+    /// What `ctl` owns and does in a turn.
     pub edge: Edge,
-    /// The worker's figures.
+    /// The worker's statistics.
     pub stats: Arc<WorkerStats>,
-    /// Its KV.
+    /// Its KV memory.
     pub memory: Memory,
     engine: Engine,
     mover: Mover,
-    round: Round,
-    /// What rings for the mover, from inside and from peers.
-    doorbell: EventCounter,
-    /// What its NIC rings; none without one.
+    round: EventLoop,
+    /// The mover's doorbell, for threads of this process and for peers.
+    doorbell: EventFd,
+    /// The wait set that its NIC signals; `None` without a NIC.
     events: Option<Arc<WaitSet>>,
     sleeps: bool,
     watch: Arc<Watch>,
-    bells: [Arc<Bell>; 3],
-    /// A bit for each thread that was woken.
+    bells: [Arc<EventCount>; 3],
+    /// One bit for each thread that was woken.
     woken: Arc<AtomicU8>,
     base: Instant,
 }
 
 impl Process {
-    /// The process of this number, just started. `base` is the beginning of time.
+    /// A process of this number, just started. `base` is the start of simulated time.
     pub fn new(
         index: usize,
-        role: Role,
+        role: Leg,
         size: &Size,
         site: Site<'_>,
         base: Instant,
     ) -> io::Result<Process> {
         let woken: Arc<AtomicU8> = Arc::default();
-        let doorbell = EventCounter::new()?;
+        let doorbell = EventFd::new()?;
         let wake = |thread: Thread| {
             let woken = woken.clone();
             move || {
@@ -121,38 +123,43 @@ impl Process {
             of_mover();
             ring.signal();
         };
-        let bells =
-            [Bell::new(wake(Thread::Ctl)), Bell::new(wake(Thread::Engine)), Bell::new(ring_mover)]
-                .map(Arc::new);
+        let bells = [
+            EventCount::new(wake(Thread::Ctl)),
+            EventCount::new(wake(Thread::Engine)),
+            EventCount::new(ring_mover),
+        ]
+        .map(Arc::new);
         [Thread::Ctl, Thread::Engine]
             .into_iter()
-            .for_each(|thread| bells[thread as usize].announce());
+            .for_each(|thread| bells[thread as usize].prepare_wait());
         let memory = memory(size)?;
         let status = Arc::new(StatusTable::new(size.slots));
         let (commands, commands_in) = channel::bounded(size.commands);
         let (events_out, events) = channel::bounded(2 * events_per_turn(size.slots));
         let engine_bell = bells[Thread::Engine as usize].clone();
-        let mut worker =
-            Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
+        let mut worker = LocalWorker::new(
+            WORKER,
+            Ring::new(commands, engine_bell),
+            status.clone(),
+            memory.clone(),
+        );
         worker.rails = rails(index, size, site, &memory)?.map(Arc::new);
         let is_reached = site.nic.is_some() || site.streams.is_some();
         let wait = is_reached.then(WaitSet::new).transpose()?.map(Arc::new);
-        // As `--transfer auto` has them.
+        // In the order of `--transfer auto`.
         let rdma = site.nic.map(|_| Transport::Rdma);
         let tcp = site.streams.map(|_| Transport::Tcp);
         let transports: Vec<Transport> =
             [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
         let identity = identity(size, &memory, site.host);
         let Cores { scheduler, stats, mover, role: part, reports } = match role {
-            Role::Prefill => {
-                prefill(size, &memory, (&status, &bells), identity, transports.clone())
-            }
-            Role::Decode => {
+            Leg::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
+            Leg::Decode => {
                 decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?
             }
         };
-        let members = vec![Member { worker, role: part, reports: Some(reports) }];
-        let offer = Offer {
+        let members = vec![WorkerEndpoint { worker, kind: part, reports: Some(reports) }];
+        let offer = TransportOffer {
             transports,
             host: site.host,
             data: site.streams.map(|_| data_port_of(index)),
@@ -161,7 +168,7 @@ impl Process {
         let lanes = site.streams.zip(wait.clone());
         let watch = Arc::new(Watch { token_ns: AtomicU64::new(size.token), ..Watch::default() });
         let model = PseudoModel::new(watch.clone(), size.config.batch_limits().logits);
-        let mail = Mail::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
+        let mail = EngineChannel::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
         let engine =
@@ -179,7 +186,7 @@ impl Process {
             memory,
             engine,
             mover,
-            round: Round::new(size.spins),
+            round: EventLoop::new(size.spins),
             doorbell,
             events: wait.filter(|_| site.nic.is_some()),
             sleeps: false,
@@ -190,17 +197,17 @@ impl Process {
         })
     }
 
-    /// The same process with a worker of this role in the place of the one before, of which nothing is left but what
-    /// `ctl` keeps, as `role::part` has it.
+    /// The same process with a worker of this role in place of the old one. Only what `ctl` keeps
+    /// stays, as in `process::worker`.
     pub fn turned(
         self,
         index: usize,
-        role: Role,
+        role: Leg,
         size: &Size,
         site: Site<'_>,
     ) -> io::Result<Process> {
         let base = self.base;
-        // All else is given back before the new one takes its memory.
+        // Everything else is freed before the new worker allocates its memory.
         let Process { edge, .. } = self;
         let lasting = edge.dismiss();
         let mut process = Process::new(index, role, size, site, base)?;
@@ -208,36 +215,37 @@ impl Process {
         Ok(process)
     }
 
-    /// A time of this process.
+    /// Simulated time as an `Instant` of this process.
     pub fn instant(&self, at: Nanos) -> Instant {
         self.base + Duration::from_nanos(at)
     }
 
-    /// One turn of the engine; what it took, too.
+    /// Takes one turn of the engine. Returns also how long it took.
     pub fn step_engine(&mut self, now: Nanos) -> (Activity, Nanos) {
-        self.bells[Thread::Engine as usize].dismiss();
+        self.bells[Thread::Engine as usize].cancel_wait();
         self.watch.now_ns.store(now, Ordering::Relaxed);
         let activity = self.engine.step(self.instant(now));
-        self.bells[Thread::Engine as usize].announce();
+        self.bells[Thread::Engine as usize].prepare_wait();
         (activity, self.watch.now_ns.load(Ordering::Relaxed) - now)
     }
 
-    /// One step of the mover's loop, after a sleep if it has slept. What comes next; it sleeps for as long as nothing
-    /// rings, where production looks after a second by itself: a wake-up that is lost is to be seen.
-    pub fn step_mover(&mut self) -> Next {
+    /// Takes one step of the mover's loop, after waking it if it slept, and returns what comes
+    /// next. A parked mover sleeps until something rings. In production it also looks once a second
+    /// by itself, which would hide a lost wake-up.
+    pub fn step_mover(&mut self) -> NextStep {
         let bell = &self.bells[Thread::Move as usize];
         if std::mem::take(&mut self.sleeps) {
-            self.round.rise(&mut self.mover, bell);
+            self.round.resume(&mut self.mover, bell);
             self.doorbell.clear();
         }
         let next = self.round.step(&mut self.mover, bell);
         match next {
-            Next::Turn | Next::Spin => {}
-            Next::Rise => {
-                self.round.rise(&mut self.mover, bell);
+            NextStep::Turn | NextStep::Spin => {}
+            NextStep::Resume => {
+                self.round.resume(&mut self.mover, bell);
                 self.doorbell.clear();
             }
-            Next::Park => self.sleeps = true,
+            NextStep::Park => self.sleeps = true,
         }
         next
     }
@@ -247,7 +255,8 @@ impl Process {
         self.sleeps
     }
 
-    /// Whether something has rung for the mover while it sleeps; asked once, since then it wakes.
+    /// Whether something has rung for the mover while it sleeps. The call clears it, because the
+    /// mover then wakes.
     pub fn take_ring(&self) -> bool {
         self.sleeps && self.doorbell.clear()
     }
@@ -257,7 +266,7 @@ impl Process {
         self.sleeps && self.events.as_ref().is_some_and(|events| events.wait(Duration::ZERO))
     }
 
-    /// Has the grants say which leases the mover holds still.
+    /// Updates in the grants which leases the mover still holds.
     pub fn note_leases(&mut self) {
         let movers = &self.mover.destinations;
         let holds = |slot| movers.iter().find_map(|mover| mover.holds(slot));
@@ -267,22 +276,22 @@ impl Process {
     /// `ctl` is at work, or parks.
     pub fn attend(&self, awake: bool) {
         let bell = &self.bells[Thread::Ctl as usize];
-        if awake { bell.dismiss() } else { bell.announce() }
+        if awake { bell.cancel_wait() } else { bell.prepare_wait() }
     }
 
-    /// Threads woken since this was asked last.
+    /// Threads woken since the last call.
     pub fn take_woken(&self) -> impl Iterator<Item = Thread> {
         let woken = self.woken.swap(0, Ordering::Relaxed);
         Thread::ALL.into_iter().filter(move |&thread| woken & 1 << thread as u8 != 0)
     }
 
-    /// How much slower than it began the model is.
+    /// Makes the model `factor` times slower than at its start.
     pub fn slow_down(&self, size: &Size, factor: u64) {
         self.watch.token_ns.store(size.token * factor, Ordering::Relaxed);
     }
 }
 
-/// What differs by role.
+/// The parts that differ by role.
 struct Cores {
     scheduler: Box<dyn SchedWorker>,
     stats: Arc<WorkerStats>,
@@ -291,7 +300,7 @@ struct Cores {
     reports: channel::Receiver<crate::transfer::mover::Report>,
 }
 
-/// Its memory on its NIC.
+/// Registers its memory with its NIC.
 fn rails(index: usize, size: &Size, site: Site<'_>, memory: &Memory) -> io::Result<Option<Rails>> {
     let Some((fabric, nics)) = site.nic else { return Ok(None) };
     let device = fabric.device_in(index as u32);
@@ -302,8 +311,8 @@ fn rails(index: usize, size: &Size, site: Site<'_>, memory: &Memory) -> io::Resu
 fn prefill(
     size: &Size,
     memory: &Memory,
-    (status, bells): (&Arc<StatusTable>, &[Arc<Bell>; 3]),
-    identity: Identity,
+    (status, bells): (&Arc<StatusTable>, &[Arc<EventCount>; 3]),
+    identity: WorkerIdentity,
     allowed: Vec<Transport>,
 ) -> Cores {
     let Rings { links, handle, commands, reports } =
@@ -326,9 +335,9 @@ fn prefill(
 fn decode(
     size: &Size,
     memory: &Memory,
-    (status, bells): (&Arc<StatusTable>, &[Arc<Bell>; 3]),
-    identity: Identity,
-    doorbell: EventCounter,
+    (status, bells): (&Arc<StatusTable>, &[Arc<EventCount>; 3]),
+    identity: WorkerIdentity,
+    doorbell: EventFd,
 ) -> io::Result<Cores> {
     let Rings { links, handle, commands, reports } =
         Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
@@ -356,8 +365,8 @@ fn memory(size: &Size) -> io::Result<Memory> {
         layout,
         pages: size.pages,
         lists: Arc::new(PageLists::new(size.slots, pages_of_context)?),
-        tally: Arc::default(),
-        copiers: Copiers::default(),
+        counters: Arc::default(),
+        copy_pool: CopyPool::default(),
     })
 }
 
@@ -365,13 +374,13 @@ fn kv(memory: &Memory) -> KvMemory {
     KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
 }
 
-fn as_bells(bells: &[Arc<Bell>; 3]) -> Bells {
+fn as_bells(bells: &[Arc<EventCount>; 3]) -> Bells {
     let [ctl, engine, mover] = bells.clone();
     Bells { engine, ctl, mover }
 }
 
-fn identity(size: &Size, memory: &Memory, host: HostId) -> Identity {
-    Identity {
+fn identity(size: &Size, memory: &Memory, host: HostId) -> WorkerIdentity {
+    WorkerIdentity {
         fingerprint: Fingerprint {
             config: [LAYERS as u8; 32],
             weights: [2; 32],

@@ -1,26 +1,30 @@
-//! The router and its clients: requests to pairs, decode's answer back, another pair where one fails, by
-//! `cluster::flight` around the decisions of `cluster::router`, as `front::router::flights` has it.
+//! The router and its clients: requests to pairs, decode's answer back, another pair where one
+//! fails, by `routing::attempts` around the decisions of `routing::balancer`, as
+//! `router::requests` has it.
 //!
-//! Owns: all requests that are being served. Not here: their connections to workers (`fleet`), what an answer must be
-//! (`checkers`), how long a connection takes to stand and to carry something (`cluster`).
+//! Owns: all requests that are being served. Not here: their connections to workers (`fleet`), what
+//! an answer must be (`checkers`), how long a connection takes to stand and to carry something
+//! (`cluster!`).
 
 pub mod fleet;
 mod reading;
 
-use super::agenda::Nanos;
-use super::dice::Dice;
 use super::plan::Plan;
-use super::workload::Order;
+use super::workload::SimRequest;
 use crate::cause::Cause;
-use crate::cluster::flight::{Avoid, Flight as Core, News, Next, Terms};
-use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, Role};
-use crate::cluster::work::Work;
-use crate::config::resolved::{Flow, RetryTerms};
-use crate::front::router::call::Lost;
-use crate::ids::Room;
+use crate::config::{Flow, RetryConfig};
+use crate::ids::{Leg, Room};
 use crate::limits::ROUTER_GRACE;
-use crate::sched::mailbox::Outcome;
+use crate::routing::attempts::{
+    AttemptAction, AttemptContext, AttemptEvent, Attempts as Core, AvoidList,
+};
+use crate::routing::balancer::Reservation;
+use crate::routing::demand::Demand;
+use crate::routing::retries::RetryBudget;
+use crate::sched::messages::FinishReason;
+use crate::stdx::event_queue::Nanos;
+use crate::stdx::rng::Rng;
+use crate::upstream::answer::CallError;
 use fleet::{CallName, Fleet, What};
 use std::time::{Duration, Instant};
 
@@ -32,7 +36,7 @@ pub struct LegName {
     /// With which of the pairs that were chosen for it.
     pub attempt: u32,
     /// Which leg.
-    pub role: Role,
+    pub role: Leg,
     /// 1: sent a second time by mistake; nobody listens to its answer.
     pub copy: u8,
 }
@@ -47,7 +51,7 @@ pub enum Answer {
     /// Prefill, which is asked first, has read the prompt, and keeps its KV in this room.
     Kept(Room),
     /// The end.
-    Ended(Outcome),
+    Ended(FinishReason),
     /// It failed, by the prefill worker that decode has asked.
     SourceFailed(Cause),
     /// It is well.
@@ -55,7 +59,7 @@ pub enum Answer {
     /// It has this role, which has changed so often since its start.
     Is {
         /// What it does.
-        role: Role,
+        role: Leg,
         /// How often that has changed.
         changes: u64,
     },
@@ -107,7 +111,7 @@ pub enum Wish {
         /// By role: what the workers are taken for.
         taken_for: [Option<String>; 2],
         /// What is still asked.
-        order: Box<Order>,
+        order: Box<SimRequest>,
     },
     /// A worker is asked who or how it is, or told what it need not keep; what it is taken for.
     Ask(CallName, Option<String>),
@@ -118,12 +122,12 @@ pub enum Wish {
     /// [`Flights::remind`] is to be called then.
     Remind(usize, Nanos),
     /// The client has its answer.
-    Over(usize, Result<Outcome, Cause>),
+    Over(usize, Result<FinishReason, Cause>),
 }
 
 #[derive(Debug)]
 struct Flight {
-    order: Order,
+    order: SimRequest,
     core: Core,
     begun: Nanos,
     /// Pairs so far.
@@ -136,8 +140,9 @@ struct Flight {
     /// By role: whether its call can still say something.
     legs: [bool; 2],
     answer: Vec<u32>,
-    /// Charged to the worker of this try that has no call: prefill, which decode asks, or decode until prefill has answered.
-    held: Option<Booking>,
+    /// Charged to the worker of this try that has no call: prefill, which decode asks, or decode
+    /// until prefill has answered.
+    held: Option<Reservation>,
     /// Where its KV is kept for decode, by this try's prefill worker.
     kept: Option<Room>,
     /// It is tried again then.
@@ -154,27 +159,28 @@ struct Flight {
 pub struct Flights {
     fleet: Fleet,
     flow: Flow,
-    retries: Retries,
+    retries: RetryBudget,
     base: Instant,
-    dice: Dice,
+    dice: Rng,
     flights: Vec<Flight>,
 }
 
 impl Flights {
     /// No requests; all workers are up, and what they are is known.
-    pub fn new(plan: &Plan, base: Instant, dice: Dice) -> Flights {
-        let retries = Retries::new(RetryTerms::of(plan.retries), base);
+    pub fn new(plan: &Plan, base: Instant, dice: Rng) -> Flights {
+        let retries = RetryBudget::new(RetryConfig::of(plan.retries), base);
         let fleet = Fleet::new(plan, base);
         Flights { fleet, flow: plan.flow, retries, base, dice, flights: Vec::new() }
     }
 
-    /// A client asks; `pair` is on which hosts it must be served, if that is not the router's to choose.
-    pub fn begin(&mut self, order: Order, pair: Option<[usize; 2]>, now: Nanos) -> usize {
+    /// A client asks; `pair` is on which hosts it must be served, if that is not the router's to
+    /// choose.
+    pub fn begin(&mut self, order: SimRequest, pair: Option<[usize; 2]>, now: Nanos) -> usize {
         let id = self.flights.len();
         let unwilling = pair.map_or(Vec::new(), |pair| self.fleet.others(pair));
         self.flights.push(Flight {
             order,
-            core: Core::without(Avoid { failed: Vec::new(), unwilling }),
+            core: Core::without(AvoidList { failed: Vec::new(), unwilling }),
             begun: now,
             attempt: 0,
             room: Room(0),
@@ -194,7 +200,7 @@ impl Flights {
     }
 
     /// What was asked.
-    pub fn order(&self, flight: usize) -> &Order {
+    pub fn order(&self, flight: usize) -> &SimRequest {
         &self.flights[flight].order
     }
 
@@ -254,8 +260,8 @@ impl Flights {
         }
     }
 
-    /// Somebody has a request end, and all workers are told: it is sent nowhere again, and ends here where nothing of
-    /// it is with any worker.
+    /// Somebody has a request end, and all workers are told: it is sent nowhere again, and ends
+    /// here where nothing of it is with any worker.
     pub fn abort(&mut self, id: usize, now: Nanos) {
         let flight = &mut self.flights[id];
         flight.aborted = true;
@@ -295,32 +301,36 @@ impl Flights {
             return;
         }
         flight.legs[role as usize] &= matches!(what, What::Ready | What::Token(_));
-        if self.flow == Flow::PrefillFirst && role == Role::Prefill {
+        if self.flow == Flow::PrefillFirst && role == Leg::Prefill {
             return self.read(id, what, now);
         }
         // What prefill comes to counts until decode has begun to answer.
-        let counts = role == Role::Decode || flight.core.is_waiting();
+        let counts = role == Leg::Decode || flight.core.is_waiting();
         let news = match (what, role) {
-            (What::Ready, _) => News::Connected,
-            (What::Refused, _) => News::Refused(role),
-            (What::Token(token), Role::Decode) => {
+            (What::Ready, _) => AttemptEvent::Connected,
+            (What::Refused, _) => AttemptEvent::Refused(role),
+            (What::Token(token), Leg::Decode) => {
                 flight.answer.push(token);
                 // Whom decode has asked has done its part.
                 self.release(id, now);
-                News::Passes { resumable: true }
+                AttemptEvent::Passes { resumable: true }
             }
-            (What::TurnedAway, _) if counts => News::Failed(role, Cause::Draining),
+            (What::TurnedAway, _) if counts => AttemptEvent::Failed(role, Cause::Draining),
             // What a leg that was taken says of a drain is the other one's.
-            (What::Ended(Outcome::Failed(Cause::Draining)), _) if counts => {
-                News::Failed(role.other(), Cause::Draining)
+            (What::Ended(FinishReason::Failed(Cause::Draining)), _) if counts => {
+                AttemptEvent::Failed(role.other(), Cause::Draining)
             }
-            (What::Ended(Outcome::Failed(cause)), _) if counts => News::Failed(role, cause),
-            (What::SourceFailed(cause), _) => News::Failed(role.other(), cause),
-            (What::Ended(outcome), Role::Decode) => return self.land(id, outcome, now),
+            (What::Ended(FinishReason::Failed(cause)), _) if counts => {
+                AttemptEvent::Failed(role, cause)
+            }
+            (What::SourceFailed(cause), _) => AttemptEvent::Failed(role.other(), cause),
+            (What::Ended(outcome), Leg::Decode) => return self.land(id, outcome, now),
             // Decode's leg is given up at the same time.
-            (What::Lost(Lost::Deadline), Role::Prefill) => return,
-            (What::Lost(Lost::Deadline), Role::Decode) => News::Lost(role, Cause::Deadline),
-            (What::Lost(_), _) if counts => News::Lost(role, Cause::PeerLost),
+            (What::Lost(CallError::Deadline), Leg::Prefill) => return,
+            (What::Lost(CallError::Deadline), Leg::Decode) => {
+                AttemptEvent::Lost(role, Cause::Deadline)
+            }
+            (What::Lost(_), _) if counts => AttemptEvent::Lost(role, Cause::PeerLost),
             (
                 What::Token(_) | What::Kept(_) | What::Ended(_) | What::TurnedAway | What::Lost(_),
                 _,
@@ -334,30 +344,33 @@ impl Flights {
         let instant = self.instant(now);
         let deadline = Some(self.deadline(id));
         let flight = &mut self.flights[id];
-        let (prefill, decode) =
-            match self.fleet.router().choose_serving(&Work::of(1), flight.core.avoid(), instant) {
-                Ok(chosen) => chosen,
-                Err(none) => {
-                    let chance = self.dice.draw();
-                    let terms =
-                        Terms { now: instant, chance, deadline, retries: &mut self.retries };
-                    let next = flight.core.nobody(none.may_come(), &terms);
-                    return self.carry_out(id, next, now);
-                }
-            };
-        let first = prefill.as_ref().map(Booking::worker);
-        flight.core.choose(first, Some(decode.worker()));
+        let (prefill, decode) = match self.fleet.router().choose_serving(
+            &Demand::of(1),
+            flight.core.avoid(),
+            instant,
+        ) {
+            Ok(chosen) => chosen,
+            Err(none) => {
+                let chance = self.dice.next_u64();
+                let terms =
+                    AttemptContext { now: instant, chance, deadline, retries: &mut self.retries };
+                let next = flight.core.handle_no_worker(none.may_come(), &terms);
+                return self.carry_out(id, next, now);
+            }
+        };
+        let first = prefill.as_ref().map(Reservation::worker);
+        flight.core.set_workers(first, Some(decode.worker()));
         flight.pair = [first.unwrap_or(decode.worker()), decode.worker()]
             .map(|worker| self.fleet.host(worker));
         flight.attempt += 1;
-        flight.room = Room(self.dice.draw() >> 1);
+        flight.room = Room(self.dice.next_u64() >> 1);
         let mut legs = [prefill, Some(decode)];
         match self.flow {
             Flow::PrefillFirst if first.is_some() => {
                 flight.core.in_turn();
-                flight.held = legs[Role::Decode as usize].take();
+                flight.held = legs[Leg::Decode as usize].take();
             }
-            Flow::DecodeFirst => flight.held = legs[Role::Prefill as usize].take(),
+            Flow::DecodeFirst => flight.held = legs[Leg::Prefill as usize].take(),
             Flow::PrefillFirst | Flow::Dual => {}
         }
         flight.legs = legs.each_ref().map(Option::is_some);
@@ -365,52 +378,64 @@ impl Flights {
         self.fleet.wishes.push(Wish::Choose { flight: id, attempt, room, pair: pair_of });
         let until = self.until(id);
         let mut awaited = 0;
-        let legs = [Role::Prefill, Role::Decode].into_iter().zip(legs);
+        let legs = [Leg::Prefill, Leg::Decode].into_iter().zip(legs);
         for (role, booking) in legs.filter_map(|(role, booking)| Some((role, booking?))) {
             let leg = CallName::Leg(LegName { flight: id, attempt, role, copy: 0 });
             awaited += u32::from(!self.fleet.open(leg, booking, until, now));
         }
-        self.follow(id, News::Opened(awaited), now);
+        self.follow(id, AttemptEvent::Opened(awaited), now);
     }
 
     /// What follows from what has happened to a flight.
-    fn follow(&mut self, id: usize, news: News, now: Nanos) {
-        let chance = self.dice.draw();
+    fn follow(&mut self, id: usize, news: AttemptEvent, now: Nanos) {
+        let chance = self.dice.next_u64();
         let deadline = Some(self.deadline(id));
         let instant = self.instant(now);
-        let terms = &mut Terms { now: instant, chance, deadline, retries: &mut self.retries };
+        let terms =
+            &mut AttemptContext { now: instant, chance, deadline, retries: &mut self.retries };
         let core = &mut self.flights[id].core;
-        let next = core.take(news, terms);
+        let next = core.apply_event(news, terms);
         let router = self.fleet.router();
         match (next, news) {
-            (Next::Again(_) | Next::Fail(_) | Next::Rejoin, _) => {
-                core.accused().for_each(|worker| router.accuse(worker, instant));
+            (
+                AttemptAction::Retry(_) | AttemptAction::Fail(_) | AttemptAction::ReplaceDecode,
+                _,
+            ) => {
+                core.accused().for_each(|worker| router.record_failure(worker, instant));
             }
-            (_, News::Passes { .. }) => {
+            (_, AttemptEvent::Passes { .. }) => {
                 let workers =
-                    [Role::Prefill, Role::Decode].into_iter().filter_map(|role| core.worker(role));
-                workers.for_each(|worker| router.acquit(worker));
+                    [Leg::Prefill, Leg::Decode].into_iter().filter_map(|role| core.worker(role));
+                workers.for_each(|worker| router.record_success(worker));
             }
             _ => {}
         }
         self.carry_out(id, next, now);
     }
 
-    fn carry_out(&mut self, id: usize, next: Next, now: Nanos) {
+    fn carry_out(&mut self, id: usize, next: AttemptAction, now: Nanos) {
         match next {
-            Next::On | Next::Land => {}
-            Next::Join if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
-            Next::Join => self.join(id, now),
-            Next::Rejoin if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
-            Next::Rejoin => self.rejoin(id, now),
-            Next::Calm => self.fleet.set_deadline(self.call(id, Role::Decode), self.until(id)),
-            Next::Send => self.send(id, now),
-            Next::Hurry(until) => {
-                let until = self.nanos(until).min(self.until(id));
-                self.fleet.set_deadline(self.call(id, Role::Decode), until);
+            AttemptAction::Wait | AttemptAction::Finish => {}
+            AttemptAction::StartDecode if self.flights[id].aborted => {
+                self.end(id, Err(Cause::Aborted), now)
             }
-            Next::Again(_) if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
-            Next::Again(at) => {
+            AttemptAction::StartDecode => self.join(id, now),
+            AttemptAction::ReplaceDecode if self.flights[id].aborted => {
+                self.end(id, Err(Cause::Aborted), now)
+            }
+            AttemptAction::ReplaceDecode => self.rejoin(id, now),
+            AttemptAction::RestoreDeadline => {
+                self.fleet.set_deadline(self.call(id, Leg::Decode), self.until(id))
+            }
+            AttemptAction::Send => self.send(id, now),
+            AttemptAction::ShortenDeadline(until) => {
+                let until = self.nanos(until).min(self.until(id));
+                self.fleet.set_deadline(self.call(id, Leg::Decode), until);
+            }
+            AttemptAction::Retry(_) if self.flights[id].aborted => {
+                self.end(id, Err(Cause::Aborted), now)
+            }
+            AttemptAction::Retry(at) => {
                 self.cancel(id, now);
                 let at = self.nanos(at);
                 if at <= now {
@@ -419,7 +444,7 @@ impl Flights {
                 self.flights[id].due = Some(at);
                 self.fleet.wishes.push(Wish::Remind(id, at));
             }
-            Next::Fail(cause) => self.end(id, Err(cause), now),
+            AttemptAction::Fail(cause) => self.end(id, Err(cause), now),
         }
     }
 
@@ -433,7 +458,7 @@ impl Flights {
         let again = std::mem::replace(&mut flight.sent, true) && flight.kept.is_none();
         let keeps = flight.held.is_some() && self.flow == Flow::PrefillFirst;
         let asks = flight.held.is_some() && self.flow == Flow::DecodeFirst;
-        let calls = [Role::Prefill, Role::Decode].map(|role| self.call(id, role));
+        let calls = [Leg::Prefill, Leg::Decode].map(|role| self.call(id, role));
         calls.into_iter().for_each(|call| self.fleet.begin(call));
         let taken_for = calls.map(|call| self.fleet.taken_for(call));
         self.fleet.wishes.push(Wish::Send {
@@ -449,21 +474,25 @@ impl Flights {
     }
 
     /// A whole answer: what prefill still does is left alone.
-    fn land(&mut self, id: usize, outcome: Outcome, now: Nanos) {
-        let chance = self.dice.draw();
+    fn land(&mut self, id: usize, outcome: FinishReason, now: Nanos) {
+        let chance = self.dice.next_u64();
         let deadline = Some(self.deadline(id));
-        let terms =
-            &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
-        let next = self.flights[id].core.take(News::Landed, terms);
-        assert_eq!(next, Next::Land, "decode answers what was sent");
-        self.fleet.leave(self.call(id, Role::Prefill));
+        let terms = &mut AttemptContext {
+            now: self.instant(now),
+            chance,
+            deadline,
+            retries: &mut self.retries,
+        };
+        let next = self.flights[id].core.apply_event(AttemptEvent::Finished, terms);
+        assert_eq!(next, AttemptAction::Finish, "decode answers what was sent");
+        self.fleet.leave(self.call(id, Leg::Prefill));
         self.release(id, now);
         self.flights[id].legs = [false; 2];
         self.flights[id].over = true;
         self.fleet.wishes.push(Wish::Over(id, Ok(outcome)));
     }
 
-    fn end(&mut self, id: usize, result: Result<Outcome, Cause>, now: Nanos) {
+    fn end(&mut self, id: usize, result: Result<FinishReason, Cause>, now: Nanos) {
         if std::mem::replace(&mut self.flights[id].over, true) {
             return;
         }
@@ -473,7 +502,7 @@ impl Flights {
 
     fn cancel(&mut self, id: usize, now: Nanos) {
         (self.flights[id].legs, self.flights[id].placed) = ([false; 2], false);
-        for role in [Role::Decode, Role::Prefill] {
+        for role in [Leg::Decode, Leg::Prefill] {
             self.fleet.cancel(self.call(id, role), now);
         }
         self.release(id, now);
@@ -487,7 +516,7 @@ impl Flights {
         }
     }
 
-    fn call(&self, id: usize, role: Role) -> CallName {
+    fn call(&self, id: usize, role: Leg) -> CallName {
         CallName::Leg(LegName { flight: id, attempt: self.flights[id].attempt, role, copy: 0 })
     }
 

@@ -1,9 +1,12 @@
-//! What the standard library lacks, without a word of the domain.
+//! Extensions of the standard library, without any term of the domain.
 
-pub mod bell;
-pub mod parts;
-pub mod phase;
-pub mod planted;
+pub mod barrier;
+pub mod disjoint;
+pub mod event_count;
+pub mod event_queue;
+pub mod failpoint;
+pub mod hex;
+pub mod rng;
 pub mod seal;
 pub mod sync;
 pub mod team;

@@ -1,7 +1,7 @@
-//! An allocator that counts what sealed threads allocate or free, to prove that they do not.
+//! An allocator that counts allocations and frees of sealed threads, to prove that there are none.
 //!
-//! Thread: the seal is a flag of the thread; counting is global. Costs nothing where the allocator is not
-//! installed: then sealing only sets the flag. A debugger's breakpoint on [`violated`] names the culprit.
+//! Thread: the seal is a flag of the thread; the count is global. Without the allocator installed,
+//! a seal only sets the flag. A debugger's breakpoint on [`violated`] shows the caller.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -14,22 +14,23 @@ thread_local! {
 
 static VIOLATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, watching sealed threads. Installed with `#[global_allocator]` by tests.
+/// The system's allocator with a check for sealed threads. Tests install it with
+/// `#[global_allocator]`.
 #[derive(Debug)]
 pub struct SealingAllocator;
 
 /// The calling thread is sealed until this is dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct Seal {
+pub struct ThreadSeal {
     before: bool,
-    /// The flag is the thread's.
+    /// The flag belongs to the thread, so this is not `Send`.
     here: std::marker::PhantomData<*const ()>,
 }
 
-/// From here on the calling thread should neither allocate nor free.
-pub fn seal_thread() -> Seal {
-    Seal { before: SEALED.replace(true), here: std::marker::PhantomData }
+/// Seals the calling thread: it should neither allocate nor free.
+pub fn seal_thread() -> ThreadSeal {
+    ThreadSeal { before: SEALED.replace(true), here: std::marker::PhantomData }
 }
 
 /// Allocations and frees by sealed threads of this process so far.
@@ -37,7 +38,7 @@ pub fn violations() -> usize {
     VIOLATIONS.load(Ordering::Relaxed)
 }
 
-impl Drop for Seal {
+impl Drop for ThreadSeal {
     fn drop(&mut self) {
         SEALED.set(self.before);
     }
@@ -45,7 +46,7 @@ impl Drop for Seal {
 
 #[inline]
 fn watch() {
-    // A thread whose locals are gone is ending, and no longer sealed.
+    // A thread without locals is ending, and no longer sealed.
     if SEALED.try_with(Cell::get).unwrap_or(false) {
         violated();
     }
@@ -57,29 +58,29 @@ fn violated() {
     VIOLATIONS.fetch_add(1, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on to `System` unchanged.
+// SAFETY: every call goes to `System` unchanged.
 unsafe impl GlobalAlloc for SealingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         watch();
-        // SAFETY: the caller's contract is ours.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         watch();
-        // SAFETY: the caller's contract is ours.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         watch();
-        // SAFETY: the caller's contract is ours.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         watch();
-        // SAFETY: the caller's contract is ours.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.realloc(memory, layout, size) }
     }
 }

@@ -1,7 +1,8 @@
-//! The atomics and locks of the protocols between threads and processes, and how they wait.
+//! The atomics and locks of the protocols between threads and processes, and their ways to wait.
 //!
-//! `tools/loom` compiles the files that import from here against a module of this name that gives loom's
-//! instead: so what it models is what runs. They take nothing from `std::sync::atomic` directly.
+//! `tools/loom` compiles the files that import from here against a module of the same name with
+//! loom's types. So the modelled code is the real code. Those files use nothing from
+//! `std::sync::atomic` directly.
 
 pub use std::sync::Mutex;
 pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

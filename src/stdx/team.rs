@@ -1,13 +1,13 @@
-//! A thread and its helpers that share out the tasks of a phase.
+//! A thread and its helpers that share the tasks of a phase.
 //!
-//! Thread: `run` on the one whose team it is. Invariants: each task runs once; `run`
-//! returns when all tasks have ended; a helper that is late or asleep delays nobody, since it may
-//! only join while tasks are left and the caller waits for those who joined. Waiting spins briefly,
-//! then parks.
+//! Thread: the thread that owns the team calls `run`.
+//! Invariants: each task runs once. `run` returns when all tasks have ended. A late or sleeping
+//! helper delays no other thread: it can join only while tasks are left. The caller waits only for
+//! helpers that joined. Waiting spins briefly, then parks.
 #![allow(unsafe_code)]
 
-use super::parts::{Chunks, Parts};
-use super::phase::{Joined, Phase};
+use super::barrier::{Barrier, PhaseNumber};
+use super::disjoint::{Chunks, DisjointParts};
 use super::seal::seal_thread;
 use std::cell::UnsafeCell;
 use std::io;
@@ -15,15 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*, fence};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of waiting before parking: some 50 µs, longer than the serial pieces between two phases
-/// of a decode step, far shorter than a scheduler's slice.
+/// Iterations of waiting before parking: about 50 µs. That is longer than the serial pieces between
+/// two phases of a decode step and far shorter than a scheduler's time slice.
 const SPINS: u32 = 2000;
 
-/// A phase's work for one thread, named by its number. The lifetime is erased: see [`Team::phase`].
+/// The work of a phase for one thread, given the thread's number. The lifetime is erased: see
+/// [`Team::phase`].
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
-    phase: Phase,
+    phase: Barrier,
     job: UnsafeCell<Option<Job>>,
     /// The caller is parked until the last helper leaves.
     caller_waits: AtomicBool,
@@ -34,8 +35,8 @@ struct Shared {
     asleep: Vec<AtomicBool>,
 }
 
-// SAFETY: `job` and `caller` are written only by the caller while no helper can have joined (the
-// phase before is closed and empty) and read by helpers only after joining.
+// SAFETY: the caller writes `job` and `caller` only while no helper can have joined (the previous
+// phase is closed and empty). Helpers read them only after joining.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; a job is `Sync`.
 unsafe impl Send for Shared {}
@@ -47,12 +48,12 @@ pub struct Team {
 }
 
 impl Team {
-    /// Starts `threads − 1` helpers, called `name-1` and so on; helper `i` runs on core `pin[i]`, counted around,
-    /// where given.
+    /// Starts `threads − 1` helpers with the names `name-1` and so on. If `pin` is given, helper
+    /// `i` runs on core `pin[i]`, modulo its length.
     pub fn new(name: &str, threads: usize, pin: Option<&[usize]>) -> io::Result<Team> {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
-            phase: Phase::new(),
+            phase: Barrier::new(),
             job: UnsafeCell::new(None),
             caller_waits: AtomicBool::new(false),
             caller: UnsafeCell::new(None),
@@ -76,29 +77,29 @@ impl Team {
                 })?;
             team.helpers.push(helper);
         }
-        // A thread allocates while it starts; from here on none does.
+        // A thread allocates while it starts. After this point none does.
         while team.shared.started.load(SeqCst) < helpers {
             thread::yield_now();
         }
         Ok(team)
     }
 
-    /// Threads, the caller's included.
+    /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
 
     /// Runs `work` once for each part.
-    pub fn run<P: Parts>(&mut self, parts: P, work: impl Fn(usize, P::Part) + Sync) {
+    pub fn run<P: DisjointParts>(&mut self, parts: P, work: impl Fn(usize, P::Part) + Sync) {
         self.share(parts.count(), |_, index| {
             // SAFETY: `share` gives each index once.
             work(index, unsafe { parts.part(index) });
         });
     }
 
-    /// Runs `work` once for each part, with scratch of the running thread's own; there is one for
-    /// each thread.
-    pub fn run_with<P: Parts, T: Send>(
+    /// Runs `work` once for each part, with the scratch of the running thread. `scratch` holds one
+    /// element for each thread.
+    pub fn run_with<P: DisjointParts, T: Send>(
         &mut self,
         scratch: &mut [T],
         parts: P,
@@ -130,9 +131,9 @@ impl Team {
         });
     }
 
-    /// Opens a phase, takes part in it, closes it, and waits for helpers still at work.
+    /// Opens a phase, takes part in it, closes it, and waits for helpers at work.
     fn phase<'a>(&mut self, job: &'a (dyn Fn(usize) + Sync + 'a)) {
-        /// Closes and waits also when the caller's own part panics.
+        /// Closes and waits even if the caller's own part panics.
         struct Close<'a>(&'a Shared);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
@@ -140,7 +141,7 @@ impl Team {
             }
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes, and nobody calls the job after `close` returned.
+        // SAFETY: only the lifetime changes, and no thread calls the job after `close` returned.
         let job: Job = unsafe { std::mem::transmute::<&'a (dyn Fn(usize) + Sync + 'a), Job>(job) };
         // SAFETY: the last phase is closed and empty, so no helper reads these.
         unsafe {
@@ -153,14 +154,15 @@ impl Team {
         shared.phase.open();
         let closing = Close(shared);
         self.wake();
-        // SAFETY: just made from a live reference.
+        // SAFETY: made from a live reference above.
         unsafe { (*job)(0) };
         drop(closing);
         assert!(!shared.panicked.load(Relaxed), "a task panicked in another thread");
     }
 
     fn wake(&self) {
-        // Pairs with the fence in `wait`: either we see the helper asleep, or it sees the phase.
+        // Pairs with the fence in `wait`: either this thread sees the helper asleep, or the helper
+        // sees the phase.
         fence(SeqCst);
         for (asleep, helper) in self.shared.asleep.iter().zip(&self.helpers) {
             if asleep.load(Relaxed) {
@@ -197,7 +199,7 @@ impl Shared {
     }
 
     fn leave(&self) {
-        // The thread is cloned before: once the count is zero the caller may replace it.
+        // The thread handle is cloned first: once the count is zero the caller may replace it.
         // SAFETY: a joined helper may read what the caller wrote before opening the phase.
         let caller = unsafe { &*self.caller.get() }.clone();
         if self.phase.leave()
@@ -209,9 +211,9 @@ impl Shared {
     }
 }
 
-/// A helper's life.
+/// The main loop of a helper.
 fn help(shared: &Shared, worker: usize) {
-    /// Leaves the phase also when the task panics.
+    /// Leaves the phase even if the task panics.
     struct Leave<'a>(&'a Shared);
     impl Drop for Leave<'_> {
         fn drop(&mut self) {
@@ -221,11 +223,11 @@ fn help(shared: &Shared, worker: usize) {
             self.0.leave();
         }
     }
-    let mut last = Joined::default();
+    let mut last = PhaseNumber::default();
     while let Some(joined) = wait(shared, worker, last) {
         last = joined;
         let _leaving = Leave(shared);
-        // SAFETY: joined, so the caller keeps the job alive until we leave.
+        // SAFETY: this helper has joined, so the caller keeps the job alive until it leaves.
         if let Some(job) = unsafe { *shared.job.get() } {
             // SAFETY: as above.
             unsafe { (*job)(worker) };
@@ -233,8 +235,8 @@ fn help(shared: &Shared, worker: usize) {
     }
 }
 
-/// Waits for a phase and joins it; `None` at the end.
-fn wait(shared: &Shared, worker: usize, last: Joined) -> Option<Joined> {
+/// Waits for a phase and joins it. Returns `None` when the team stops.
+fn wait(shared: &Shared, worker: usize, last: PhaseNumber) -> Option<PhaseNumber> {
     let asleep = &shared.asleep[worker - 1];
     loop {
         for _ in 0..SPINS {
@@ -261,7 +263,7 @@ fn wait(shared: &Shared, worker: usize, last: Joined) -> Option<Joined> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parts::Count;
+    use super::super::disjoint::Count;
     use super::*;
 
     #[test]
@@ -288,7 +290,7 @@ mod tests {
         let mut team = Team::new("team", 2, None).unwrap();
         for _ in 0..20 {
             thread::sleep(std::time::Duration::from_millis(2));
-            // Two tasks that meet need two threads.
+            // Two tasks that wait for each other need two threads.
             let met = std::sync::Barrier::new(2);
             team.run(Count(2), |_, ()| {
                 met.wait();

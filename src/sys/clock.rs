@@ -1,19 +1,21 @@
-//! Clocks that std keeps to itself: one that all processes of a host share, and one of this process's CPU time.
+//! Clocks that the standard library does not offer: the host's monotonic clock and the CPU time of
+//! this process.
 #![allow(unsafe_code)]
 
-/// Nanoseconds since some moment that is the same for all processes of this host (CLOCK_MONOTONIC).
+/// Nanoseconds since a moment that is the same for all processes of this host (CLOCK_MONOTONIC).
 pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds that the threads of this process have spent on CPUs.
+/// Nanoseconds of CPU time used by all threads of this process.
 pub fn process_cpu_ns() -> u64 {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
 fn read(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes the struct it is given; both clocks exist on every Linux, so it does not fail.
+    // SAFETY: the call writes the given struct. Both clocks exist on every Linux, so it does not
+    // fail.
     unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,43 +1,44 @@
-//! Event counters that cross processes (eventfd) and a set of descriptors to wait on (epoll), for the
-//! threads that move bytes. Thread: `move`, `post` and `poll` wait, anybody signals.
+//! Event counters that work across processes (eventfd), and sets of descriptors to wait on (epoll).
+//!
+//! Thread: `move`, `post` and `poll` wait; any thread signals.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A doorbell that can be given to another process.
+/// A doorbell that can be passed to another process.
 #[derive(Debug)]
-pub struct EventCounter(OwnedFd);
+pub struct EventFd(OwnedFd);
 
-impl EventCounter {
-    /// A counter at zero.
-    pub fn new() -> io::Result<EventCounter> {
+impl EventFd {
+    /// A new counter at zero.
+    pub fn new() -> io::Result<EventFd> {
         // SAFETY: no pointers; the result is checked.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        // SAFETY: a fresh descriptor that nobody else owns.
-        checked(fd).map(|fd| EventCounter(unsafe { OwnedFd::from_raw_fd(fd) }))
+        // SAFETY: a fresh descriptor without another owner.
+        checked(fd).map(|fd| EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Takes over a descriptor received from a peer. Whether it is an event counter shows when used:
-    /// signalling anything else is an error that is ignored.
-    pub fn from_descriptor(fd: OwnedFd) -> EventCounter {
-        EventCounter(fd)
+    /// Takes over a descriptor received from a peer. It may be another kind of file: an error of a
+    /// signal on it is ignored.
+    pub fn from_descriptor(fd: OwnedFd) -> EventFd {
+        EventFd(fd)
     }
 
     /// A second handle to the same counter.
-    pub fn duplicate(&self) -> io::Result<EventCounter> {
-        self.0.try_clone().map(EventCounter)
+    pub fn duplicate(&self) -> io::Result<EventFd> {
+        self.0.try_clone().map(EventFd)
     }
 
-    /// Wakes the waiter. A counter at its maximum is awake already.
+    /// Wakes the waiter. A counter at its maximum has already woken it.
     pub fn signal(&self) {
         let one = 1u64.to_ne_bytes();
         // SAFETY: eight readable bytes.
         let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Sets the counter to zero. True when it was not.
+    /// Sets the counter to zero. Returns whether it was not zero.
     pub fn clear(&self) -> bool {
         let mut count = [0u8; 8];
         // SAFETY: eight writable bytes.
@@ -47,7 +48,7 @@ impl EventCounter {
     }
 }
 
-impl AsFd for EventCounter {
+impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -59,7 +60,7 @@ pub struct WaitSet(OwnedFd);
 
 /// What to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Interest {
+pub enum WaitInterest {
     /// Readable or ended.
     Readable,
     /// Readable, ended, or writable.
@@ -71,25 +72,26 @@ impl WaitSet {
     pub fn new() -> io::Result<WaitSet> {
         // SAFETY: no pointers; the result is checked.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a fresh descriptor without another owner.
         checked(fd).map(|fd| WaitSet(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Adds a descriptor, level-triggered. Closing it removes it.
-    pub fn add(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+    pub fn add(&self, fd: BorrowedFd<'_>, interest: WaitInterest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), interest)
     }
 
-    /// Changes what a descriptor is waited for.
-    pub fn change(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+    /// Changes the interest in a descriptor.
+    pub fn change(&self, fd: BorrowedFd<'_>, interest: WaitInterest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd.as_raw_fd(), interest)
     }
 
-    /// Waits until one is ready or the time is over; whether one is. Which does not matter: movers look at all.
+    /// Waits until a descriptor is ready or the time is over. Returns whether one is ready. It does
+    /// not say which one: movers check all.
     pub fn wait(&self, timeout: Duration) -> bool {
         let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 8];
         let millis = timeout.as_millis().min(60_000) as libc::c_int;
-        // SAFETY: room for eight events. An interrupted wait is a short one.
+        // SAFETY: there is room for eight events. An interrupted wait is only shorter.
         unsafe {
             libc::epoll_wait(
                 self.0.as_raw_fd(),
@@ -100,13 +102,13 @@ impl WaitSet {
         }
     }
 
-    fn control(&self, operation: libc::c_int, fd: RawFd, interest: Interest) -> io::Result<()> {
+    fn control(&self, operation: libc::c_int, fd: RawFd, interest: WaitInterest) -> io::Result<()> {
         let events = match interest {
-            Interest::Readable => libc::EPOLLIN,
-            Interest::ReadableOrWritable => libc::EPOLLIN | libc::EPOLLOUT,
+            WaitInterest::Readable => libc::EPOLLIN,
+            WaitInterest::ReadableOrWritable => libc::EPOLLIN | libc::EPOLLOUT,
         };
         let mut event = libc::epoll_event { events: events as u32, u64: fd as u64 };
-        // SAFETY: `event` lives over the call.
+        // SAFETY: `event` outlives the call.
         checked(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &mut event) }).map(drop)
     }
 }
@@ -122,8 +124,8 @@ mod tests {
 
     #[test]
     fn a_signal_before_the_wait_is_not_lost() {
-        let (counter, set) = (EventCounter::new().unwrap(), WaitSet::new().unwrap());
-        set.add(counter.as_fd(), Interest::Readable).unwrap();
+        let (counter, set) = (EventFd::new().unwrap(), WaitSet::new().unwrap());
+        set.add(counter.as_fd(), WaitInterest::Readable).unwrap();
         counter.duplicate().unwrap().signal();
         let begun = Instant::now();
         set.wait(Duration::from_secs(30));

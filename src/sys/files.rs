@@ -1,19 +1,20 @@
-//! How many files and sockets this process may have open at once.
+//! The limit of open files and sockets of this process.
 #![allow(unsafe_code)]
 
 use std::io;
 
-/// Takes as many as the system lets it: shells give out 1,024 for the sake of programs that use select(2), which none
-/// here does. Says how many those are; `u64::MAX` for any number.
+/// Raises the soft limit of open files to the hard limit and returns it; `u64::MAX` means no limit.
+/// Shells set 1,024 for programs that use select(2), and Baton does not use it.
 pub fn raise_open_files() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: writes the struct it is given.
+    // SAFETY: the call writes the given struct.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
         return Err(io::Error::last_os_error());
     }
     if limit.rlim_cur < limit.rlim_max {
         limit.rlim_cur = limit.rlim_max;
-        // SAFETY: reads the struct it is given. To raise a soft limit to the hard one needs no privilege.
+        // SAFETY: the call reads the given struct. Raising a soft limit to the hard limit needs no
+        // privilege.
         if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
             return Err(io::Error::last_os_error());
         }

@@ -1,12 +1,14 @@
 //! How the heap of this process asks the kernel for memory.
 #![allow(unsafe_code)]
 
-/// From so many bytes on a block is mapped by itself: glibc's own number, until it has freed a larger one.
+/// Blocks of at least this many bytes are mapped separately. It is glibc's own threshold until a
+/// larger block is freed.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 << 10;
 
-/// Large blocks go on to be mapped one by one: zeroes take no memory before something is written there, and what is freed is
-/// given back. glibc would have those that come after one that was freed on its heap, and write the zeroes.
+/// Keeps large blocks separately mapped. Then zeroed memory takes no space before the first write,
+/// and freed memory returns to the kernel. By default, after the first free glibc places large
+/// blocks on its heap and writes the zeroes.
 pub fn map_large_blocks() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a number of the allocator, under its own lock.

@@ -1,7 +1,8 @@
-//! Foreign functions: small safe wrappers around what the kernel offers and the standard library lacks.
+//! Foreign functions: small safe wrappers around kernel features that the standard library lacks.
 
 pub mod clock;
 pub mod event;
 pub mod files;
 pub mod heap;
+pub mod host;
 pub mod verbs;

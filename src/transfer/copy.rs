@@ -1,22 +1,23 @@
-//! Copies between KV regions with streaming stores, which leave the caches to those who will read the
-//! destination later and spare the read of lines that are overwritten whole (glibc's memcpy is up to
-//! twice slower at these sizes).
+//! Copies between KV regions with streaming stores. They do not fill the caches with the
+//! destination, and do not read lines that are overwritten whole. At these sizes glibc's memcpy
+//! takes up to twice as long.
 //!
-//! Runs are short and lie anywhere, so that a processor meets each with an empty pipeline: its first lines
-//! come from memory, its pages are in no TLB. While one run is copied the next is therefore fetched, line by
-//! line; that halves the time of runs of 6 KiB and is worth more the shorter they are.
+//! Runs are short and scattered, so each starts slowly: its first lines come from memory and its
+//! pages are in no TLB. Therefore the next run is prefetched, line by line, during the copy of one.
+//! That halves the time of runs of 6 KiB, and gains more for shorter ones.
 //!
-//! Streaming stores are not ordered by Release: [`store_fence`] before the exchange that publishes them.
+//! Release does not order streaming stores: call [`store_fence`] before the exchange that publishes
+//! them.
 #![allow(unsafe_code)]
 
 use crate::kv::region::{PeerRegion, Region};
 use crate::transfer::plan::Run;
 
-/// Fetched ahead at most: what the nearest caches hold beside what is being copied.
+/// Most bytes to prefetch: they fit the nearest caches together with the data being copied.
 const AHEAD_MAX: u64 = 16 << 10;
 
-/// Copies runs from a peer's region, mapped read-only, into pages leased to this transfer. The last one given
-/// is held back until [`Pull::finish`].
+/// Copies runs from a peer's region, mapped read-only, into pages leased to this transfer. The last
+/// added run is held back until [`Pull::finish`].
 #[derive(Debug)]
 #[must_use = "the last run is copied by finish"]
 pub struct Pull<'a> {
@@ -26,15 +27,15 @@ pub struct Pull<'a> {
 }
 
 impl<'a> Pull<'a> {
-    /// Nothing is copied yet.
+    /// A copy without runs.
     pub fn new(from: &'a PeerRegion, to: &'a Region) -> Pull<'a> {
         Pull { from, to, held: None }
     }
 
-    /// Takes one run.
+    /// Adds one run.
     ///
-    /// Page numbers were checked against the announced pools and layouts against the regions, so the
-    /// assertion never fires; it costs nothing beside the copy and keeps a fault of ours local.
+    /// Page numbers were checked against the announced pools, and layouts against the regions, so
+    /// the assertion never fires. It costs little beside the copy and keeps a bug here local.
     pub fn add(&mut self, run: &Run) {
         let within = |start: u64, len: usize| {
             start.checked_add(run.bytes).is_some_and(|end| end <= len as u64)
@@ -52,7 +53,7 @@ impl<'a> Pull<'a> {
         }
     }
 
-    /// Copies what was held back.
+    /// Copies the run that was held back.
     pub fn finish(mut self) {
         if let Some(held) = self.held.take() {
             self.copy(held, Run { bytes: 0, ..held });
@@ -61,9 +62,9 @@ impl<'a> Pull<'a> {
 
     fn copy(&self, run: Run, next: Run) {
         let (from, to) = (self.from.base().as_ptr(), self.to.base().as_ptr());
-        // SAFETY: both runs were found inside their mappings when they were added; the mappings are different
-        // ones; the pages written are leased to this transfer, and of its runs no two, of one thread or of several,
-        // meet at the destination: they are shares of one walk over pages and heads of ours that do not.
+        // SAFETY: `add` found both runs inside their mappings, which are different. The pages
+        // written are leased to this transfer. Its runs never overlap at the destination, in one
+        // thread or in several: they are shares of one walk over distinct pages and heads.
         unsafe {
             let next = Next {
                 source: from.add(next.source as usize),
@@ -80,7 +81,7 @@ impl<'a> Pull<'a> {
     }
 }
 
-/// What is copied next; only ever fetched.
+/// The run that is copied next; it is only prefetched.
 struct Next {
     source: *const u8,
     destination: *const u8,
@@ -90,11 +91,12 @@ struct Next {
 /// Copies `bytes` bytes.
 ///
 /// # Safety
-/// `source` is readable and `destination` writable for `bytes` bytes, and the two do not overlap. The
-/// source may be written by others meanwhile: the copy is then of no value, which the lease word tells.
+/// `source` is readable and `destination` writable for `bytes` bytes, and the two do not overlap.
+/// Others may write the source during the copy: the copy is then worthless, and the lease word
+/// shows it.
 unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize, next: &Next) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: passed on; SSE2 is part of x86-64, AVX was found.
+    // SAFETY: the caller's guarantees; SSE2 is part of x86-64, AVX was detected.
     unsafe {
         if std::arch::is_x86_feature_detected!("avx") {
             x86::copy_avx(source, destination, bytes, next);
@@ -103,14 +105,14 @@ unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize, next: &Nex
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: passed on.
+    // SAFETY: the caller's guarantees.
     unsafe {
         let _ = (next.source, next.destination, next.bytes);
         source.copy_to_nonoverlapping(destination, bytes);
     }
 }
 
-/// Orders the streaming stores before whatever follows.
+/// Orders the streaming stores before all later stores.
 pub fn store_fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SSE is part of x86-64.
@@ -123,7 +125,7 @@ pub fn store_fence() {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Next;
-    // Miri knows no streaming stores; these want the same alignment and write the same bytes.
+    // Miri has no streaming stores; these need the same alignment and write the same bytes.
     use std::arch::x86_64::{
         __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
     };
@@ -135,10 +137,10 @@ mod x86 {
     use std::arch::x86_64::{_mm_stream_si128, _mm256_stream_si256};
 
     const LINE: usize = 64;
-    /// Of memory, for whose translation one touch is enough.
+    /// Bytes of a memory page: one access is enough for its address translation.
     const PAGE: usize = 4096;
 
-    /// A copy whose inner step moves a line in vectors of one width.
+    /// A copy with an inner step that moves a line in vectors of one width.
     macro_rules! streaming_copy {
         ($name:ident, $feature:literal, $vector:ty, $load:ident, $store:ident) => {
             /// # Safety
@@ -152,8 +154,8 @@ mod x86 {
             ) {
                 const VECTORS: usize = LINE / size_of::<$vector>();
                 let head = destination.align_offset(LINE).min(bytes);
-                // SAFETY: within the caller's ranges, by the counts kept below. What is fetched ahead need not
-                // even be mapped.
+                // SAFETY: within the caller's ranges, by the counts kept below. Prefetched
+                // addresses need not be mapped.
                 unsafe {
                     source.copy_to_nonoverlapping(destination, head);
                     source = source.add(head);
@@ -186,8 +188,8 @@ mod x86 {
     }
 
     streaming_copy!(copy_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128);
-    // Fewer stores to retire, so that more of what is ahead is under way: a fifth less for runs of 2 KiB.
-    // Wider ones earned nothing more.
+    // Fewer stores retire, so more prefetches are in flight: runs of 2 KiB take a fifth less time.
+    // Wider vectors gained nothing more.
     streaming_copy!(copy_avx, "avx", __m256i, _mm256_loadu_si256, _mm256_stream_si256);
 }
 
@@ -221,7 +223,8 @@ mod tests {
                         destination: source.as_ptr(),
                         bytes: length / 2,
                     };
-                    // SAFETY: both vectors are longer than offset plus length; `ways` gives what the processor has.
+                    // SAFETY: both vectors are longer than offset plus length; `ways` returns only
+                    // copies that the processor supports.
                     unsafe {
                         way(source.as_ptr().add(a), destination.as_mut_ptr().add(b), length, &next)
                     };

@@ -1,37 +1,38 @@
 //! The scheduler's ends of the hand-off: [`Sender`] at a prefill worker, [`Receiver`] at a decode
-//! worker. Thread: `engine`. Nothing here blocks or allocates.
+//! worker.
+//!
+//! Thread: `engine`. No function here blocks or allocates.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::lease::Lease;
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::{
-    Cancel, DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target,
-};
+use crate::transfer::command::{Cancel, DestinationCommand, LeaseEnd, SourceCommand};
 use crate::transfer::pages::PageLists;
-use crate::transfer::status::{Move, Status, StatusTable};
+use crate::transfer::status::{Move, SlotStatus, StatusTable};
+use crate::transfer::target::{SessionId, Target};
 use crossbeam_channel as channel;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The ring to the mover has no room for this now; nothing was done. Try again next turn.
+/// The ring to the mover has no room now; nothing was done. Try again in the next turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingFull;
 
-/// The scheduler's end of a worker's transfers; `C` is what its mover is told.
+/// The scheduler's end of a worker's transfers; `C` is its mover's command type.
 #[derive(Debug)]
 pub struct Handle<C> {
-    /// Slots of this worker.
+    /// The status table of this worker.
     pub status: Arc<StatusTable>,
-    /// Page lists by slot: shown to peers that pull, or where this worker wants the KV.
+    /// Page lists by slot: the pages that peers pull from, or the pages that receive KV.
     pub pages: Arc<PageLists>,
     /// To the mover.
     pub commands: channel::Sender<C>,
     /// From the mover.
     pub ends: channel::Receiver<LeaseEnd>,
-    /// The mover's.
-    pub bell: Arc<Bell>,
+    /// Wakes the mover.
+    pub bell: Arc<EventCount>,
 }
 
 /// A prefill worker's end.
@@ -42,21 +43,23 @@ pub type Receiver = Handle<DestinationCommand>;
 
 impl<C: Cancel> Handle<C> {
     /// The slot's status.
-    pub fn status(&self, slot: SlotId) -> Status {
+    pub fn status(&self, slot: SlotId) -> SlotStatus {
         self.status.load(slot)
     }
 
-    /// Whether the mover can be told one thing more of each kind; Cancel and Quiet always have room.
+    /// Whether the ring has room for one more command of each kind. Cancel and Quiet always have
+    /// room.
     pub fn has_room(&self) -> bool {
         let capacity = self.commands.capacity().unwrap_or(usize::MAX);
         self.commands.len() + 2 * self.status.slots() + 2 < capacity
     }
 
-    /// Marks the slot Failed and, when it was open, sends Cancel down the same ring as everything else.
+    /// Marks the slot Failed. If it was open, also sends Cancel down the same ring as all other
+    /// commands.
     pub fn fail(&self, slot: SlotId, generation: Generation, cause: Cause) -> bool {
         let failed = self.status.advance(slot, generation, Move::Fail(cause)).is_ok();
         if failed {
-            self.tell(C::cancel(slot, generation));
+            self.send_command(C::cancel(slot, generation));
         }
         failed
     }
@@ -66,15 +69,16 @@ impl<C: Cancel> Handle<C> {
         self.ends.try_recv().ok()
     }
 
-    fn tell(&self, command: C) {
+    fn send_command(&self, command: C) {
         let told = self.commands.try_send(command);
         debug_assert!(told.is_ok(), "ring to the mover overflowed");
-        self.bell.ring();
+        self.bell.notify();
     }
 }
 
 impl Sender {
-    /// Tells the mover which pages the prompt takes. Before the first chunk; [`Sender::has_room`] was asked.
+    /// Sends the prompt's pages to the mover, before the first chunk. The caller has checked
+    /// [`Sender::has_room`].
     pub fn begin(
         &self,
         slot: SlotId,
@@ -84,10 +88,11 @@ impl Sender {
         lease: Lease,
     ) {
         self.pages.store(slot, pages);
-        self.tell(SourceCommand::Begin { slot, generation, target, lease });
+        self.send_command(SourceCommand::Begin { slot, generation, target, lease });
     }
 
-    /// Hands over KV of `tokens`, with the aux record when they are the last. [`Sender::has_room`] was asked.
+    /// Hands over the KV of `tokens`, with the aux record if they are the last. The caller has
+    /// checked [`Sender::has_room`].
     pub fn chunk(
         &self,
         slot: SlotId,
@@ -95,14 +100,14 @@ impl Sender {
         tokens: Range<u32>,
         last: Option<AuxRecord>,
     ) {
-        self.tell(SourceCommand::Chunk { slot, generation, tokens, last });
+        self.send_command(SourceCommand::Chunk { slot, generation, tokens, last });
     }
 }
 
 impl Receiver {
-    /// Leases what `tokens` take of `pages`, which are those of the whole prompt, to the transfer: sets WaitingForInput
-    /// and tells the mover, *before* the caller lets Destination leave. False when the slot has failed
-    /// meanwhile; the mover then ends the lease at once.
+    /// Leases the pages of `tokens` to the transfer; `pages` lists those of the whole prompt. Sets
+    /// WaitingForInput and sends the command to the mover *before* the caller sends Destination.
+    /// False if the slot has failed in the meantime; the mover then ends the lease at once.
     pub fn expect(
         &self,
         slot: SlotId,
@@ -115,7 +120,14 @@ impl Receiver {
         self.pages.store(slot, pages);
         let (session, room) = from;
         let granted = self.status.advance(slot, generation, Move::Grant).is_ok();
-        self.tell(DestinationCommand::Expect { slot, generation, session, room, tokens, lease });
+        self.send_command(DestinationCommand::Expect {
+            slot,
+            generation,
+            session,
+            room,
+            tokens,
+            lease,
+        });
         granted
     }
 }

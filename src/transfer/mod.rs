@@ -1,9 +1,11 @@
-//! The hand-off of KV between workers.
+//! The hand-off: the transfer of one request's KV cache between workers.
 
 pub mod aux;
 pub mod command;
-pub mod copiers;
 pub mod copy;
+pub mod copy_pool;
+pub mod counters;
+pub mod event_loop;
 pub mod handle;
 pub mod manager;
 pub mod mover;
@@ -11,6 +13,5 @@ pub mod pages;
 pub mod plan;
 pub mod rings;
 pub mod status;
-pub mod tally;
+pub mod target;
 pub mod transport;
-pub mod waiter;

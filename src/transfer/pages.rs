@@ -1,9 +1,10 @@
-//! What a scheduler shows of its slots: page lists, and for a source one lease word per slot.
+//! Shared data of a scheduler's slots: their page lists, and at a source one lease word per slot.
 //!
-//! Lies in a memory file of its own, so that a destination that pulls can be shown it read-only: it reads
-//! page numbers and lease words as plain atomics, and a reader who looks late reads stale numbers, never
-//! torn ones; the lease word tells it so. Writers: the scheduler (lists, before the command that tells the
-//! mover of them), the mover (lease words).
+//! They lie in a memory file of their own, which a pulling destination maps read-only. It reads
+//! page numbers and lease words as plain atomics. A late reader gets old numbers, never torn ones,
+//! and the lease word shows that they are old.
+//! Thread: the scheduler writes lists, before the command that refers to them; the mover writes
+//! lease words.
 
 use crate::ids::{PageId, SlotId};
 use crate::kv::region::{Descriptor, PeerRegion, Region};
@@ -17,14 +18,14 @@ pub struct PageLists {
     region: Region,
 }
 
-/// A peer's lists, read-only and not trusted.
+/// A peer's lists, read-only and untrusted.
 #[derive(Debug)]
 pub struct PeerPageLists {
     shape: Shape,
     region: PeerRegion,
 }
 
-/// How many lists of how many pages; announced to peers.
+/// Number and capacity of the lists; announced to peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Slots.
@@ -59,17 +60,17 @@ impl PageLists {
         self.shape
     }
 
-    /// To show to a destination.
+    /// The descriptor for a destination.
     pub fn descriptor(&self) -> Descriptor<'_> {
         self.region.descriptor()
     }
 
-    /// Stores a slot's list. The command that tells the mover of it orders the stores.
+    /// Stores a slot's list. The later command to the mover orders the stores.
     pub fn store(&self, slot: SlotId, pages: &[PageId]) {
         self.store_from(slot, 0, pages);
     }
 
-    /// Stores a slot's list from its `first`-th page on; those before stay what they were.
+    /// Stores a slot's list from its `first`-th page on; earlier entries stay unchanged.
     pub fn store_from(&self, slot: SlotId, first: usize, pages: &[PageId]) {
         assert!(first + pages.len() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
         for (index, page) in pages.iter().enumerate() {
@@ -85,13 +86,13 @@ impl PageLists {
         PageId(self.region.half_word(self.shape.entry(slot, index)).load(Ordering::Relaxed))
     }
 
-    /// What an offer of this slot must say for its copy to count.
+    /// The lease word that an offer of this slot must carry so that its copy is valid.
     pub fn lease_word(&self, slot: SlotId) -> u64 {
         self.region.word(Shape::word(slot)).load(Ordering::Relaxed)
     }
 
-    /// Takes the slot's pages back from every reader: a copy that has not looked at the word again is
-    /// void. The fence orders the bump before whatever reuses the pages, and meets that of
+    /// Takes the slot's pages back from every reader: a copy that has not checked the word again is
+    /// void. The fence orders the bump before any reuse of the pages. It pairs with the fence in
     /// [`PeerPageLists::still_leased`].
     pub fn bump(&self, slot: SlotId) {
         self.region.word(Shape::word(slot)).fetch_add(1, Ordering::SeqCst);
@@ -110,17 +111,18 @@ impl PeerPageLists {
         slot.0 < self.shape.slots && pages <= self.shape.capacity as usize
     }
 
-    /// The `index`-th page of a slot's list, as the peer says; [`PeerPageLists::holds`] was asked.
+    /// The `index`-th page of a slot's list, as the peer wrote it. The caller has checked
+    /// [`PeerPageLists::holds`].
     #[inline]
     pub fn page(&self, slot: SlotId, index: usize) -> PageId {
         PageId(self.region.load_half_word(self.shape.entry(slot, index)))
     }
 
-    /// Whether what was read of the slot's list and pages was the room's, whose offer said `word`: it is still
-    /// leased. The fence orders what was read before the look at the word; it is of the kind that [`PageLists::bump`]
-    /// has, since Acquire would need a Release fence in the very thread that writes the pages next, and those are
-    /// others than the one that took them back. What other threads have read counts where that happened before this
-    /// call.
+    /// Whether the slot is still leased under the offer's `word`. If so, the list and pages read
+    /// before belong to that offer's room. The fence orders those reads before the load of the
+    /// word. It is SeqCst, like the fence of [`PageLists::bump`]. Acquire would need a Release
+    /// fence in the thread that writes the pages next. That thread is not the one that took them
+    /// back. Reads by other threads are covered if they happened before this call.
     #[inline]
     pub fn still_leased(&self, slot: SlotId, word: u64) -> bool {
         fence(Ordering::SeqCst);

@@ -1,44 +1,44 @@
-//! The rings between one worker's mover, its scheduler and `ctl`, both ends of each.
+//! The rings between one worker's mover, its scheduler and `ctl`, with both ends of each.
 //!
-//! Bounded. A scheduler asks for room before it hands chunks over and goes on with other work where there is
-//! none; room for one Cancel per slot is always left (`handle`). `ctl` keeps what finds no room for its next
-//! turn (`front::worker::Ring`).
+//! All rings are bounded. A scheduler checks for room before it sends chunks, and does other work
+//! if there is none. Room for one Cancel per slot is always left (`handle`). `ctl` keeps commands
+//! that do not fit until its next turn (`peer::local_worker::Ring`).
 
 use super::command::LeaseEnd;
 use super::handle::Handle;
 use super::mover::{Links, Report};
 use super::pages::PageLists;
 use super::status::StatusTable;
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crossbeam_channel as channel;
 use std::sync::Arc;
 
-/// Who is woken by what is put into a ring.
+/// The threads to wake after a write to a ring.
 #[derive(Clone, Debug)]
 pub struct Bells {
     /// The scheduler.
-    pub engine: Arc<Bell>,
+    pub engine: Arc<EventCount>,
     /// `ctl`.
-    pub ctl: Arc<Bell>,
+    pub ctl: Arc<EventCount>,
     /// The mover.
-    pub mover: Arc<Bell>,
+    pub mover: Arc<EventCount>,
 }
 
-/// All ends; `C` is what the mover is told.
+/// All ends; `C` is the mover's command type.
 #[derive(Debug)]
 pub struct Rings<C> {
-    /// The mover's.
+    /// The mover's ends.
     pub links: Links<C>,
-    /// The scheduler's.
+    /// The scheduler's ends.
     pub handle: Handle<C>,
-    /// `ctl`'s, to the mover.
+    /// `ctl`'s end of the ring to the mover.
     pub commands: channel::Sender<C>,
-    /// `ctl`'s, from the mover.
+    /// `ctl`'s end of the ring from the mover.
     pub reports: channel::Receiver<Report>,
 }
 
 impl<C> Rings<C> {
-    /// For a worker with these slots and page lists that takes part in up to `sessions`.
+    /// The rings of a worker with these slots and page lists, and with at most `sessions` sessions.
     pub fn new(
         status: &Arc<StatusTable>,
         pages: &Arc<PageLists>,
@@ -46,7 +46,8 @@ impl<C> Rings<C> {
         bells: &Bells,
     ) -> Rings<C> {
         let slots = status.slots();
-        // As a rule Begin, a Chunk, Done and Cancel of every slot are under way, or Expect and Cancel.
+        // Per slot, the ring usually holds at most Begin, one Chunk, Done and Cancel, or Expect and
+        // Cancel.
         let (commands, to_mover) = channel::bounded(slots * 4 + sessions + 64);
         let (ends, ended): (_, channel::Receiver<LeaseEnd>) = channel::bounded(slots + 1);
         let (reports, reported) = channel::bounded(slots * 2 + sessions);

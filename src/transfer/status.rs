@@ -1,28 +1,31 @@
-//! The status table: one atomic word per slot that tells how far a hand-off is.
+//! The status table: one atomic word per slot with the state of its hand-off.
 //!
-//! Word: generation 24 | state 3 | cause 5 | lanes 32. Thread: any; each move names the thread that
-//! may make it ([`Move`]). Invariants: every move is one compare-exchange; readers only load; a
-//! terminal state never changes; a move of a stale generation fails harmlessly. A state is set before
-//! the message or post that depends on it leaves.
+//! Word: generation 24 | state 3 | cause 5 | lanes 32.
+//! Thread: any; each move names the thread that can make it ([`Move`]).
+//! Invariants: every move is one compare-exchange; readers only load; a terminal state never
+//! changes. A move of a stale generation fails and changes nothing. A state is set before the
+//! message or post that depends on it is sent.
 //! Not here: rooms (the manager compares them), deadlines, leases.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
 use crate::stdx::sync::{AtomicU64, Ordering};
 
-/// How far a hand-off is, in SGLang's numbers: the least over ranks is the state of the whole.
+/// State of a hand-off, in SGLang's numbers: the lowest state of all ranks is the state of the
+/// whole.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// Ended without its bytes; the word carries the cause.
+    /// Ended without complete KV; the word carries the cause.
     Failed = 0,
-    /// Sender or receiver made, the other side not heard of.
+    /// The sender or receiver exists, but nothing has come from the other side.
     Bootstrapping = 1,
-    /// Source: a checked Destination is here. Destination: pages are leased.
+    /// Source: a checked Destination has arrived. Destination: pages are leased.
     WaitingForInput = 2,
     /// Bytes are offered, posted or arriving.
     Transferring = 3,
-    /// Pushed: all lanes complete, or Done seen and the session over. Pulled: copied and proven, or Done seen.
+    /// Source that writes: all lanes are complete, or Done came and the session ended. Pulled: the
+    /// copy is proven, or Done came.
     Success = 4,
 }
 
@@ -36,56 +39,59 @@ impl State {
         State::Success,
     ];
 
-    /// Whether nothing follows.
+    /// Whether the state is final.
     pub const fn is_terminal(self) -> bool {
         matches!(self, State::Failed | State::Success)
     }
 }
 
-/// A step of a hand-off, with the thread that may make it.
+/// A step of a hand-off, with the thread that can make it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Move {
-    /// Source: `ctl`, Destination arrived and checked. Destination: `engine`, pages leased, before
-    /// Destination leaves.
+    /// Source: `ctl`, after Destination arrived and was checked. Destination: `engine`, after pages
+    /// were leased and before Destination is sent.
     Grant,
-    /// Source: `move`/`post`, before the first post or offer. Destination: `move`/`poll`, first notice.
+    /// Source: `move`/`post`, before the first post or offer. Destination: `move`/`poll`, at the
+    /// first notice.
     Start,
-    /// `move`/`poll`: lane `0..32` has ended; the one that completes `all` succeeds.
+    /// `move`/`poll`: lane `0..32` has ended; the lane that completes `all` makes it Success.
     EndLane {
         /// The lane.
         lane: u8,
         /// Mask of all lanes of the session.
         all: u32,
     },
-    /// `move`/`poll`, pulled: the copy is proven (destination), Done was seen (source; pushed, too, where its session ends).
+    /// `move`/`poll`: the copy is proven (destination), or Done came (source; for a source that
+    /// writes only when its session ends).
     Finish,
-    /// Whoever learns of it.
+    /// Any thread that notices the failure.
     Fail(Cause),
 }
 
-/// A status word taken apart.
+/// An unpacked status word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Status {
-    /// Which use of the slot.
+pub struct SlotStatus {
+    /// The use of the slot.
     pub generation: Generation,
-    /// How far.
+    /// The state of the hand-off.
     pub state: State,
-    /// Why, when `Failed`.
+    /// The cause, if `Failed`.
     pub cause: Option<Cause>,
     /// Lanes that have ended.
     pub lanes: u32,
 }
 
-/// Why a move was not made; harmless.
+/// Why a move was refused; nothing changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unmoved {
-    /// The slot was given out anew.
+    /// The slot is in use for another hand-off.
     Stale,
-    /// The table has no such move from the state found.
+    /// The transition table has no such move from this state.
     Forbidden(State),
 }
 
-/// The transition table: the state after `step` in `state`, or none. The only place that decides.
+/// The transition table: the state after `step` in `state`, or none. All transitions are decided
+/// here.
 pub const fn transition(state: State, step: Move, lanes: u32) -> Option<State> {
     use State::{Bootstrapping, Failed, Success, Transferring, WaitingForInput};
     match (state, step) {
@@ -93,7 +99,7 @@ pub const fn transition(state: State, step: Move, lanes: u32) -> Option<State> {
         (_, Move::Fail(_)) => Some(Failed),
         (Bootstrapping, Move::Grant) => Some(WaitingForInput),
         (WaitingForInput, Move::Start) => Some(Transferring),
-        // The first notice may be the last: Transferring may be skipped at the destination.
+        // The first notice can be the last, so the destination can skip Transferring.
         (WaitingForInput | Transferring, Move::EndLane { lane, all }) => {
             if (lanes | 1 << lane) & all == all { Some(Success) } else { Some(Transferring) }
         }
@@ -102,10 +108,10 @@ pub const fn transition(state: State, step: Move, lanes: u32) -> Option<State> {
     }
 }
 
-/// Generations have 24 bits and start at 1; 0 is a slot never used.
+/// Generations have 24 bits and start at 1; 0 means that the slot was never used.
 const GENERATION_BITS: u32 = 24;
 
-/// The words of one worker, by slot.
+/// The status words of one worker, by slot.
 #[derive(Debug)]
 pub struct StatusTable {
     words: Box<[AtomicU64]>,
@@ -122,22 +128,22 @@ impl StatusTable {
         self.words.len()
     }
 
-    /// Gives the slot out anew, in `Bootstrapping` under the next generation. Thread: `ctl`, which
-    /// owns the free slots; the slot's last use has ended and its lease is back.
+    /// Starts a new use of the slot, in `Bootstrapping` with the next generation. Thread: `ctl`,
+    /// which owns the free slots. The last use of the slot has ended and its lease is back.
     pub fn open(&self, slot: SlotId) -> Generation {
         let word = &self.words[slot.index()];
-        let last = Status::unpack(word.load(Ordering::Acquire));
+        let last = SlotStatus::unpack(word.load(Ordering::Acquire));
         let next = (last.generation.0 + 1) & ((1 << GENERATION_BITS) - 1);
         let generation = Generation(next.max(1));
-        let fresh = Status { generation, state: State::Bootstrapping, cause: None, lanes: 0 };
+        let fresh = SlotStatus { generation, state: State::Bootstrapping, cause: None, lanes: 0 };
         word.store(fresh.pack(), Ordering::Release);
         generation
     }
 
-    /// The slot's status now.
+    /// The slot's current status.
     #[inline]
-    pub fn load(&self, slot: SlotId) -> Status {
-        Status::unpack(self.words[slot.index()].load(Ordering::Acquire))
+    pub fn load(&self, slot: SlotId) -> SlotStatus {
+        SlotStatus::unpack(self.words[slot.index()].load(Ordering::Acquire))
     }
 
     /// Whether this use of the slot has not ended.
@@ -146,17 +152,17 @@ impl StatusTable {
         status.generation == generation && !status.state.is_terminal()
     }
 
-    /// Makes one move. Gives the status after it, or why nothing changed.
+    /// Makes one move. Returns the status after it, or why nothing changed.
     pub fn advance(
         &self,
         slot: SlotId,
         generation: Generation,
         step: Move,
-    ) -> Result<Status, Unmoved> {
+    ) -> Result<SlotStatus, Unmoved> {
         let word = &self.words[slot.index()];
         let mut seen = word.load(Ordering::Acquire);
         loop {
-            let before = Status::unpack(seen);
+            let before = SlotStatus::unpack(seen);
             if before.generation != generation {
                 return Err(Unmoved::Stale);
             }
@@ -177,12 +183,14 @@ impl StatusTable {
     }
 }
 
-impl Status {
-    fn after(self, state: State, step: Move) -> Status {
+impl SlotStatus {
+    fn after(self, state: State, step: Move) -> SlotStatus {
         match step {
-            Move::EndLane { lane, .. } => Status { state, lanes: self.lanes | 1 << lane, ..self },
-            Move::Fail(cause) => Status { state, cause: Some(cause), ..self },
-            Move::Grant | Move::Start | Move::Finish => Status { state, ..self },
+            Move::EndLane { lane, .. } => {
+                SlotStatus { state, lanes: self.lanes | 1 << lane, ..self }
+            }
+            Move::Fail(cause) => SlotStatus { state, cause: Some(cause), ..self },
+            Move::Grant | Move::Start | Move::Finish => SlotStatus { state, ..self },
         }
     }
 
@@ -197,10 +205,10 @@ impl Status {
             | self.lanes as u64
     }
 
-    fn unpack(word: u64) -> Status {
+    fn unpack(word: u64) -> SlotStatus {
         let state = State::ALL[(word >> 37 & 7).min(4) as usize];
         let cause = (word >> 32 & 31) as u8;
-        Status {
+        SlotStatus {
             generation: Generation((word >> 40) as u32),
             state,
             cause: (cause != 0).then(|| Cause::from_number(cause)),
@@ -226,7 +234,7 @@ mod tests {
         ]
     }
 
-    /// The full matrix. A change here is a change of the protocol: see the checked model.
+    /// The full matrix. A change here changes the protocol: check it against the model.
     #[test]
     fn every_move_in_every_state() {
         let mut table = String::new();
@@ -276,9 +284,13 @@ Success + fail = -
     fn words_keep_every_field() {
         for state in State::ALL {
             for cause in [None, Some(Cause::ClientGone), Some(Cause::Internal)] {
-                let status =
-                    Status { generation: Generation(0xabcdef), state, cause, lanes: 0x8000_0001 };
-                assert_eq!(Status::unpack(status.pack()), status);
+                let status = SlotStatus {
+                    generation: Generation(0xabcdef),
+                    state,
+                    cause,
+                    lanes: 0x8000_0001,
+                };
+                assert_eq!(SlotStatus::unpack(status.pack()), status);
             }
         }
     }
@@ -322,7 +334,7 @@ Success + fail = -
     #[test]
     fn generations_wrap_past_zero() {
         let table = StatusTable::new(1);
-        let last = Status {
+        let last = SlotStatus {
             generation: Generation((1 << 24) - 1),
             state: State::Success,
             cause: None,

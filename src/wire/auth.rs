@@ -1,13 +1,13 @@
-//! Proof of the cluster's key, and the seals that bind what follows to it.
+//! Proof of the cluster key, and the seals that bind later messages to it.
 //!
-//! `Proof = HMAC-SHA-256(key, "baton proof" · side · both Hellos, length-prefixed)`; a direction's seal key is
-//! the same with "baton seal". A seal is the first 16 bytes of an HMAC over a counter and all parts,
-//! length-prefixed, so that nothing can be forged, repeated, left out, reordered or sent back. The Hellos hold both
-//! peers' ids, incarnations and fresh nonces: a proof is good between these two processes, on this connection, once.
-//! A key is named by its id, `HMAC-SHA-256(key, "baton key id")`, its first four bytes, so that keys can be
-//! exchanged while workers run: each side proves its first, and accepts all it has.
+//! `Proof = HMAC-SHA-256(key, "baton proof" · side · both Hellos, length-prefixed)`; a direction's
+//! seal key is the same with "baton seal". A seal is the first 16 bytes of an HMAC over a counter
+//! and all length-prefixed parts. It exposes forged, repeated, lost, reordered and reflected
+//! messages. The Hellos hold ids, incarnations and fresh nonces, so a proof is valid for one
+//! connection only. A key's id, the first four bytes of `HMAC-SHA-256(key, "baton key id")`, allows
+//! key rotation.
 //! Invariants: comparisons take constant time; keys are never printed.
-//! Not here: when which message may come (`link`).
+//! Not here: the order of messages (`link`).
 
 use super::{Multipart, Parts};
 use crate::limits;
@@ -74,7 +74,7 @@ impl ClusterKey {
         Ok(ClusterKey(keyed(bytes)))
     }
 
-    /// The name of the key, which tells nothing about it.
+    /// The id of the key, which reveals nothing about it.
     pub fn id(&self) -> KeyId {
         let mut mac = self.0.clone();
         mac.update(b"baton key id");
@@ -82,7 +82,7 @@ impl ClusterKey {
         KeyId(u32::from_le_bytes([tag[0], tag[1], tag[2], tag[3]]).max(1))
     }
 
-    /// What `side` shows to prove that it knows the key, in this exchange of Hellos alone.
+    /// The proof of `side` that it knows the key; valid only for these two Hellos.
     pub fn proof(&self, side: Side, hellos: &Hellos<'_>) -> [u8; 32] {
         self.derive(b"baton proof", side, hellos).finalize().into_bytes().into()
     }
@@ -92,7 +92,7 @@ impl ClusterKey {
         self.derive(b"baton proof", side, hellos).verify_slice(tag).is_ok()
     }
 
-    /// The seal of what `side` sends after its proof.
+    /// The seal of everything that `side` sends after its proof.
     pub fn seal(&self, side: Side, hellos: &Hellos<'_>) -> Seal {
         let key = self.derive(b"baton seal", side, hellos).finalize().into_bytes();
         Seal { mac: keyed(&key), counter: 0 }
@@ -114,7 +114,7 @@ impl ClusterKey {
 pub struct KeyId(u32);
 
 impl KeyId {
-    /// In the place of a key that is not told.
+    /// Stands for a key that is not announced.
     pub const NONE: KeyId = KeyId(0);
 }
 
@@ -124,36 +124,38 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// The keys of a worker: it proves the first, and accepts each. Without any, nothing is proven or asked for.
+/// The keys of a worker: it proves the first and accepts each of them. An empty keyring proves
+/// nothing and requires no proof.
 #[derive(Clone, Default, Debug)]
 pub struct Keyring(Vec<(KeyId, ClusterKey)>);
 
 impl Keyring {
-    /// The names of the keys, as others are told them.
+    /// The ids of the keys as text.
     pub fn names(&self) -> Vec<String> {
         self.0.iter().map(|(id, _)| id.to_string()).collect()
     }
 
-    /// These keys, at most [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX): the rest is left out.
+    /// These keys, at most [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX); further ones are
+    /// dropped.
     pub fn new(keys: impl IntoIterator<Item = ClusterKey>) -> Keyring {
         Keyring(
             keys.into_iter().take(limits::CLUSTER_KEYS_MAX).map(|key| (key.id(), key)).collect(),
         )
     }
 
-    /// The key that is proven here.
+    /// The key that this worker proves.
     pub fn first(&self) -> Option<&ClusterKey> {
         self.0.first().map(|(_, key)| key)
     }
 
-    /// The names of all, the first first, as Hello tells them.
+    /// The ids of all keys in order, as Hello carries them.
     pub fn ids(&self) -> [KeyId; limits::CLUSTER_KEYS_MAX] {
         let mut ids = [KeyId::NONE; limits::CLUSTER_KEYS_MAX];
         ids.iter_mut().zip(&self.0).for_each(|(id, (held, _))| *id = *held);
         ids
     }
 
-    /// The key whose proof by `side` this is.
+    /// The key that made `tag`, the proof of `side`, if it is in the keyring.
     pub fn prover(&self, tag: &[u8; 32], side: Side, hellos: &Hellos<'_>) -> Option<&ClusterKey> {
         self.0.iter().map(|(_, key)| key).find(|key| key.accepts(tag, side, hellos))
     }
@@ -174,7 +176,8 @@ pub struct Hellos<'a> {
     pub acceptor: &'a [u8],
 }
 
-/// Seals one direction of a connection: the sender's copy closes, the receiver's opens.
+/// Seals one direction of a connection: the sender's copy closes messages, the receiver's opens
+/// them.
 #[derive(Clone)]
 pub struct Seal {
     mac: HmacSha256,
@@ -194,7 +197,8 @@ impl Seal {
         message.push(&tag[..SEAL_LEN]);
     }
 
-    /// The parts before the last, if that is their seal. After a failure nothing opens any more.
+    /// The parts before the last one, if the last one is their seal. After a failure no later
+    /// message opens.
     pub fn open<'a>(&mut self, parts: Parts<'a>) -> Option<Parts<'a>> {
         let (parts, tag) = parts.split_last()?;
         let mac = self.next(parts);

@@ -1,28 +1,29 @@
-//! A connection between two workers: ZMTP, then Hello each way, then Proof each way where there is
-//! a cluster key, then messages, sealed with it.
+//! A connection between two workers: ZMTP, then a Hello each way. With a cluster key, a Proof each
+//! way follows, and all later messages are sealed with it.
 //!
 //! ```text
 //!  Greeting … READY ──▶ Hello ◀─▶ Hello ──▶ (Proof ◀─▶ Proof) ──▶ Open: messages
 //! ```
 //! The contract is that of [`zmtp`](super::zmtp): `handle_input`, then `poll_event` until `None`.
-//! Invariants: before it is open, nothing but Hello and Proof leaves or is accepted, under narrow
-//! bounds. Not here: deadlines of proof and heartbeat, which peer may connect (`front`, `transfer`).
+//! Invariants: until it is open, only Hello and Proof pass in either direction, under narrow
+//! bounds.
+//! Not here: deadlines of proof and heartbeat, which peer may connect (`peer`, `transfer`).
 
 use super::Multipart;
 use super::auth::{Hellos, KeyId, Keyring, Seal, Side};
 use super::message::{Hello, Message, MessageError, Proof};
-use super::zmtp::{self, Connection, Limits, SendError, Socket, ZmtpError};
+use super::zmtp::{self, Connection, Limits, Socket, ZmtpError, ZmtpSendError};
 use std::fmt;
 
 /// One end of a connection between workers.
 #[derive(Debug)]
-pub struct Link {
+pub struct ControlLink {
     zmtp: Connection,
     side: Side,
     keys: Keyring,
     state: State,
     our_hello: Hello,
-    /// The only part of each side's Hello, once sent or received.
+    /// The only part of each side's Hello, once it is sent or received.
     our_bytes: Vec<u8>,
     peer_bytes: Vec<u8>,
     peer: Option<Hello>,
@@ -44,39 +45,39 @@ enum State {
 
 /// What has happened on the link.
 #[derive(PartialEq, Debug)]
-pub enum Event<'a> {
-    /// The peer has said who it is, and proven that it belongs here where that is asked.
+pub enum LinkEvent<'a> {
+    /// The peer has identified itself, and has proven the cluster key if one is required.
     Open(&'a Hello),
     /// A message.
     Message(Message<'a>),
     /// The answer to our PING with this context.
     Pong {
-        /// As given to [`Link::ping`].
+        /// As given to [`ControlLink::ping`].
         context: u64,
     },
 }
 
-/// The peer's fault; the connection is to be closed.
+/// A fault of the peer; the connection must be closed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkError {
     /// In the framing.
     Zmtp(ZmtpError),
     /// In a message.
     Message(MessageError),
-    /// A message came before its time.
+    /// A message came too early.
     OutOfOrder,
-    /// It proved the key, and there is none here.
+    /// The peer proved a key, but this worker has none.
     UnexpectedProof,
-    /// It sent something else where its Proof was due: it has no key, and there is one here.
+    /// The peer sent something else when its Proof was due: it has no key, but this worker has one.
     NoProof,
-    /// Its proof is wrong: another key.
+    /// The peer's proof is wrong: it used another key.
     WrongProof,
-    /// It proves a key that is not here.
+    /// The peer proves a key that this worker does not have.
     UnknownKey(KeyId),
-    /// It does not have the key that is proven here.
+    /// The peer does not have the key that this worker proves.
     UnsharedKey(KeyId),
-    /// It does not read what it is sent.
-    Send(SendError),
+    /// The peer does not read its input.
+    Send(ZmtpSendError),
 }
 
 impl fmt::Display for LinkError {
@@ -90,11 +91,13 @@ impl fmt::Display for LinkError {
             LinkError::WrongProof => write!(f, "peer has another cluster key than this worker"),
             LinkError::UnknownKey(id) => write!(
                 f,
-                "peer has another cluster key than this worker: it proves key {id}, which is not here"
+                "peer has another cluster key than this worker: \
+                 it proves key {id}, which is not here"
             ),
             LinkError::UnsharedKey(id) => write!(
                 f,
-                "peer has another cluster key than this worker: it does not have key {id}, which is proven here"
+                "peer has another cluster key than this worker: \
+                 it does not have key {id}, which is proven here"
             ),
             LinkError::Send(error) => error.fmt(f),
         }
@@ -115,21 +118,21 @@ impl From<MessageError> for LinkError {
     }
 }
 
-impl From<SendError> for LinkError {
-    fn from(error: SendError) -> LinkError {
+impl From<ZmtpSendError> for LinkError {
+    fn from(error: ZmtpSendError) -> LinkError {
         LinkError::Send(error)
     }
 }
 
-impl Link {
-    /// A new link that will say `hello`, whose nonce is fresh, prove the first of `keys` and ask for proof of any,
-    /// where there are some.
-    pub fn new(side: Side, hello: Hello, keys: impl Into<Keyring>) -> Link {
+impl ControlLink {
+    /// A new link that will send `hello`, which holds a fresh nonce. If `keys` is not empty, the
+    /// link proves the first key and requires a proof of any of them.
+    pub fn new(side: Side, hello: Hello, keys: impl Into<Keyring>) -> ControlLink {
         let socket = match side {
             Side::Dialer => Socket::Dealer,
             Side::Acceptor => Socket::Router,
         };
-        Link {
+        ControlLink {
             zmtp: Connection::new(socket, b"", Limits::UNPROVEN),
             side,
             keys: keys.into(),
@@ -144,18 +147,18 @@ impl Link {
         }
     }
 
-    /// Takes bytes from the peer and says how many; fewer than given when an event is due.
+    /// Takes bytes from the peer and returns how many; fewer than given if an event is due.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<usize, LinkError> {
         Ok(self.zmtp.handle_input(input)?)
     }
 
-    /// The event that stopped `handle_input`, if it is not the link's own business.
-    pub fn poll_event(&mut self) -> Result<Option<Event<'_>>, LinkError> {
+    /// The event that stopped `handle_input`, unless the link handles it itself.
+    pub fn poll_event(&mut self) -> Result<Option<LinkEvent<'_>>, LinkError> {
         if self.state != State::Open {
             return self.poll_handshake();
         }
         Ok(match self.zmtp.poll_event() {
-            Some(zmtp::Event::Message(parts)) => {
+            Some(zmtp::ZmtpEvent::Message(parts)) => {
                 match Message::decode(parts, self.incoming.as_mut())? {
                     Some(Message::Proof(_)) if self.keys.first().is_none() => {
                         return Err(LinkError::UnexpectedProof);
@@ -163,25 +166,25 @@ impl Link {
                     Some(Message::Hello(_) | Message::Proof(_)) => {
                         return Err(LinkError::OutOfOrder);
                     }
-                    message => message.map(Event::Message),
+                    message => message.map(LinkEvent::Message),
                 }
             }
-            Some(zmtp::Event::Pong { context }) => Some(Event::Pong { context }),
-            Some(zmtp::Event::Ready(_)) | None => None,
+            Some(zmtp::ZmtpEvent::Pong { context }) => Some(LinkEvent::Pong { context }),
+            Some(zmtp::ZmtpEvent::Ready(_)) | None => None,
         })
     }
 
     /// Queues a message. All or nothing.
-    pub fn send(&mut self, message: &Message<'_>) -> Result<(), SendError> {
+    pub fn send(&mut self, message: &Message<'_>) -> Result<(), ZmtpSendError> {
         if self.state != State::Open {
-            return Err(SendError::NotOpen);
+            return Err(ZmtpSendError::NotOpen);
         }
         message.encode(self.outgoing.as_mut(), &mut self.scratch);
         self.zmtp.send(self.scratch.parts())
     }
 
     /// Queues a PING; see [`Connection::ping`].
-    pub fn ping(&mut self, ttl_tenths: u16, context: u64) -> Result<(), SendError> {
+    pub fn ping(&mut self, ttl_tenths: u16, context: u64) -> Result<(), ZmtpSendError> {
         self.zmtp.ping(ttl_tenths, context)
     }
 
@@ -190,12 +193,12 @@ impl Link {
         self.zmtp.answer_pings(answer);
     }
 
-    /// Whether the peer has said who it is, and is to prove that it belongs here.
+    /// Whether the peer has sent its Hello and its proof is due.
     pub fn awaits_proof(&self) -> bool {
         self.state == State::Proof
     }
 
-    /// Who the peer is, once the link is open.
+    /// The peer's Hello, once the link is open.
     pub fn peer(&self) -> Option<&Hello> {
         self.peer.as_ref().filter(|_| self.state == State::Open)
     }
@@ -215,10 +218,10 @@ impl Link {
         self.zmtp.transmitted(count);
     }
 
-    fn poll_handshake(&mut self) -> Result<Option<Event<'_>>, LinkError> {
+    fn poll_handshake(&mut self) -> Result<Option<LinkEvent<'_>>, LinkError> {
         match self.zmtp.poll_event() {
-            Some(zmtp::Event::Ready(_)) => self.say(&Message::Hello(self.our_hello))?,
-            Some(zmtp::Event::Message(parts)) => {
+            Some(zmtp::ZmtpEvent::Ready(_)) => self.say(&Message::Hello(self.our_hello))?,
+            Some(zmtp::ZmtpEvent::Message(parts)) => {
                 let message = Message::decode(parts, None)?.ok_or(LinkError::OutOfOrder)?;
                 match (self.state, message) {
                     (State::Hello, Message::Hello(hello)) => {
@@ -231,13 +234,13 @@ impl Link {
                     _ => return Err(LinkError::OutOfOrder),
                 }
             }
-            Some(zmtp::Event::Pong { .. }) | None => {}
+            Some(zmtp::ZmtpEvent::Pong { .. }) | None => {}
         }
         Ok(None)
     }
 
-    /// The peer's Hello has come; ours left when ZMTP was ready, which was before.
-    fn greeted(&mut self) -> Result<Option<Event<'_>>, LinkError> {
+    /// The peer's Hello has come. Ours was sent earlier, when ZMTP was ready.
+    fn greeted(&mut self) -> Result<Option<LinkEvent<'_>>, LinkError> {
         let Some(key) = self.keys.first() else { return Ok(Some(self.open())) };
         let tag = key.proof(self.side, &self.hellos());
         self.compare_keys()?;
@@ -246,8 +249,9 @@ impl Link {
         Ok(None)
     }
 
-    /// Both sides name what one of them lacks, before either has proven anything: what a stranger says here only
-    /// costs it the link. One that tells no keys (minor 0) shows by its proof whether it has the right one.
+    /// Each side names the missing key before either has proven anything. A false claim of a
+    /// stranger only costs the stranger its link. A peer without key ids (minor 0) shows by its
+    /// proof whether it has the right key.
     fn compare_keys(&self) -> Result<(), LinkError> {
         let (ours, theirs) =
             (self.keys.ids(), self.peer.map_or(Default::default(), |peer| peer.keys));
@@ -262,7 +266,7 @@ impl Link {
         }
     }
 
-    fn proven(&mut self, proof: &Proof) -> Result<Option<Event<'_>>, LinkError> {
+    fn proven(&mut self, proof: &Proof) -> Result<Option<LinkEvent<'_>>, LinkError> {
         let (hellos, theirs) = (self.hellos(), self.side.other());
         let ours = self.keys.first().expect("state Proof needs a key");
         let prover = self.keys.prover(&proof.tag, theirs, &hellos).ok_or(LinkError::WrongProof)?;
@@ -271,10 +275,10 @@ impl Link {
         Ok(Some(self.open()))
     }
 
-    fn open(&mut self) -> Event<'_> {
+    fn open(&mut self) -> LinkEvent<'_> {
         self.state = State::Open;
         self.zmtp.set_limits(Limits::PEER);
-        Event::Open(self.peer.as_ref().expect("its Hello has come"))
+        LinkEvent::Open(self.peer.as_ref().expect("its Hello has come"))
     }
 
     fn say(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
@@ -297,9 +301,9 @@ impl Link {
 mod tests {
     use super::*;
     use crate::cause::Cause;
-    use crate::ids::Peer;
+    use crate::ids::{Peer, Role};
     use crate::wire::auth::ClusterKey;
-    use crate::wire::message::{Bye, MINOR, Role, VERSION};
+    use crate::wire::message::{Bye, MINOR, VERSION};
 
     fn hello(role: Role, nonce: u8) -> Hello {
         Hello {
@@ -319,16 +323,19 @@ mod tests {
         Some(ClusterKey::new(&[byte; 32]).unwrap())
     }
 
-    fn links(dialer: Option<ClusterKey>, acceptor: Option<ClusterKey>) -> (Link, Link) {
+    fn links(
+        dialer: Option<ClusterKey>,
+        acceptor: Option<ClusterKey>,
+    ) -> (ControlLink, ControlLink) {
         rings(dialer.into(), acceptor.into())
     }
 
-    /// Links that tell of their keys.
-    fn rings(dialer: Keyring, acceptor: Keyring) -> (Link, Link) {
+    /// Links that announce the ids of their keys.
+    fn rings(dialer: Keyring, acceptor: Keyring) -> (ControlLink, ControlLink) {
         let telling = |hello: Hello, keys: &Keyring| Hello { keys: keys.ids(), ..hello };
         (
-            Link::new(Side::Dialer, telling(hello(Role::Decode, 1), &dialer), dialer),
-            Link::new(Side::Acceptor, telling(hello(Role::Prefill, 2), &acceptor), acceptor),
+            ControlLink::new(Side::Dialer, telling(hello(Role::Decode, 1), &dialer), dialer),
+            ControlLink::new(Side::Acceptor, telling(hello(Role::Prefill, 2), &acceptor), acceptor),
         )
     }
 
@@ -336,14 +343,18 @@ mod tests {
         Keyring::new(bytes.iter().filter_map(|&byte| key(byte)))
     }
 
-    /// Carries all that `from` has queued to `to`; `to`'s events as text.
-    fn carry(from: &mut Link, to: &mut Link) -> Result<Vec<String>, LinkError> {
+    /// Carries all that `from` has queued to `to`; returns the events of `to` as text.
+    fn carry(from: &mut ControlLink, to: &mut ControlLink) -> Result<Vec<String>, LinkError> {
         let bytes = from.transmit().to_vec();
         from.transmitted(bytes.len());
         deliver(&bytes, to)
     }
 
-    fn carry_into(from: &mut Link, to: &mut Link, seen: &mut Result<Vec<String>, LinkError>) {
+    fn carry_into(
+        from: &mut ControlLink,
+        to: &mut ControlLink,
+        seen: &mut Result<Vec<String>, LinkError>,
+    ) {
         if let Ok(events) = seen {
             match carry(from, to) {
                 Ok(more) => events.extend(more),
@@ -352,14 +363,14 @@ mod tests {
         }
     }
 
-    fn deliver(bytes: &[u8], to: &mut Link) -> Result<Vec<String>, LinkError> {
+    fn deliver(bytes: &[u8], to: &mut ControlLink) -> Result<Vec<String>, LinkError> {
         let (mut seen, mut taken) = (Vec::new(), 0);
         while taken < bytes.len() {
             taken += to.handle_input(&bytes[taken..])?;
             match to.poll_event()? {
-                Some(Event::Open(hello)) => seen.push(format!("open {:?}", hello.role)),
-                Some(Event::Message(message)) => seen.push(format!("{message:?}")),
-                Some(Event::Pong { context }) => seen.push(format!("pong {context}")),
+                Some(LinkEvent::Open(hello)) => seen.push(format!("open {:?}", hello.role)),
+                Some(LinkEvent::Message(message)) => seen.push(format!("{message:?}")),
+                Some(LinkEvent::Pong { context }) => seen.push(format!("pong {context}")),
                 None => {}
             }
         }
@@ -368,8 +379,8 @@ mod tests {
 
     /// Exchanges bytes until nothing moves.
     fn settle(
-        a: &mut Link,
-        b: &mut Link,
+        a: &mut ControlLink,
+        b: &mut ControlLink,
     ) -> (Result<Vec<String>, LinkError>, Result<Vec<String>, LinkError>) {
         let (mut seen_a, mut seen_b) = (Ok(Vec::new()), Ok(Vec::new()));
         for _ in 0..6 {
@@ -384,7 +395,7 @@ mod tests {
         for shared in [None, key(1)] {
             let (mut dialer, mut acceptor) = links(shared.clone(), shared);
             let bye = Message::Bye(Bye { cause: Some(Cause::Draining) });
-            assert_eq!(dialer.send(&bye), Err(SendError::NotOpen));
+            assert_eq!(dialer.send(&bye), Err(ZmtpSendError::NotOpen));
             let (seen_dialer, seen_acceptor) = settle(&mut dialer, &mut acceptor);
             assert_eq!(seen_dialer.unwrap(), ["open Prefill"]);
             assert_eq!(seen_acceptor.unwrap(), ["open Decode"]);
@@ -408,23 +419,23 @@ mod tests {
         let (dialer, acceptor) = run(key(1), key(2));
         assert_eq!(dialer, Err(LinkError::UnknownKey(two)));
         assert_eq!(acceptor, Err(LinkError::UnknownKey(one)));
-        // Of peers that tell no names the proof says it.
-        let silent = |role, byte| Link::new(Side::Dialer, hello(role, byte), key(byte));
+        // If peers announce no key ids, the proof reveals the difference.
+        let silent = |role, byte| ControlLink::new(Side::Dialer, hello(role, byte), key(byte));
         let mut dialer = silent(Role::Decode, 1);
-        let mut acceptor = Link::new(Side::Acceptor, hello(Role::Prefill, 2), key(2));
+        let mut acceptor = ControlLink::new(Side::Acceptor, hello(Role::Prefill, 2), key(2));
         assert_eq!(
             settle(&mut dialer, &mut acceptor),
             (Err(LinkError::WrongProof), Err(LinkError::WrongProof))
         );
-        // Without a key a link opens at once, and takes the Proof that comes for a message.
+        // Without a key a link opens at once, so it takes the Proof as a message.
         let (dialer, _) = run(None, key(2));
         assert_eq!(dialer, Err(LinkError::UnexpectedProof));
         let (mut dialer, mut acceptor) = links(None, key(2));
         settle(&mut dialer, &mut acceptor).1.unwrap();
     }
 
-    /// Old, then both with the old one proven, then both with the new one proven, then new: each step next to the
-    /// one before it, and not to the one before that.
+    /// Key rotation: old; both with the old one proven; both with the new one proven; new. Each
+    /// step links with the step before it, but not with the one before that.
     #[test]
     fn keys_are_exchanged_while_links_are_made() {
         let steps = [&[1][..], &[1, 2], &[2, 1], &[2]];
@@ -454,7 +465,7 @@ mod tests {
     #[test]
     fn a_message_in_place_of_a_proof_is_refused() {
         let (mut dialer, mut acceptor) = links(None, key(2));
-        // The acceptor's Proof is held back, so the dialer stays open and speaks.
+        // The acceptor's Proof is held back, so the dialer stays open and sends.
         for _ in 0..2 {
             carry(&mut dialer, &mut acceptor).unwrap();
             carry(&mut acceptor, &mut dialer).ok();
@@ -482,15 +493,16 @@ mod tests {
         assert_eq!(deliver(&bytes, &mut acceptor), Err(LinkError::Message(MessageError::Seal)));
     }
 
-    /// A peer of a later minor version, made by hand: its Hello has grown, and it says what is not known here.
+    /// A peer of a later minor version, made by hand: its Hello has grown, and it sends kinds that
+    /// this version does not know.
     struct Newer {
         zmtp: Connection,
         hello: Vec<u8>,
     }
 
     impl Newer {
-        /// Says Hello, in messages of this major version.
-        fn greet(version: u8, acceptor: &mut Link) -> Newer {
+        /// Sends Hello, in messages of this major version.
+        fn greet(version: u8, acceptor: &mut ControlLink) -> Newer {
             let zmtp = Connection::new(Socket::Dealer, b"", Limits::PEER);
             let mut newer = Newer { zmtp, hello: Vec::new() };
             for _ in 0..3 {
@@ -520,7 +532,7 @@ mod tests {
             self.zmtp.send(message.parts()).unwrap();
         }
 
-        fn carry(&mut self, to: &mut Link) -> Result<Vec<String>, LinkError> {
+        fn carry(&mut self, to: &mut ControlLink) -> Result<Vec<String>, LinkError> {
             let bytes = self.zmtp.transmit().to_vec();
             self.zmtp.transmitted(bytes.len());
             deliver(&bytes, to)
@@ -559,7 +571,7 @@ mod tests {
                 newer.zmtp.send(message.parts()).unwrap();
                 newer.carry(&mut acceptor)
             };
-            // A kind of its own, and a Bye that tells more.
+            // A kind that this version does not know, and a Bye with more fields.
             let unknown = header(VERSION, 200, 0, 1 + sealed);
             assert_eq!(said(&[&unknown, b"what"], &mut newer).unwrap(), [""; 0]);
             let longer = [&header(VERSION, 13, 0, sealed)[..], &[9], &[0xaa; 40]].concat();

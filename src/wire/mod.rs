@@ -1,10 +1,10 @@
-//! Bytes between peers, without I/O: a message is a [`Multipart`]; [`zmtp`] frames it, [`message`]
-//! gives it meaning, [`auth`] seals it, and [`link`] joins the three into one connection between
+//! Bytes between peers, without I/O. A message is a [`Multipart`]: [`zmtp`] frames it, [`message`]
+//! gives it meaning and [`auth`] seals it. [`link`] joins the three into a connection between
 //! workers.
 //!
 //! Thread: any; used by `ctl`.
 //! Invariants: no input panics; nothing waits, and no buffer grows, beyond `limits`.
-//! Not here: sockets (`net`), what a message causes (`transfer`, `cluster`).
+//! Not here: sockets (`net`), the effects of a message (`transfer`, `peer`).
 
 pub mod auth;
 pub mod link;

@@ -1,7 +1,7 @@
-//! A message of several parts in one contiguous buffer, filled again and again.
+//! A message of several parts in one contiguous, reusable buffer.
 //!
-//! Invariants: `ends` rises and never passes `bytes.len()`; bytes behind the last end belong to a
-//! part that is still open.
+//! Invariants: `ends` rises and never passes `bytes.len()`; bytes behind the last end belong to the
+//! open part.
 
 /// An owned, reusable multipart message.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +46,7 @@ impl Multipart {
         self.end_part();
     }
 
-    /// Replaces bytes already written, from byte `at` of the whole message on.
+    /// Overwrites bytes from byte `at` of the whole message.
     pub fn overwrite(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }

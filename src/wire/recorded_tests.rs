@@ -1,10 +1,10 @@
-//! Conversations of earlier minor versions, recorded between a prefill and a decode worker of theirs: three
-//! hand-offs, the last of two prompts that differ, a client that left, and a prefill worker that drained. What this
-//! version hears and says is what they heard and said. A recording is never made anew: it is what compatibility
-//! means. `3.0-keyed` was made under a key of 40 times `k`.
+//! Recorded conversations between a prefill and a decode worker of earlier minor versions. They
+//! hold three hand-offs (the last with two different prompts), a client that left, and a prefill
+//! worker that drained. This version must read and write the same messages. Never record again: a
+//! recording defines compatibility. `3.0-keyed` was made with a key of 40 times `k`.
 
 use super::auth::{ClusterKey, Hellos, Keyring, Side};
-use super::link::{Event, Link};
+use super::link::{ControlLink, LinkEvent};
 use super::message::{Hello, Message};
 use super::zmtp::{self, Connection, Limits, Socket};
 use super::{Multipart, Parts};
@@ -38,16 +38,16 @@ impl Recording {
         }
     }
 
-    /// What a side said, message by message, seals included.
+    /// The messages of one side in order, seals included.
     fn messages(&self, side: Side) -> Vec<Multipart> {
-        // As the other side hears it.
+        // As the other side receives it.
         let socket = if side == Side::Dialer { Socket::Router } else { Socket::Dealer };
         let mut zmtp = Connection::new(socket, b"", Limits::PEER);
         let (mut messages, mut rest) = (Vec::new(), self.said(side));
         while !rest.is_empty() {
             let used = zmtp.handle_input(rest).unwrap();
             rest = &rest[used..];
-            if let Some(zmtp::Event::Message(parts)) = zmtp.poll_event() {
+            if let Some(zmtp::ZmtpEvent::Message(parts)) = zmtp.poll_event() {
                 messages.push(copy(parts));
             }
         }
@@ -87,34 +87,36 @@ const DECODE_SAYS: &[&str] = &[
 ];
 const PREFILL_SAYS: &[&str] = &["Welcome", "AbortAck", "AbortAck", "Bye"];
 
-/// This version in the place of one side: it proves itself, accepts the proof of the other, and hears all it said.
+/// This version replaces one side: it proves itself, accepts the other side's proof, and reads all
+/// its messages.
 #[test]
 fn an_earlier_conversation_is_held_with_this_version() {
     for recording in recordings() {
         for (own, heard) in [(Side::Acceptor, DECODE_SAYS), (Side::Dialer, PREFILL_SAYS)] {
             let (hello, _) = recording.hello(own);
             assert_eq!(hello.minor, 0);
-            let mut link = Link::new(own, hello, Keyring::from(recording.key.clone()));
+            let mut link = ControlLink::new(own, hello, Keyring::from(recording.key.clone()));
             let (mut kinds, mut rest) = (Vec::new(), recording.said(own.other()));
             let mut opened = None;
             while !rest.is_empty() {
                 let used = link.handle_input(rest).unwrap();
                 rest = &rest[used..];
                 match link.poll_event().unwrap() {
-                    Some(Event::Open(_)) => opened = Some(link.transmit().to_vec()),
-                    Some(Event::Message(message)) => kinds.push(kind(&message)),
-                    Some(Event::Pong { .. }) | None => {}
+                    Some(LinkEvent::Open(_)) => opened = Some(link.transmit().to_vec()),
+                    Some(LinkEvent::Message(message)) => kinds.push(kind(&message)),
+                    Some(LinkEvent::Pong { .. }) | None => {}
                 }
             }
             assert_eq!(kinds, heard, "{own:?}");
-            // Greeting, READY, Hello and, under a key, Proof are byte for byte what was recorded.
+            // Greeting, READY, Hello and, with a key, Proof equal the recorded bytes.
             let said = opened.expect("it opens");
             assert!(!said.is_empty() && recording.said(own).starts_with(&said), "{own:?}");
         }
     }
 }
 
-/// What an earlier version reads of this version's messages is what it wrote: bodies have at most grown at their ends.
+/// An earlier version can read this version's messages: bodies differ from the recorded ones only
+/// by fields appended at the end.
 #[test]
 fn messages_begin_with_the_bytes_that_an_earlier_version_reads() {
     for recording in recordings() {
@@ -135,7 +137,8 @@ fn messages_begin_with_the_bytes_that_an_earlier_version_reads() {
                 for index in 0..now.len() {
                     let (mut now, mut then) = (now.get(index).unwrap(), then.get(index).unwrap());
                     if index == 0 {
-                        // Magic, version, kind and flags; behind them the number of parts, which the seal adds to.
+                        // Magic, version, kind and flags. The number of parts follows, which the
+                        // seal increases.
                         assert_eq!(now[..6], then[..6], "{message:?}");
                         (now, then) = (&now[8..], &then[8..]);
                     }

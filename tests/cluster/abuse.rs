@@ -1,5 +1,5 @@
-//! Whatever arrives at the ports between workers costs its sender the connection at most: the control and the
-//! registry port of a prefill worker, the data port of a decode worker.
+//! Abuse of the ports between workers costs the sender its connection at most. The ports are the
+//! control and the registry port of a prefill worker, and the data port of a decode worker.
 
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process};
@@ -16,12 +16,12 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Abuse must not cost more; what a worker needs for its own work is held before.
+/// Most memory that abuse can cost. A worker allocates the memory for its own work before.
 const GROWTH_MAX: u64 = 8 << 20;
 const IDLE_CONNECTIONS: usize = 200;
-/// The byte that the cluster key is made of, where there is one.
+/// The byte that the cluster key consists of, if there is a key.
 const KEY: u8 = b'k';
-/// Of a greeting of ZMTP 3.1, NULL mechanism.
+/// Length of a ZMTP 3.1 greeting with the NULL mechanism.
 const GREETING: usize = 64;
 
 struct Pair {
@@ -49,7 +49,7 @@ impl Pair {
         pair
     }
 
-    /// Hand-offs go on, in the session that stands, as if nothing had been.
+    /// Hand-offs continue in the established session.
     #[track_caller]
     fn check_works(&mut self) {
         self.room += 1;
@@ -77,7 +77,7 @@ impl Pair {
         [self.prefill.resident(), self.decode.resident()]
     }
 
-    /// All is as before: same session, same processes, no more memory.
+    /// The session and the processes are the same, and the memory has not grown.
     #[track_caller]
     fn check_unharmed(&mut self, before: [u64; 2]) {
         self.check_works();
@@ -107,7 +107,7 @@ fn greeting() -> Vec<u8> {
     bytes
 }
 
-/// A READY command as a DEALER sends it.
+/// A READY command of a DEALER.
 fn ready() -> Vec<u8> {
     let body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER";
     [&[4, body.len() as u8], &body[..]].concat()
@@ -147,14 +147,14 @@ fn attacks() -> Vec<(&'static str, Vec<u8>)> {
     attacks
 }
 
-/// Whole and right, but for a token that nobody was given.
+/// A valid preamble with a token that was never given out.
 fn preamble() -> Vec<u8> {
     let token = Token(noise(8, 16).try_into().expect("16 bytes"));
     Preamble { token, session: SessionGeneration(1), lane: 0, lanes: 1 }.encode().to_vec()
 }
 
-/// Alone and with the connection left open: control and data port close it of themselves, the registry when
-/// nothing more comes.
+/// One connection, left open: the control and the data port close it by themselves, the registry
+/// when nothing more arrives.
 #[test]
 fn nonsense_costs_its_sender_the_connection() {
     nonsense(Pair::start());
@@ -172,7 +172,7 @@ fn nonsense(mut pair: Pair) {
         for (name, bytes) in attacks() {
             eprintln!("== {name} at the {port} port");
             let mut stream = connect(address);
-            // It may be refused before it is whole.
+            // The port can close the connection before all bytes are sent.
             let _ = stream.write_all(&bytes);
             if port == "registry" {
                 let _ = stream.shutdown(Shutdown::Write);
@@ -203,7 +203,7 @@ fn hundreds_of_idle_connections_hold_nobody_up() {
     for _ in 0..5 {
         pair.check_works();
     }
-    // Strangers among workers do not stay.
+    // Connections without a handshake are closed.
     for (port, streams) in &mut idle {
         if *port != "registry" {
             streams.iter_mut().for_each(|stream| drop(until_closed(stream)));
@@ -214,8 +214,8 @@ fn hundreds_of_idle_connections_hold_nobody_up() {
     pair.check_unharmed(before);
 }
 
-/// Past Hello a peer is believed to be a worker, not to make sense: what it says costs it its link, or nothing
-/// where it names rooms that do not exist; the rooms of others go on.
+/// After Hello a peer counts as a worker, but its messages are checked. An invalid message costs
+/// its link; an unknown room costs nothing. Rooms of others continue.
 #[test]
 fn a_peer_that_talks_nonsense_harms_itself_alone() {
     let mut pair = Pair::start();
@@ -259,14 +259,14 @@ fn a_peer_that_talks_nonsense_harms_itself_alone() {
         peer.flush();
         pair.check_works();
     }
-    // One that stops in the middle of a message is closed for its silence.
+    // A peer that stops in the middle of a message is closed after a time.
     peer.stream.write_all(&[0, 200, 1, 2, 3]).unwrap();
     until_closed(&mut peer.stream);
     pair.check_unharmed(before);
 }
 
-/// Who does not know the key gets no further than Hello; who knows it, and sends what its seal does not cover,
-/// no further than that.
+/// A peer without the key gets no further than Hello. A peer with the key that sends a message with
+/// a wrong seal loses its link.
 #[test]
 fn strangers_to_the_key_and_forgers_harm_themselves_alone() {
     let mut pair = Pair::with(Some(KeyFile::new(KEY)));
@@ -281,7 +281,7 @@ fn strangers_to_the_key_and_forgers_harm_themselves_alone() {
         until_closed(&mut peer.stream);
         pair.check_works();
     }
-    // Every byte of a sealed message is under the seal, and none is good for a second time.
+    // The seal covers every byte of a message, and no message is valid twice.
     let bye = Message::Bye(Bye { cause: None });
     for (count, forged) in [Some(12), Some(20), None].into_iter().enumerate() {
         let mut peer = Stranger::dial_with(control, 5, key(KEY));
@@ -305,7 +305,8 @@ fn strangers_to_the_key_and_forgers_harm_themselves_alone() {
     let body = r#"{"attn_tp_size":1,"attn_tp_rank":0,"rank_ip":"127.0.0.1","rank_port":1}"#;
     let length = body.len();
     let put = format!(
-        "PUT /route HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "PUT /route HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n\
+         {body}"
     );
     stream.write_all(put.as_bytes()).unwrap();
     let said = String::from_utf8(until_closed(&mut stream)).unwrap();
@@ -314,7 +315,7 @@ fn strangers_to_the_key_and_forgers_harm_themselves_alone() {
     pair.check_unharmed(before);
 }
 
-/// A stranger's time is counted from its first byte, not from its last.
+/// The time limit of a connection counts from its first byte, not from its last.
 #[test]
 fn a_slow_stranger_is_not_waited_for() {
     let mut pair = Pair::start();
@@ -323,7 +324,7 @@ fn a_slow_stranger_is_not_waited_for() {
     for (port, drip) in slow {
         pair.check_works();
         let taken = drip.join().unwrap();
-        // The registry gives a whole request a minute; that it serves others meanwhile is enough.
+        // The registry allows a minute for a request. It must only serve others meanwhile.
         assert!(
             port == "registry" || taken < GREETING,
             "the {port} port took {taken} bytes, one by one"
@@ -332,7 +333,8 @@ fn a_slow_stranger_is_not_waited_for() {
     pair.check_unharmed(before);
 }
 
-/// Sends a greeting, and what follows, in single bytes until the other side has had enough; how many it took.
+/// Sends a greeting and more in single bytes until the other side closes. Returns how many bytes it
+/// took.
 fn drip(address: SocketAddr) -> usize {
     let mut stream = connect(address);
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -341,7 +343,7 @@ fn drip(address: SocketAddr) -> usize {
         if stream.write_all(&[byte]).is_err() || begun.elapsed() > PATIENCE {
             return index;
         }
-        // What it says is read past; its end is what counts.
+        // The answer is ignored; only the close counts.
         let waits = Instant::now();
         while let Some(left) = Duration::from_millis(300).checked_sub(waits.elapsed()) {
             match stream.read(&mut [0; 64]) {

@@ -1,5 +1,5 @@
-//! Streams that begin with prefill's token: the same bytes as those that begin with decode's, whatever they ask for and
-//! whoever dies.
+//! Streams that begin with prefill's token have the same bytes as those that begin with decode's,
+//! for all requests and after each kind of death.
 
 use crate::fleet::Fleet;
 use crate::leg::Leg;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 const AHEAD: [&str; 2] = ["--first-token", "prefill"];
 
-/// What a first token can be beside one of several: the only one, the end of the answer, half of a character, the
-/// beginning or all of a stop string, one of several choices.
+/// Special first tokens: the only one, the end of the answer, half of a character. Also the
+/// beginning or all of a stop string, and one of several choices.
 fn corners() -> Vec<(&'static str, Value)> {
     let ids: Vec<u32> = (0..40).map(|i| 3 + (7 + i * 131) % 300).collect();
     let usage = json!({ "include_usage": true });
@@ -31,7 +31,7 @@ fn corners() -> Vec<(&'static str, Value)> {
     corners
 }
 
-/// The same request with its first token made to be what `of` does of it.
+/// The same request, changed so that its first token ends the answer.
 fn ending(body: &Value, first: &Value) -> Vec<Value> {
     let Some(token) = first["choices"][0]["token_ids"].get(0).cloned() else { return Vec::new() };
     let text = first["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
@@ -44,13 +44,13 @@ fn ending(body: &Value, first: &Value) -> Vec<Value> {
     let mut bodies = vec![with("stop_token_ids", json!([token]))];
     if !text.is_empty() {
         bodies.push(with("stop", json!([text])));
-        // Held back until the next token shows that it is none.
+        // The text is held back until the next token shows that it is no stop string.
         bodies.push(with("stop", json!([format!("{text}\u{1}never")])));
     }
     bodies
 }
 
-/// Asks both, and sees that they answer the same.
+/// Sends the request to both and checks that they answer the same.
 #[track_caller]
 fn compare(ahead: SocketAddr, plain: SocketAddr, case: &(&'static str, Value)) -> Vec<String> {
     let expected = events(&open(plain, case).end());
@@ -107,7 +107,7 @@ fn one_process_tells_the_same_whoever_has_the_first_word() {
     }
 }
 
-/// Either leg dies behind the first token, and in the midst of the stream.
+/// One of the legs dies after the first token, or in the middle of the stream.
 #[test]
 fn streams_that_prefill_began_survive_deaths() {
     let mut slow = Slow::with("shm", &AHEAD);

@@ -1,4 +1,4 @@
-//! Without a prefill worker: decode workers that were told so read prompts themselves.
+//! Without a prefill worker: decode workers with `--local-prefill` compute prompts themselves.
 
 use crate::fleet::Fleet;
 use crate::process::{PATIENCE, Process, get};
@@ -32,12 +32,12 @@ fn requests_go_on_at_decode_when_the_last_prefill_worker_is_gone() {
     }
     assert_eq!(computed(&fleet), 0.0, "there is a prefill worker");
     fleet.prefill[0].kill();
-    // The first of them finds out.
+    // The first of these requests finds out.
     for seed in 5..9 {
         assert_eq!(ask(&fleet, seed), expected(seed));
     }
     assert_eq!(computed(&fleet), 400.0);
-    // A prompt that it knows, but for its last tokens, is no less a prompt.
+    // A prompt that is cached except for its last tokens is still served as a prompt.
     assert_eq!(ask(&fleet, 8), expected(8));
     assert_eq!(computed(&fleet), 500.0);
     let known = ["vllm:prefix_cache_hits_total{", "sglang:cached_tokens_total{"];
@@ -51,7 +51,7 @@ fn requests_go_on_at_decode_when_the_last_prefill_worker_is_gone() {
     fleet.check_idle();
 }
 
-/// Who names no prefill worker is told what is missing.
+/// A request without a prefill worker gets an error that says what is missing.
 #[test]
 fn a_decode_worker_serves_nobody_alone_unless_told_so() {
     let decode = start("decode", &[]);

@@ -1,15 +1,18 @@
-//! Attacks on the hand-off between workers that share a key, one test each (`docs/threats.md`): handshakes and
-//! messages replayed, reflected, truncated and forged, wrong keys, a right key in wrong hands, clients that send a
-//! worker elsewhere. What each costs its sender is the connection; hand-offs of the others go on.
+//! Attacks on the hand-off between workers that share a key, one test each (`docs/threats.md`):
+//! - handshakes and messages that are replayed, reflected, truncated or forged;
+//! - wrong keys, and misuse of a right key;
+//! - clients that name other hosts.
+//!
+//! Each costs the sender its connection; the hand-offs of others continue.
 
 use crate::keys::KeyFile;
 use crate::process::{Process, post};
 use crate::stranger::{Framed, Stranger, bytes_of, connect, hello, registry, until_closed};
 use crate::{body, choices, dual, prefill, start, with_room};
 use baton::cause::Cause;
-use baton::cluster::proof::{Asked, NONCE, PROOF, prove};
 use baton::config::secret::Secret;
 use baton::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
+use baton::registry::proof::{NONCE, PROOF, SignedRequest, prove};
 use baton::transfer::transport::tcp::Preamble;
 use baton::wire::auth::{ClusterKey, Keyring, Side};
 use baton::wire::message::{Announce, Bye, Destination, Message, Proof, TransferId};
@@ -27,7 +30,7 @@ fn ring(byte: u8) -> Keyring {
     ClusterKey::new(&[byte; 40]).ok().into()
 }
 
-/// A prefill and a decode worker with a key, and hand-offs that work.
+/// A prefill and a decode worker with a key, and working hand-offs.
 struct Pair {
     prefill: Process,
     decode: Process,
@@ -56,7 +59,7 @@ impl Pair {
         choices(&writer);
     }
 
-    /// The link of the pair itself is the only one that ever opened, but for `more`.
+    /// Only the pair's own link was ever opened, and `more` others.
     #[track_caller]
     fn check_unharmed(mut self, more: usize) {
         self.check_works();
@@ -69,7 +72,7 @@ impl Pair {
     }
 }
 
-/// What opened a link once opens none again: the other side's Hello is another.
+/// A recorded handshake opens no second link, because the other side's Hello has another nonce.
 #[test]
 fn a_replayed_handshake_proves_nothing() {
     let mut pair = Pair::start();
@@ -87,7 +90,7 @@ fn a_replayed_handshake_proves_nothing() {
     pair.check_unharmed(1);
 }
 
-/// A sealed message is good once, on its own connection.
+/// A sealed message is valid once, on its own connection.
 #[test]
 fn a_replayed_message_ends_the_link_that_it_came_on() {
     let mut pair = Pair::start();
@@ -107,8 +110,8 @@ fn a_replayed_message_ends_the_link_that_it_came_on() {
     pair.check_unharmed(2);
 }
 
-/// Who has no key sends the worker's own proof back, from this connection or another, under a Hello of its own or
-/// the worker's.
+/// A peer without a key sends the worker's own proof back, from this connection or another, under
+/// its own Hello or the worker's.
 #[test]
 fn a_reflected_proof_proves_nothing() {
     let mut pair = Pair::start();
@@ -145,7 +148,7 @@ fn a_truncated_handshake_or_message_opens_nothing() {
         let _ = stream.shutdown(Shutdown::Write);
         until_closed(&mut stream);
     }
-    // The last part of a message is its seal: without it, and with all that speaks of it put right.
+    // The last part of a message is its seal. Here it is removed, and all lengths are corrected.
     genuine.link.send(&BYE).unwrap();
     let mut message = genuine.link.transmit().to_vec();
     assert_eq!(
@@ -162,7 +165,7 @@ fn a_truncated_handshake_or_message_opens_nothing() {
     pair.check_unharmed(1);
 }
 
-/// A proof made up, of another key under a right name, or a message in its place.
+/// An invented proof, a proof by another key under the right name, or a message in its place.
 #[test]
 fn a_forged_proof_proves_nothing() {
     let mut pair = Pair::start();
@@ -187,7 +190,7 @@ fn a_forged_proof_proves_nothing() {
     pair.check_unharmed(0);
 }
 
-/// The proof is of who somebody says to be: with another incarnation put in its place on the way, it fails.
+/// The proof covers the identity: if the incarnation is changed on the way, it fails.
 #[test]
 fn a_proof_is_of_one_identity_and_incarnation() {
     let mut pair = Pair::start();
@@ -201,7 +204,8 @@ fn a_proof_is_of_one_identity_and_incarnation() {
     pair.check_unharmed(0);
 }
 
-/// In a Hello of a stranger numbered 7, id and incarnation are 32 sevens, the nonce as many behind other bytes.
+/// In a Hello of stranger 7, ID and incarnation are 32 sevens. The nonce has as many sevens after
+/// other bytes.
 fn alter(bytes: &mut [u8], at: usize) {
     if let Some(found) = bytes.windows(32).position(|window| window == [7; 32]) {
         bytes[found + at] ^= 1;
@@ -222,7 +226,7 @@ fn alter_nonce(bytes: &mut [u8]) {
     }
 }
 
-/// Both sides say which key is missing, and neither says a key.
+/// Both sides log which key is missing, and neither sends a key.
 #[test]
 fn a_peer_with_another_key_is_told_by_the_keys_names() {
     let mut pair = Pair::start();
@@ -239,7 +243,7 @@ fn a_peer_with_another_key_is_told_by_the_keys_names() {
             keys.iter().flat_map(|key| ["--cluster-key-file", key.path()]).collect();
         if role == "prefill" { prefill(&flags) } else { start(role, &flags) }
     };
-    // In the middle of a rotation, and past it.
+    // During a key rotation, and after it.
     let (old, new) = (with("prefill", &[&one, &two]), with("decode", &[&two, &one]));
     choices(&dual(old.address, new.address, with_room(body(1, 20, 4), &old, 1)).1);
     let last = with("decode", &[&two]);
@@ -252,7 +256,8 @@ fn a_peer_with_another_key_is_told_by_the_keys_names() {
     }
 }
 
-/// Who takes a prefill worker's place without its key hears who asks, and nothing of the asker's memory.
+/// A process that takes a prefill worker's port without the key learns only the dialler's identity,
+/// and nothing about its memory.
 #[test]
 fn an_impostor_without_the_key_is_announced_nothing() {
     let key = KeyFile::new(KEY);
@@ -265,7 +270,7 @@ fn an_impostor_without_the_key_is_announced_nothing() {
         assert_eq!(impostor.next(|message| format!("{message:?}")), None);
         let (status, text) = asked.join().unwrap();
         assert_eq!(status, 502, "{text}");
-        // Past the time for which it is left alone.
+        // Waits until the decode worker dials again.
         thread::sleep(baton::limits::DIAL_HOLD_OFF + Duration::from_millis(200));
     }
     decode.await_idle();
@@ -280,7 +285,7 @@ fn asking(decode: &Process, host: &str, port: u16, room: u64) -> thread::JoinHan
     thread::spawn(move || post(address, "/v1/completions", &body.to_string()))
 }
 
-/// What a real decode worker announces, to one that has the key.
+/// What a real decode worker announces to a peer with the key.
 fn announced(decode: &Process) -> Announce {
     let control = TcpListener::bind("127.0.0.1:0").unwrap();
     let registry = registry(None, control.local_addr().unwrap().port());
@@ -324,7 +329,7 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
         );
         pair.check_works();
     }
-    // A right session, and wishes beyond what it announced.
+    // A valid session with requests outside the announced regions.
     let data = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut announce = good;
     if let Some(tcp) = &mut announce.ranks[0].tcp {
@@ -363,11 +368,11 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
         assert_eq!(answer, refusal, "wish {at}");
     }
     pair.check_works();
-    // A prefix longer than the prompt is no wish at all: it costs the link.
+    // A prefix longer than the prompt is invalid and costs the link.
     assert_eq!(wish(&mut peer, 5100, 1, 16, 0, 0).0, None);
     pair.check_works();
     drop(peer);
-    // The decode worker has linked to the impostor as well.
+    // The decode worker has also linked to the impostor.
     assert_eq!(pair.decode.times_said("link to a prefill worker stands"), 2);
     pair.check_works();
     assert_eq!(pair.prefill.times_said("a decode worker has linked"), 2 + links);
@@ -375,7 +380,7 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
     pair.decode.check_alive();
 }
 
-/// A lane's token is good while its session is: what was announced to somebody who is gone opens nothing.
+/// A lane's token is valid as long as its session. The token of a closed session opens nothing.
 #[test]
 fn a_lane_opens_nothing_once_its_session_is_over() {
     let mut pair = Pair::start();
@@ -390,14 +395,15 @@ fn a_lane_opens_nothing_once_its_session_is_over() {
         let mut lane = connect(data);
         lane.write_all(&Preamble { token, session, lane: 0, lanes }.encode()).unwrap();
         until_closed(&mut lane);
-        // One of a session that is expected would be kept as long.
+        // A lane of an expected session would stay open as long.
         assert!(begun.elapsed() < baton::limits::SESSION_SETUP_DEADLINE, "it was kept");
     }
     pair.check_works();
     pair.decode.check_alive();
 }
 
-/// Who overheard a writer of the registry cannot write again, nor anything else; without the key nobody can.
+/// A recorded write to the registry cannot be repeated or changed. Without the key no write is
+/// possible.
 #[test]
 fn a_registry_takes_no_write_twice_and_none_without_the_key() {
     let mut pair = Pair::start();
@@ -426,7 +432,8 @@ fn a_registry_takes_no_write_twice_and_none_without_the_key() {
         ask(format!("{head}{fields}content-length: {length}\r\n\r\n{body}")).0
     };
     let proof = |key: u8, nonce: &str, body: &str| {
-        let asked = Asked { method: "POST", path: "/register_dp_rank", body: body.as_bytes() };
+        let asked =
+            SignedRequest { method: "POST", path: "/register_dp_rank", body: body.as_bytes() };
         prove(&Secret::of_bytes(&[key; 40]), asked, nonce)
     };
     let (nonce, body) = (challenge(), placement(1));
@@ -448,7 +455,7 @@ fn a_registry_takes_no_write_twice_and_none_without_the_key() {
     pair.check_unharmed(0);
 }
 
-/// A client names hosts that are none of the cluster's business; none of them is dialled.
+/// A client names hosts outside the cluster. None of them is dialled.
 #[test]
 fn a_client_cannot_send_a_worker_elsewhere() {
     let mut pair = Pair::start();
@@ -474,14 +481,14 @@ fn a_client_cannot_send_a_worker_elsewhere() {
         pair.check_works();
     }
     assert!(pair.decode.times_said("lies in no network of --bootstrap-allow") >= 6);
-    // An allowed registry that names a host that is not.
+    // An allowed registry names a host that is not allowed.
     let (status, text) =
         asking(&pair.decode, "127.0.0.1", registry(Some("192.0.2.1"), 80).port(), 200)
             .join()
             .unwrap();
     assert_eq!(status, 502, "{text}");
     pair.decode.await_times("the registry's control_host 192.0.2.1 lies in no network", 1);
-    // Another service on this host is asked one question, and gets nothing of the request.
+    // Another service on this host receives one query, and nothing of the request.
     let service = TcpListener::bind("127.0.0.1:0").unwrap();
     let asked = asking(&pair.decode, "127.0.0.1", service.local_addr().unwrap().port(), 300);
     let (mut stream, _) = service.accept().unwrap();
@@ -493,13 +500,13 @@ fn a_client_cannot_send_a_worker_elsewhere() {
     pair.check_unharmed(0);
 }
 
-/// Whoever keeps strange connections open keeps no worker out, and they do not pile up.
+/// Many connections without a handshake keep no worker out, and their number is bounded.
 #[test]
 fn strangers_are_few_and_the_oldest_go_first() {
     let mut pair = Pair::start();
     let mut crowd: Vec<_> = (0..200).map(|_| connect(pair.control)).collect();
     pair.prefill.await_times("too many others have not proven themselves either", 200 - 64);
-    // A worker that comes last is let in at once.
+    // A worker that connects last is accepted at once.
     let peer = Stranger::dial_with(pair.control, 7, ring(KEY));
     assert!(peer.link.peer().is_some());
     crowd.iter_mut().for_each(|stream| drop(until_closed(stream)));
@@ -508,7 +515,7 @@ fn strangers_are_few_and_the_oldest_go_first() {
     pair.check_unharmed(1);
 }
 
-/// Workers that differ in what a hand-off needs are never paired, though each is well.
+/// Workers that differ in what a hand-off needs are never paired, though each is healthy.
 #[test]
 fn a_router_never_pairs_what_does_not_fit() {
     let (reader, narrow) = (prefill(&[]), start("decode", &["--kv-dtype", "f16"]));

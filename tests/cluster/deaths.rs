@@ -1,11 +1,11 @@
-//! A hand-off that ends before its time, by whatever means and at whatever point: what is left alone frees all
-//! it holds, tells its client, and serves the next request.
+//! Hand-offs that end early, for every reason and at every point. The survivor frees all it holds,
+//! tells its client, and serves the next request.
 //!
-//! Points that the outside can see are waited for: a leg that waits alone, a prompt half read, a stream that
-//! has begun. The messages between them pass within milliseconds and cannot be stopped at from outside, so
-//! the span that holds them is swept with delays: once from the first contact of two workers (look-up,
-//! Announce, Welcome, the transport's set-up, Destination), once in a session that stands (Destination,
-//! chunks, Done).
+//! Points that are visible from outside are awaited: a leg that waits alone, a half-computed
+//! prompt, a stream that has begun.
+//! The messages between these points pass within milliseconds. So the span is swept with delays:
+//! once from the first contact of two workers (look-up, Announce, Welcome, transport set-up,
+//! Destination). Then once in an established session (Destination, chunks, Done).
 
 use crate::dummy::Dummy;
 use crate::leg::Leg;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What happens.
+/// The event that ends the hand-off.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Blow {
     ClientLeaves,
@@ -26,10 +26,10 @@ enum Blow {
     DecodeDies,
 }
 
-/// When.
+/// When it happens.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Point {
-    /// So many ms after both legs are sent to workers that have not met.
+    /// This many ms after both legs are sent to workers without a session.
     FirstContact(u64),
     /// The decode leg waits for KV; there is no prefill leg.
     DecodeLegAlone,
@@ -37,7 +37,7 @@ enum Point {
     PrefillLegAlone,
     /// Some chunks of the prompt are computed and handed over, many are not.
     Chunks,
-    /// So many ms after both legs of a short request are sent in a session that stands.
+    /// This many ms after both legs of a short request are sent in an established session.
     Session(u64),
     /// The client has the first token.
     Decoding,
@@ -53,7 +53,7 @@ fn points() -> Vec<Point> {
     points
 }
 
-/// Whether an answer is a stream that came to its proper end.
+/// Whether an answer is a stream with a proper end.
 fn is_whole(answer: &str) -> bool {
     answer.starts_with("HTTP/1.1 200")
         && answer.contains("data: [DONE]")
@@ -88,7 +88,7 @@ impl Pair {
         dummy.start("decode", &["--transfer", transfer, "--max-running-requests", "4"])
     }
 
-    /// Both legs' body, under a fresh room.
+    /// The body of both legs, with a new room.
     fn body(&mut self, prompt: u32, max_tokens: u32) -> Value {
         self.room += 1;
         let room = self.room;
@@ -103,7 +103,8 @@ impl Pair {
             .map(|worker| Some(Leg::open(worker.address, "/v1/completions", "", body)))
     }
 
-    /// A request goes through, at once but for a prefill worker that died: decode leaves it alone for a while.
+    /// A request succeeds at once. After the death of a prefill worker, decode first leaves its
+    /// address alone for a while.
     #[track_caller]
     fn check_works(&mut self, after: Option<Blow>) {
         let begun = Instant::now();
@@ -160,7 +161,7 @@ impl Pair {
                     if read < f64::from(PROMPT) / 2.0 {
                         return legs;
                     }
-                    // This process was held up meanwhile: once more.
+                    // This process was delayed. Try again.
                     legs.into_iter().flatten().for_each(|leg| drop(leg.end()));
                 }
                 panic!("a prompt is never met half way");
@@ -174,7 +175,7 @@ impl Pair {
         }
     }
 
-    /// The blow falls; then every leg must end and every survivor be idle.
+    /// The event happens. Then every leg must end, and every survivor must be idle.
     fn suffer(&mut self, point: Point, blow: Blow) {
         let [prefill, decode] = self.steer(point);
         match blow {
@@ -185,12 +186,12 @@ impl Pair {
             Blow::AbortAtDecode => abort(&self.decode),
         }
         if point == Point::Decoding && matches!(blow, Blow::PrefillDies | Blow::AbortAtPrefill) {
-            // Decode has everything and needs nobody.
+            // Decode has all it needs.
             let answer = decode.unwrap().end();
             assert!(is_whole(&answer), "{answer}");
             return;
         }
-        // Nothing was said between the two workers that would end the other leg; its client does.
+        // The workers have exchanged nothing that would end the other leg. Its client ends it.
         let is_elsewhere = match point {
             Point::PrefillLegAlone => matches!(blow, Blow::DecodeDies | Blow::AbortAtDecode),
             Point::DecodeLegAlone => blow == Blow::AbortAtPrefill,
@@ -207,15 +208,15 @@ impl Pair {
         let swept = matches!(point, Point::FirstContact(_) | Point::Session(_));
         let Some(other) = other else { return };
         if swept && was_hit && blow != Blow::PrefillDies {
-            // Perhaps before the workers had spoken of this room: the router ends the other leg. Not after
-            // a dead prefill worker: there decode decides.
+            // Possibly before the workers have exchanged this room: the router ends the other leg.
+            // After the death of a prefill worker, decode decides.
             return;
         }
         let answer = other.end();
         assert!(is_whole(&answer) != was_hit || swept || point == Point::Decoding, "{answer}");
     }
 
-    /// Brings back what died.
+    /// Restarts the worker that died.
     fn restart(&mut self, blow: Blow) {
         match blow {
             Blow::PrefillDies => {
@@ -245,7 +246,7 @@ fn await_metric(worker: &Process, name: &str, is_there: impl Fn(f64) -> bool) ->
     }
 }
 
-/// One blow at all points, on the same survivors: what each leaks would add up.
+/// One event at all points, with the same survivors, so that leaks add up.
 fn at_every_point(transfer: &'static str, blow: Blow) {
     let mut pair = Pair::new(transfer);
     pair.check_works(None);
@@ -319,8 +320,8 @@ fn decode_is_told_to_abort_over_tcp() {
     at_every_point("tcp", Blow::AbortAtDecode);
 }
 
-/// A host may stand still for seconds (a guest that is moved, a debugger): who stood still with all others has heard
-/// nobody, and takes nobody for dead.
+/// A host can stand still for seconds (a guest that is moved, a debugger). Workers that stood still
+/// together do not take each other for dead.
 #[test]
 fn a_pause_of_the_whole_host_ends_no_session() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
@@ -337,7 +338,7 @@ fn a_pause_of_the_whole_host_ends_no_session() {
         for process in [&decode, &prefill] {
             process.go_on();
         }
-        // Whoever takes the other for dead does so when it next looks at its deadlines.
+        // A worker that takes the other for dead does so at its next check of deadlines.
         thread::sleep(Duration::from_millis(300));
     }
     assert_eq!(answer(2), before);

@@ -1,4 +1,4 @@
-//! Workers and routers that are told to go, under load: nobody is cut off, and nobody new is sent to them.
+//! Workers and routers drain under load: no request is cut off, and no new one is sent to them.
 
 use crate::fleet::Fleet;
 use crate::process::{PATIENCE, Process, get, post, try_post};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u32 = 4;
 
-/// Clients that ask one question after another.
+/// Clients that send one request after another.
 struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -38,11 +38,11 @@ impl Load {
         Load { clients: (0..CLIENTS).map(client).collect(), stop, answered }
     }
 
-    /// Waits until so many more have been answered.
+    /// Waits until this many more requests are answered.
     fn go_on(&self, more: usize) {
         let (begun, enough) = (Instant::now(), self.answered.load(Ordering::Relaxed) + more);
         while self.answered.load(Ordering::Relaxed) < enough {
-            assert!(begun.elapsed() < PATIENCE, "nobody is answered any more");
+            assert!(begun.elapsed() < PATIENCE, "no request is answered any more");
             assert!(
                 self.clients.iter().all(|client| !client.is_finished()),
                 "a request has failed"
@@ -60,7 +60,8 @@ impl Load {
     }
 }
 
-/// A worker that has begun to drain may be asked before the router knows, and says so: the router's business.
+/// A worker that has begun to drain can get a request before the router knows. It refuses, and the
+/// router must handle that.
 #[track_caller]
 fn ask(router: SocketAddr, body: &Value) {
     let tokens = body["max_tokens"].as_u64().unwrap() as usize;
@@ -171,11 +172,11 @@ fn a_router_drains_and_whoever_has_no_key_cannot_tell_it_to() {
     std::fs::remove_file(key).unwrap();
 }
 
-/// What the change was for is over, and nothing is wrong with that.
+/// The role change has lost its purpose. That is no error.
 #[test]
 fn a_drain_ends_a_change_of_role_and_is_no_error() {
     let reader = prefill(&[]);
-    // A leg whose other never comes.
+    // A leg without its other leg.
     let (address, lone) = (reader.address, with_room(body(2, 40, 4), &reader, 2));
     let _waits = thread::spawn(move || try_post(address, "/v1/completions", "", &lone));
     let begun = Instant::now();
@@ -185,6 +186,6 @@ fn a_drain_ends_a_change_of_role_and_is_no_error() {
     }
     assert_eq!(reader.post("/role", r#"{"role": "decode"}"#).0, 202);
     assert_eq!(reader.post("/drain", "").0, 200);
-    reader.await_said("it was told to drain");
+    reader.await_said("a drain has begun");
     assert!(!reader.has_said("ERROR"));
 }

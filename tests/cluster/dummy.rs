@@ -1,5 +1,5 @@
-//! Models of random weights, made for a test; and the field's dummy test: the machinery without weights and
-//! without moving a byte.
+//! Models with random weights, made for a test; and a test of the machinery without weights and
+//! without data transfers.
 
 use crate::fleet::Fleet;
 use crate::process::{Process, post};
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-/// A directory with a configuration and a tokenizer, and no weights; it ends with the value.
+/// A directory with a configuration and a tokenizer, without weights. It is removed on drop.
 pub struct Dummy(PathBuf);
 
 impl Dummy {
-    /// Of the usual model, with these fields of its configuration changed.
+    /// The usual model with these fields of its configuration changed.
     pub fn new(changes: &Value) -> Dummy {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -39,7 +39,7 @@ impl Dummy {
             "num_hidden_layers": 8, "max_position_embeddings": 2048}))
     }
 
-    /// `baton COMMAND` of this model, on a free port.
+    /// `baton COMMAND` with this model, on a free port.
     pub fn start(&self, command: &str, more: &[&str]) -> Process {
         self.start_at(0, command, more)
     }
@@ -77,7 +77,7 @@ fn body(salt: u32, tokens: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "return_token_ids": true})
 }
 
-/// More requests than the workers have slots: none of them may be held up by one that is over.
+/// More requests than the workers have slots. A finished request must not delay another.
 #[test]
 fn a_router_and_two_workers_without_weights_that_move_nothing() {
     let dummy = Dummy::new(&json!({}));
@@ -104,7 +104,7 @@ fn a_router_and_two_workers_without_weights_that_move_nothing() {
     );
 }
 
-/// The router's bootstrap fields name nobody here; 64 clients at once, several times.
+/// The bootstrap fields name no real worker; 64 clients at once, several times.
 #[test]
 fn decode_alone_under_load_without_weights() {
     let dummy = Dummy::new(&json!({}));

@@ -1,5 +1,6 @@
-//! Routers and workers over a real etcd, which dies, comes back, comes back empty and is cut off. Without etcd (see
-//! `tools/etcd-packages`) these tests are skipped aloud, or fail where `BATON_REQUIRE_ETCD` is set.
+//! Routers and workers with a real etcd, which dies, returns, returns empty or is cut off. Without
+//! etcd (see `tools/etcd-packages`) these tests are skipped with a message. They fail if
+//! `BATON_REQUIRE_ETCD` is set.
 
 use crate::etcd_server::EtcdServer;
 use crate::keys::KeyFile;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A way to etcd that can be cut: then it takes connections and bytes, and nothing comes through.
+/// A relay to etcd that can be cut: it then accepts connections and bytes and forwards nothing.
 struct Way {
     port: u16,
     cut: Arc<AtomicBool>,
@@ -51,7 +52,7 @@ impl Way {
 fn carry(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
-        // What came while it was cut is lost, and so is the connection's order: it never heals.
+        // The bytes that arrive while it is cut are lost, so this connection never recovers.
         if is_cut.load(Ordering::SeqCst) {
             while from.read(&mut bytes).is_ok_and(|count| count > 0) {}
             return;
@@ -103,7 +104,7 @@ fn routers_over_one_etcd_see_the_same_and_any_of_them_may_die() {
     await_workers(&third, 1);
 }
 
-/// The router's own fault, which costs that worker: it is not asked in the clear as what it was.
+/// The router lacks TLS, so it loses that worker: it must not use the earlier plain address.
 #[test]
 fn a_worker_that_enters_itself_anew_over_tls_is_not_asked_as_before() {
     let Some(etcd) = EtcdServer::alone() else { return };
@@ -130,7 +131,7 @@ fn a_worker_that_enters_itself_anew_over_tls_is_not_asked_as_before() {
     let secured = Process::start(&flags);
     await_count(&router, 0);
     let url = format!("worker=https://{}", secured.address);
-    router.await_said("is not taken");
+    router.await_said("a worker is refused");
     assert!(router.has_said(&url) && router.has_said("--tls-ca-file"));
 }
 
@@ -160,7 +161,7 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
     etcd.kill();
     etcd.forget_everything();
     serves_for(REGISTRY_RENEWAL, 3);
-    // The router reads the empty etcd while one worker has not entered itself again.
+    // The router reads the empty etcd before one worker has entered itself again.
     writer.pause();
     etcd.restart();
     etcd.await_answer();
@@ -174,7 +175,7 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
     let took = begun.elapsed();
     await_workers(&old, 2);
     serves_for(REGISTRY_ENTRY_LIFE + REGISTRY_RENEWAL, 4);
-    assert_eq!(old.times_said("worker leaves"), 0, "nobody was dropped meanwhile");
+    assert_eq!(old.times_said("worker leaves"), 0, "no worker was dropped meanwhile");
     let new = router(0, &flags);
     await_workers(&new, 2);
     serves(&new, 5);
@@ -197,7 +198,8 @@ fn who_is_cut_off_from_etcd_goes_on_and_catches_up() {
     let _second = start("decode", &["--registry", &direct]);
     first.terminate();
     assert_eq!(first.exit_code(), Some(0));
-    // It knows neither; what it has sent to the one that is gone fails or is refused, and is no hang.
+    // It knows of neither change. Requests to the worker that is gone fail or are refused, and do
+    // not hang.
     thread::sleep(REGISTRY_ENTRY_LIFE + REGISTRY_RENEWAL);
     assert_eq!(listed(&router).iter().filter(|(role, ..)| role == "decode").count(), 1);
     way.cut(false);

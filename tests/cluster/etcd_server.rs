@@ -1,4 +1,4 @@
-//! A real etcd of a test, alone or one member of several; it ends with the value, and what it has stored with it.
+//! A real etcd for a test, alone or one member of several. The process and its data end on drop.
 
 use crate::members::free_port;
 use crate::network::{self, Network};
@@ -16,13 +16,13 @@ pub struct EtcdServer {
     name: String,
     pub address: SocketAddr,
     peer_port: u16,
-    /// All members, as etcd wants them named.
+    /// All members, in etcd's form.
     members: String,
     data: PathBuf,
 }
 
 impl EtcdServer {
-    /// One alone, on this host; `None` where there is no etcd here.
+    /// A single etcd on this host. `None` if etcd is not installed.
     pub fn alone() -> Option<EtcdServer> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let peer_port = free_port();
@@ -32,7 +32,7 @@ impl EtcdServer {
         Some(server)
     }
 
-    /// One member on each of these hosts, seen from `client`; `None` where there is no etcd here.
+    /// One member on each of these hosts, seen from `client`. `None` if etcd is not installed.
     pub fn several(network: &Network, hosts: &[&str]) -> Option<Vec<EtcdServer>> {
         let program = find()?;
         let member = |host: &&str| format!("{host}={}", url(network::address(host), 2380));
@@ -62,7 +62,7 @@ impl EtcdServer {
         EtcdServer { program, child, name: name.into(), address, peer_port, members, data }
     }
 
-    /// Waits until it answers, which takes most of the members.
+    /// Waits until it answers, which needs a majority of the members.
     #[track_caller]
     pub fn await_answer(&self) {
         let begun = Instant::now();
@@ -77,19 +77,19 @@ impl EtcdServer {
         self.child.wait().unwrap();
     }
 
-    /// On this thread's host.
+    /// Restarts it on this thread's host.
     pub fn restart(&mut self) {
         self.child =
             run(&self.program, &self.name, self.address, self.peer_port, &self.members, &self.data);
     }
 
-    /// Holds it where it is, or lets it go on.
+    /// Stops or continues the process.
     pub fn signal(&self, name: &str) {
         let (name, id) = (format!("-{name}"), self.child.id().to_string());
         assert!(Command::new("kill").args([name, id]).status().expect("kill is there").success());
     }
 
-    /// Of one that does not run.
+    /// Deletes its data. It must not run.
     pub fn forget_everything(&self) {
         std::fs::remove_dir_all(&self.data).unwrap();
     }
@@ -144,7 +144,7 @@ fn url(address: IpAddr, port: u16) -> String {
     format!("http://{}", SocketAddr::new(address, port))
 }
 
-/// On the path, or where `tools/etcd-packages` puts it.
+/// On the path, or in the folder of `tools/etcd-packages`.
 fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let cache = std::env::var_os("XDG_CACHE_HOME")

@@ -1,4 +1,4 @@
-//! Prefill workers, decode workers and a router in front of them, each a process.
+//! Prefill workers, decode workers and a router, each a process.
 
 use crate::process::{PATIENCE, Process};
 use std::thread;
@@ -11,7 +11,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Over these workers, once the router has a pair of each.
+    /// A router with these workers, once it has a pair.
     pub fn new(prefill: Vec<Process>, decode: Vec<Process>) -> Fleet {
         Fleet::with(prefill, decode, &[])
     }
@@ -41,7 +41,7 @@ impl Fleet {
         self.prefill.iter().chain(&self.decode)
     }
 
-    /// Waits until nothing is left of any request, and sees that nobody has panicked.
+    /// Waits until nothing is left of any request, and checks that no thread has panicked.
     #[track_caller]
     pub fn check_idle(&mut self) {
         for worker in self.prefill.iter_mut().chain(&mut self.decode) {

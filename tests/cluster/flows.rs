@@ -1,5 +1,5 @@
-//! In whatever order the workers of a pair are asked: the same answers, whoever dies, and nothing left where a client
-//! leaves.
+//! All flows give the same answers, survive every death, and leave nothing behind when a client
+//! disconnects.
 
 use crate::dummy::Dummy;
 use crate::fleet::Fleet;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 const FLOWS: [[&str; 2]; 2] = [["--flow", "prefill-first"], ["--flow", "decode-first"]];
 
-/// Another router over the workers of a fleet.
+/// Another router with the workers of a fleet.
 fn beside(fleet: &Fleet, flags: &[&str]) -> Process {
     let url = |worker: &Process| format!("http://{}", worker.address);
     let mut args: Vec<String> = ["router", "--port", "0"].map(String::from).into();
@@ -36,7 +36,7 @@ fn beside(fleet: &Fleet, flags: &[&str]) -> Process {
     router
 }
 
-/// Beside the usual forms: lists of prompts, ends by the only token, echoes.
+/// Requests beside the usual ones: lists of prompts, ends by the first token, echoes.
 fn more() -> Vec<(&'static str, Value)> {
     let ids: Vec<u32> = (0..40).map(|i| 3 + (7 + i * 131) % 300).collect();
     let mut more = Vec::new();
@@ -53,7 +53,7 @@ fn more() -> Vec<(&'static str, Value)> {
     more
 }
 
-/// One that ends by a stop string.
+/// A request that ends by a stop string.
 fn stopped() -> (&'static str, Value) {
     let stops: Vec<String> = ('a'..='z').map(|letter| letter.to_string()).collect();
     let mut stopped = body(6, 50, 12);
@@ -61,7 +61,7 @@ fn stopped() -> (&'static str, Value) {
     ("/v1/completions", stopped)
 }
 
-/// An answer without what says when it began, and how much of its prompt was known already.
+/// An answer without its creation time and without the number of cached prompt tokens.
 #[track_caller]
 fn whole(address: SocketAddr, path: &str, body: &Value) -> Value {
     let mut body = body.clone();
@@ -120,7 +120,7 @@ fn says_the_same(transfer: &str, allocation: &str) {
         };
         assert_eq!(metrics.lines().find(failed), None);
     }
-    // Ends that workers count as those of clients who leave.
+    // Ends that workers count as those of clients that disconnect.
     for other in &routers {
         compare(other, &stopped());
     }
@@ -161,7 +161,7 @@ fn streams_of_every_flow_survive_deaths() {
     }
 }
 
-/// A process that stands still takes connections and what is sent over them, and closes nothing.
+/// A stopped process accepts connections and data, and closes nothing.
 #[test]
 fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
     for flow in FLOWS {
@@ -169,11 +169,11 @@ fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
         let address = slow.fleet.router.address;
         let case = &cases()[0];
         let expected = events(&open(address, case).end());
-        // While it reads.
+        // While it computes the prompt.
         let victim = slow.harm_reader(case, &expected, |worker| worker.pause());
         slow.fleet.prefill[victim].go_on();
         slow.await_all();
-        // Before it has heard of the request: one of the two is for it.
+        // Before it has received the request: one of the two is for it.
         slow.fleet.prefill[0].pause();
         let streams = [open(address, case), open(address, case)];
         for stream in streams {
@@ -194,7 +194,7 @@ fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
     }
 }
 
-/// Long before what is kept would be given up by itself.
+/// Long before kept KV would be dropped by itself.
 #[test]
 fn a_client_that_leaves_frees_both_workers_in_every_flow() {
     let dummy = Dummy::slow();
@@ -214,7 +214,7 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
             } else {
                 let begun = Instant::now();
                 while !reading(&fleet.prefill[0]) {
-                    assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+                    assert!(begun.elapsed() < PATIENCE, "no worker computes the prompt");
                 }
             }
             drop(leg);
@@ -222,7 +222,7 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
                 worker.await_idle_within(KEPT_KV_LIFE / 2);
             }
         }
-        // And the next one is served.
+        // The next client is served.
         assert_eq!(
             post(
                 router.address,
@@ -236,7 +236,7 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
     fleet.check_idle();
 }
 
-/// KV that decode cannot take: it is not kept any longer.
+/// KV that decode cannot take is not kept any longer.
 #[test]
 fn what_decode_refuses_is_not_kept() {
     let dummy = Dummy::new(&json!({ "max_position_embeddings": 8192 }));
@@ -257,7 +257,7 @@ fn what_decode_refuses_is_not_kept() {
     fleet.check_idle();
 }
 
-/// A prefill worker that refuses: its cause comes to the client, and another one is asked first.
+/// A prefill worker refuses: its cause reaches the client, and another worker is tried first.
 #[test]
 fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
     for flow in FLOWS {
@@ -267,7 +267,7 @@ fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
             vec![start("decode", &[])],
             &[&flow[..], &["--policy", "round_robin"]].concat(),
         );
-        // It keeps its word to the first request while it drains, which holds it here.
+        // During its drain it still keeps the KV of the first request, so it does not end.
         let keep = json!({"prompt": [1, 2, 3], "kv_transfer_params": {"do_remote_decode": true}});
         assert_eq!(fleet.prefill[0].post("/v1/completions", &keep.to_string()).0, 200);
         fleet.prefill[0].post("/drain", "");
@@ -279,11 +279,12 @@ fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
     }
 }
 
-/// That one choice has begun says nothing of the others, which may be with a process that knows nothing of them by now.
+/// That one choice has begun says nothing about the others: their prefill worker can be another
+/// process by now.
 #[test]
 fn a_choice_that_has_not_begun_does_not_wait_for_a_prefill_worker_that_is_lost() {
     let (reader, decode) = (prefill(&[]), start("decode", &[]));
-    // Of the first choice alone; nobody knows of the room behind it.
+    // KV of the first choice alone; the room after it is unknown.
     let mut keep = body(1, 40, 1);
     keep["kv_transfer_params"] = json!({"do_remote_decode": true});
     let (status, kept) = reader.post("/v1/completions", &keep.to_string());
@@ -311,7 +312,7 @@ fn a_choice_that_has_not_begun_does_not_wait_for_a_prefill_worker_that_is_lost()
     }
 }
 
-/// What it says of the request is the client's, in whatever order it was asked.
+/// Prefill's refusal reaches the client unchanged, in every flow.
 #[test]
 fn what_prefill_refuses_comes_to_the_client_as_it_said_it() {
     let (reader, decode) = (prefill(&["--max-model-len", "64"]), start("decode", &[]));
@@ -325,7 +326,7 @@ fn what_prefill_refuses_comes_to_the_client_as_it_said_it() {
     decode.await_idle();
 }
 
-/// While decode still generates what comes as a whole, prefill has done its part.
+/// While decode generates an answer that is sent as a whole, prefill has finished its part.
 #[test]
 fn a_prefill_worker_is_no_longer_charged_once_decode_generates() {
     let dummy = Dummy::slow();
@@ -379,7 +380,7 @@ fn a_prefill_worker_that_may_not_be_asked_is_refused_by_name() {
             "{nobody}: {answer}"
         );
     }
-    // The same once a choice of which only the end was missing has been told.
+    // The same if only the end of a choice was missing.
     let mut behind: Value =
         serde_json::from_str(&asking(json!({"host": "127.0.0.1", "port": 9}))).unwrap();
     (behind["stream"], behind["n"], behind["stop"]) = (json!(true), json!(2), json!(null));

@@ -1,4 +1,5 @@
-//! HTTP/1.1 as clients and proxies of all kinds speak it, at a router, at its workers and at a process that is both.
+//! HTTP/1.1 as different clients and proxies use it, at a router, at its workers and at a mixed
+//! worker.
 
 use crate::fleet::Fleet;
 use crate::network::data_segments;
@@ -25,7 +26,7 @@ impl Wire {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// What has come, once `is_enough`.
+    /// The received text, once `is_enough`.
     #[track_caller]
     fn until(&mut self, is_enough: impl Fn(&str) -> bool) -> String {
         loop {
@@ -37,7 +38,7 @@ impl Wire {
         }
     }
 
-    /// All that comes until the other side closes.
+    /// All text until the other side closes.
     #[track_caller]
     fn rest(mut self) -> String {
         while self.read() {}
@@ -82,7 +83,7 @@ fn keeps_alive_and_takes_what_is_pipelined(address: SocketAddr) {
     }
     let stream = request("/v1/completions", "", &body(3, true).to_string());
     let last = request("/v1/completions", "connection: close\r\n", &body(2, false).to_string());
-    // Whole ones, one of them a stream, and half of the next.
+    // Complete requests, one of them a stream, and half of the next.
     wire.send(&[&whole[..], &stream, &last[..30]].concat());
     wire.until(|text| text.contains("[DONE]"));
     wire.send(&last[30..]);
@@ -97,14 +98,15 @@ fn says_to_continue(address: SocketAddr) {
     let (mut wire, length) = (Wire::to(address), text.len());
     let head = |length| {
         format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\n\
+             connection: close\r\ncontent-length: {length}\r\n\r\n"
         )
     };
     wire.send(head(length).as_bytes());
     assert_eq!(wire.until(|text| text.ends_with("\r\n\r\n")), "HTTP/1.1 100 Continue\r\n\r\n");
     wire.send(text.as_bytes());
     assert!(wire.rest().contains("\r\n\r\nHTTP/1.1 200"));
-    // Not for what is not taken anyway.
+    // Not for a body that is refused anyway.
     let mut wire = Wire::to(address);
     wire.send(head(1 << 40).as_bytes());
     let answer = wire.rest();
@@ -113,7 +115,8 @@ fn says_to_continue(address: SocketAddr) {
 
 fn takes_a_body_in_chunks(address: SocketAddr) {
     let mut wire = Wire::to(address);
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\
+        transfer-encoding: chunked\r\n\r\n";
     wire.send(head.as_bytes());
     for piece in body(2, false).to_string().as_bytes().chunks(7) {
         wire.send(&[format!("{:x};a=b\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat());
@@ -123,7 +126,7 @@ fn takes_a_body_in_chunks(address: SocketAddr) {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"usage\""), "{answer}");
 }
 
-/// Who has closed its own end waits for its answers.
+/// A client that has closed its own end still gets its answers.
 fn answers_who_has_half_closed(address: SocketAddr) {
     for stream in [false, true] {
         let mut wire = Wire::to(address);
@@ -141,11 +144,11 @@ fn answers_who_has_half_closed(address: SocketAddr) {
     }
 }
 
-/// The head goes with the first event, and the end with the last.
+/// The head is sent with the first event, and the end with the last.
 fn writes_once_for_each_event(address: SocketAddr) {
     for (stream, most) in [(false, 1), (true, 20 + 1)] {
         let mut wire = Wire::to(address);
-        // Before anything is counted, the connection stands for a while.
+        // The connection is used for a while before anything is counted.
         wire.send(&request("/v1/completions", "", &body(20, stream).to_string()));
         wire.until(|text| text.contains(if stream { "\r\n0\r\n\r\n" } else { "\"usage\"" }));
         let segments = data_segments(&wire.stream);
@@ -165,7 +168,7 @@ fn speaks_http(address: SocketAddr) {
 fn a_router_and_its_workers_speak_http() {
     let mut fleet = Fleet::new(vec![prefill(&[])], vec![start("decode", &["--local-prefill"])]);
     speaks_http(fleet.router.address);
-    // A worker that is asked itself.
+    // A worker that is asked directly.
     speaks_http(fleet.decode[0].address);
     fleet.check_idle();
 }
@@ -178,7 +181,7 @@ fn one_process_speaks_http() {
     server.check_alive();
 }
 
-/// Longer than by default, where a flag says so, at both ends of a router.
+/// Larger bodies than by default, if a flag allows them, at both ends of a router.
 #[test]
 fn bodies_are_as_long_as_a_flag_says() {
     let long = ["--max-payload-size", "64MiB"];
@@ -188,14 +191,14 @@ fn bodies_are_as_long_as_a_flag_says() {
         body["note"] = json!("x".repeat(length));
         let mut wire = Wire::to(address);
         let asked = request("/v1/completions", "connection: close\r\n", &body.to_string());
-        // Who is refused need not be heard to the end.
+        // A server that refuses need not read everything.
         let _ = wire.stream.write_all(&asked);
         wire.rest()
     };
     let mut short = body(2, false);
     short["note"] = json!("");
     let most = (64 << 20) - short.to_string().len();
-    // One that may come to the router also comes to the workers, with what the router adds.
+    // A body that the router accepts is also accepted by the workers, with the router's additions.
     let answer = ask(fleet.router.address, most);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let answer = ask(fleet.router.address, most + 1);

@@ -1,5 +1,5 @@
-//! Prefill first: a router asks prefill, whose answer says where the KV is kept, and passes that on to decode. What
-//! vllm-router 0.1.17 sent (`tools/vllm-router --record`) is sent again.
+//! Prefill first: a router asks prefill, which names the kept KV, and passes that on to decode. The
+//! requests of vllm-router 0.1.17 (`tools/vllm-router --record`) are sent again.
 
 use crate::leg::Leg;
 use crate::process::{Process, post_with};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// What that router asks prefill for, of a client's body.
+/// The body that this router sends to prefill.
 fn for_prefill(body: &Value) -> Value {
     let mut body = body.clone();
     body["stream"] = json!(false);
@@ -25,15 +25,16 @@ fn for_prefill(body: &Value) -> Value {
     body
 }
 
-/// The same name for both.
+/// The same request ID for both.
 fn named(prefill: &Process, decode: &Process) -> String {
     let (from, to) = (prefill.address, decode.address);
     format!(
-        "x-request-id: ___prefill_addr_{from}___decode_addr_{to}_0123456789abcdef0123456789abcdef\r\n"
+        "x-request-id: ___prefill_addr_{from}___decode_addr_{to}_\
+         0123456789abcdef0123456789abcdef\r\n"
     )
 }
 
-/// What prefill says, and the body that decode gets.
+/// Prefill's answer, and the body for decode.
 fn keep(prefill: &Process, decode: &Process, path: &str, body: &Value) -> (Value, Value) {
     let (status, answer) =
         post_with(prefill.address, path, &named(prefill, decode), &for_prefill(body).to_string());
@@ -99,7 +100,7 @@ fn decode_goes_on_from_what_prefill_has_kept() {
     }
 }
 
-/// What is kept can be claimed once; who comes late or twice is told, and nobody is harmed.
+/// Kept KV can be claimed once. A late or second claim gets an error, and harms no other request.
 #[test]
 fn kept_kv_is_handed_over_once() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
@@ -107,14 +108,14 @@ fn kept_kv_is_handed_over_once() {
     sent["stream"] = json!(true);
     let mut first = Leg::open(decode.address, COMPLETIONS, "", &sent);
     first.await_events(2);
-    // Prefill may have heard by then that it is there.
+    // Prefill has possibly received Done by then.
     let (status, answer) = claim(&prefill, &decode, COMPLETIONS, &sent);
     assert!([400, 502].contains(&status), "{answer}");
     assert!(first.end().contains("[DONE]"));
     prefill.await_idle();
     let (status, answer) = claim(&prefill, &decode, COMPLETIONS, &sent);
     assert_eq!(status, 502, "{answer}");
-    // Another prompt than what is kept there.
+    // Another prompt than that of the kept KV.
     let (_, mut sent) = keep(&prefill, &decode, COMPLETIONS, &body(2, 100, 12));
     sent["prompt"][0] = json!(9);
     let (status, answer) = claim(&prefill, &decode, COMPLETIONS, &sent);
@@ -123,7 +124,8 @@ fn kept_kv_is_handed_over_once() {
     decode.await_idle();
 }
 
-/// A stop string that the first token completes ends decode, and is no reason to give the KV up before it has asked.
+/// The first token completes a stop string. Decode ends, but the KV must not be dropped before
+/// decode has claimed it.
 #[test]
 fn a_first_token_that_ends_the_answer_is_handed_over_all_the_same() {
     let (prefill, decode, whole) =
@@ -148,7 +150,7 @@ fn a_first_token_that_ends_the_answer_is_handed_over_all_the_same() {
     decode.await_idle();
 }
 
-/// `/abort_request` reaches what is kept, too.
+/// `/abort_request` also drops kept KV.
 #[test]
 fn what_is_kept_can_be_given_up() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
@@ -160,7 +162,7 @@ fn what_is_kept_can_be_given_up() {
     decode.await_idle();
 }
 
-/// A drain waits until what is kept is claimed.
+/// A drain waits until the kept KV is claimed.
 #[test]
 fn a_draining_worker_keeps_its_word() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
@@ -188,7 +190,7 @@ fn what_cannot_be_kept_is_refused_by_name() {
     }
 }
 
-/// What came to the router, what it sent to prefill, and to decode.
+/// The requests to the router, to prefill and to decode.
 fn recorded() -> Vec<(String, [String; 3])> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/vllm-router-0.1.17");
     let files = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
@@ -204,7 +206,7 @@ fn recorded() -> Vec<(String, [String; 3])> {
     all
 }
 
-/// Path, name of the request and body of what was sent.
+/// Path, request ID and body of a recorded request.
 fn taken_apart(sent: &str) -> (&str, String, Value) {
     let (head, body) = sent.split_once("\r\n\r\n").unwrap();
     let path = head.split(' ').nth(1).unwrap();
@@ -212,7 +214,7 @@ fn taken_apart(sent: &str) -> (&str, String, Value) {
     (path, format!("{id}\r\n"), serde_json::from_str(body).unwrap())
 }
 
-/// Texts of the choices, in order, whole or put together from a stream that ends as it should.
+/// Texts of the choices, in order, from a complete answer or from a stream with a proper end.
 fn texts(answer: (u16, String)) -> Vec<String> {
     let (status, answer) = answer;
     assert_eq!(status, 200, "{answer}");

@@ -1,4 +1,4 @@
-//! A cluster key in a file, for as long as the value lives.
+//! A cluster key in a file, which is removed on drop.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// 40 times this byte, readable by nobody else.
+    /// 40 times this byte, readable only by the owner.
     pub fn new(byte: u8) -> KeyFile {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name =

@@ -1,4 +1,5 @@
-//! `--decode-allocation late`: prefill computes first, and decode takes pages for what is computed.
+//! `--decode-allocation late`: prefill computes first, and decode reserves pages for what is
+//! computed.
 
 use crate::fleet::Fleet;
 use crate::leg::Leg;
@@ -8,18 +9,18 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Who waits for pages has been asked for, and is not given up after a second.
+/// A request that waits for pages has been claimed, so it is not given up after a second.
 const LATE: [&str; 6] =
     ["--decode-allocation", "late", "--chunked-prefill-size", "32", "--bootstrap-timeout", "1"];
 
-/// KV for 16 requests of 512 tokens.
+/// KV memory for 16 requests of 512 tokens.
 fn narrow_decode(transfer: &str) -> Process {
     let args = ["decode", MODEL, "--port", "0", "--threads", "1", "--transfer", transfer];
     let narrow = ["--kv-memory", "4MiB", "--swap-memory", "0"];
     Process::start(&[&args[..], &narrow].concat())
 }
 
-/// Prompts that prefill has computed, and whose KV is not handed over.
+/// Computed prompts with KV that is not handed over.
 fn parked(prefill: &Process) -> f64 {
     prefill.metric("sglang:num_prefill_inflight_queue_reqs{", "")
 }
@@ -56,7 +57,7 @@ fn late_pages_give_the_same_tokens_bit_for_bit() {
         let decode = start("decode", &["--page-size", "32", "--transfer", transfer]);
         let mut running = Vec::new();
         for salt in 0..6 {
-            // The last begins as one that is known does: what decode has of it is not handed over.
+            // The last prompt begins like a known one: the part that decode has is not handed over.
             let body = body(salt % 5, 5 + (salt % 5) * 29, 12);
             let expected = choices(&whole.post("/v1/completions", &body.to_string()));
             assert_eq!(choices(&one.post("/v1/completions", &body.to_string())), expected);
@@ -75,7 +76,7 @@ fn late_pages_give_the_same_tokens_bit_for_bit() {
     }
 }
 
-/// Decode workers of the field learn of it from the registry.
+/// Other decode workers learn the policy from the registry.
 #[test]
 fn the_registry_tells_the_policy() {
     let policy = |worker: &Process| {
@@ -90,7 +91,8 @@ fn the_registry_tells_the_policy() {
     assert_eq!(policy(&prefill(&["--disaggregation-decode-allocation-policy", "early"])), "early");
 }
 
-/// While decode has no pages left, prefill goes on; and what is computed is not lost, nor late for ever.
+/// While decode has no pages left, prefill continues. Computed prompts are not lost, and do not
+/// wait for ever.
 #[test]
 fn prompts_are_read_while_decode_is_full() {
     for transfer in ["shm", "tcp"] {
@@ -119,7 +121,8 @@ fn prompts_are_read_while_decode_is_full() {
     }
 }
 
-/// Of what is computed and waits nothing is left behind when its client leaves, or its decode worker dies.
+/// Computed prompts that wait leave nothing behind when their client disconnects or their decode
+/// worker dies.
 #[test]
 fn what_waits_for_pages_goes_with_its_client_and_with_its_decode_worker() {
     for transfer in ["shm", "tcp"] {

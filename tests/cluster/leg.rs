@@ -1,4 +1,4 @@
-//! A request whose answer is read piece by piece.
+//! A request with an answer that is read piece by piece.
 
 use crate::network;
 use crate::process::PATIENCE;
@@ -7,14 +7,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// One leg's connection.
+/// The connection of one leg.
 pub struct Leg {
     stream: TcpStream,
     answer: Vec<u8>,
 }
 
 impl Leg {
-    /// `fields` are whole header lines.
+    /// `fields` are complete header lines.
     pub fn open(address: SocketAddr, path: &str, fields: &str, body: &Value) -> Leg {
         let body = body.to_string();
         let head = format!(
@@ -33,14 +33,14 @@ impl Leg {
         }
     }
 
-    /// Waits for so many events.
+    /// Waits for this many events.
     #[track_caller]
     pub fn await_events(&mut self, count: usize) {
         let is_there = self.has_events(count);
         assert!(is_there, "ended before {count} events: {}", String::from_utf8_lossy(&self.answer));
     }
 
-    /// Waits for so many events; false where it ends before.
+    /// Waits for this many events. False if the stream ends before.
     #[track_caller]
     pub fn has_events(&mut self, count: usize) -> bool {
         while self.answer.windows(6).filter(|bytes| bytes == b"data: ").count() < count {
@@ -51,23 +51,23 @@ impl Leg {
         true
     }
 
-    /// Takes so much of it as is there, at most `most` bytes; false at its end.
+    /// Reads what is there, at most `most` bytes. False at the end.
     #[track_caller]
     pub fn sip(&mut self, most: usize) -> bool {
         self.read_at_most(most)
     }
 
-    /// It hangs when nothing comes for so long.
+    /// Fails if nothing arrives for this long.
     pub fn wait_for(&self, patience: Duration) {
         self.stream.set_read_timeout(Some(patience)).unwrap();
     }
 
-    /// What it takes from the network before it is read is little.
+    /// Limits what the kernel buffers before it is read.
     pub fn narrow(&self) {
         network::narrow(&self.stream);
     }
 
-    /// Its whole answer; a leg that does not end is a failure.
+    /// The complete answer. A leg that does not end is a failure.
     #[track_caller]
     pub fn end(mut self) -> String {
         while self.read() {}

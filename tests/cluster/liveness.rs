@@ -1,4 +1,4 @@
-//! Who counts as dead: a peer that is silent for as long as was asked for, and nobody who is only slow.
+//! A peer is dead after its configured time of silence. A slow peer is not.
 
 use crate::fleet::Fleet;
 use crate::members::{await_workers, listed, router, serves};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const SILENT: &str = "silent for too long";
 
-/// Threads that do nothing but compute, ended with the value.
+/// Threads that only compute; they end on drop.
 struct Busy {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<u64>>,
@@ -49,7 +49,7 @@ impl Drop for Busy {
     }
 }
 
-/// Requests run all the while, and once nothing runs: idle links are asked for signs of life, too.
+/// Requests run all the time. Afterwards nothing runs: idle links are checked too.
 #[test]
 fn with_eight_busy_threads_beside_them_nobody_alive_is_declared_dead() {
     let router = router(0, &[]);
@@ -76,7 +76,7 @@ fn with_eight_busy_threads_beside_them_nobody_alive_is_declared_dead() {
     assert!(!router.has_said("worker is down") && !router.has_said("worker leaves"));
 }
 
-/// A decode worker with this patience, in a session with a prefill worker, which then stands still.
+/// A decode worker with this timeout, in a session with a prefill worker that is then stopped.
 fn still(timeout: &str) -> (Process, Process) {
     let reader = prefill(&[]);
     let writer = start("decode", &["--peer-timeout", timeout]);
@@ -106,14 +106,14 @@ fn a_peer_that_stands_still_is_dead_after_the_time_that_was_asked_for() {
     assert!(begun.elapsed() < PATIENCE);
 }
 
-/// One event, one line: of who was paused, and of who misses it.
+/// One event is one log line, of the paused worker and of those that miss it.
 #[test]
 fn a_worker_that_was_paused_is_told_of_once() {
     let fleet = Fleet::new(vec![prefill(&[])], vec![start("decode", &[])]);
     let (router, reader) = (&fleet.router, &fleet.prefill[0]);
     reader.pause();
     router.await_said("worker is down role=prefill");
-    // It is looked at again and again, and its engine has not moved for as long as one that hangs.
+    // It is probed again and again. Its engine has not moved for as long as a hung one.
     thread::sleep(ENGINE_STILL_MAX + Duration::from_secs(2));
     reader.go_on();
     reader.await_said("was paused seconds=");
@@ -122,7 +122,7 @@ fn a_worker_that_was_paused_is_told_of_once() {
     assert_eq!((router.times_said(" WARN "), router.times_said(" ERROR ")), (1, 0));
 }
 
-/// A router that waits for both legs, as SGLang's does, hears by this alone that decode is dead.
+/// A router that waits for both legs, as SGLang's does, learns only this way that decode is dead.
 #[test]
 fn a_prefill_worker_waits_only_so_long_for_decode_to_ask() {
     let (prefill, decode) = (prefill(&["--bootstrap-timeout", "1"]), start("decode", &[]));

@@ -1,5 +1,5 @@
-//! Prefill and decode as processes of their own, on one host: same tokens as in one process, and either may
-//! die at any time without harm to the other.
+//! Prefill and decode as separate processes on one host. They give the same tokens as one process,
+//! and either can die at any time without harm to the other.
 
 mod abuse;
 mod ahead;
@@ -8,7 +8,7 @@ mod attacks;
 mod deaths;
 mod drain;
 mod dummy;
-mod ending;
+mod ends;
 mod etcd;
 mod etcd_server;
 mod fleet;
@@ -90,7 +90,7 @@ fn choices(answer: &(u16, String)) -> Value {
     answer["choices"].clone()
 }
 
-/// What `auto` has chosen and why is in the log and the metrics of both.
+/// The choice of `auto` and its reason are in the log and the metrics of both.
 #[test]
 fn workers_of_one_host_choose_shm_and_say_why() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
@@ -166,7 +166,7 @@ fn prefill_dies(transfer: &str) {
     assert_eq!(status, 502, "{text}");
     assert!(begun.elapsed() < PATIENCE);
     decode.await_idle();
-    // Under the same registry port, but as a new incarnation.
+    // At the same registry port, but as a new incarnation.
     let new = start("prefill", &["--bootstrap-port", &port, "--transfer", transfer]);
     thread::sleep(DIAL_HOLD_OFF + Duration::from_millis(200));
     let again = dual(new.address, decode.address, with_room(body(1, 40, 4), &new, 3)).1;
@@ -185,7 +185,7 @@ fn decode_dies(transfer: &str) {
     let prefill = prefill(&["--chunked-prefill-size", "16", "--transfer", transfer]);
     let mut old = start("decode", &["--transfer", transfer]);
     let _ = dual(prefill.address, old.address, with_room(body(1, 40, 4), &prefill, 1));
-    // Many long prompts are under way when it dies.
+    // Many long prompts are running when it dies.
     let legs: Vec<_> = (0..4)
         .map(|i| {
             let (from, to) = (prefill.address, old.address);
@@ -232,7 +232,7 @@ fn legs_that_never_meet_and_clients_that_leave_leak_nothing() {
     choices(&dual(prefill.address, decode.address, with_room(body(9, 60, 8), &prefill, 5)).1);
 }
 
-/// Two routers may name one worker differently; links to it under both names would void each other.
+/// Two routers can name one worker differently. Two links to it would void each other.
 #[test]
 fn one_prefill_worker_under_two_names_is_one_peer() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
@@ -246,8 +246,7 @@ fn one_prefill_worker_under_two_names_is_one_peer() {
     assert_eq!(prefill.times_said("a decode worker has linked"), 1);
 }
 
-/// What was known of a worker is asked anew once its session has failed, for whatever reason: the next one at
-/// its address may listen elsewhere.
+/// After a session has failed, the worker is queried again: the next one at its address can differ.
 #[test]
 fn a_worker_that_did_not_fit_comes_back_fitting() {
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-f32");
@@ -261,7 +260,7 @@ fn a_worker_that_did_not_fit_comes_back_fitting() {
     let port = old.bootstrap_port.to_string();
     let new = start("prefill", &["--bootstrap-port", &port]);
     assert_ne!(old.control_port, new.control_port);
-    // Past the time for which a worker that failed is left alone.
+    // Waits until the decode worker dials again.
     thread::sleep(DIAL_HOLD_OFF + Duration::from_millis(200));
     choices(&dual(new.address, decode.address, with_room(body(1, 20, 4), &new, 2)).1);
 }
@@ -315,7 +314,7 @@ fn the_registry_tells_the_ports_that_were_taken() {
     assert_eq!(told["control_port"], prefill.control_port);
 }
 
-/// A decode worker to which nothing comes over tcp has no use for a data port, and takes none.
+/// A decode worker without tcp needs no data port, and opens none.
 #[test]
 fn a_data_port_is_opened_for_tcp_alone() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -327,7 +326,7 @@ fn a_data_port_is_opened_for_tcp_alone() {
     assert_ne!(start("decode", &["--transfer", "tcp"]).data_port, 0);
 }
 
-/// One prefill worker is one session, however requests spell where it is.
+/// One prefill worker has one session, whatever name the requests use.
 #[test]
 fn names_of_one_prefill_worker_share_a_session() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));

@@ -1,5 +1,6 @@
-//! Workers that enter themselves with a router, each a process: found without being named, and kept, dropped and
-//! replaced as they live, die and come back; a router that is away harms nobody.
+//! Workers that enter themselves at a router, each a process. They are found without being named,
+//! and kept, dropped and replaced as they live, die and return. A router that is away harms no
+//! worker.
 
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process};
@@ -10,12 +11,12 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A port that nobody has just now.
+/// A port that is free at the moment.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A router without workers of its own.
+/// A router without named workers.
 pub fn router(port: u16, flags: &[&str]) -> Process {
     let port = port.to_string();
     let mut args = vec!["router", "--port", &port];
@@ -23,7 +24,7 @@ pub fn router(port: u16, flags: &[&str]) -> Process {
     Process::start(&args)
 }
 
-/// What `/workers` lists, as (role, URL, id, well).
+/// The workers in `/workers`, as (role, URL, ID, up).
 pub fn listed(router: &Process) -> Vec<(String, String, String, bool)> {
     let (status, text) = router.get("/workers");
     assert_eq!(status, 200, "{text}");
@@ -36,7 +37,7 @@ pub fn listed(router: &Process) -> Vec<(String, String, String, bool)> {
     told["workers"].as_array().unwrap().iter().map(worker).collect()
 }
 
-/// Waits until so many workers are listed and well, and tells how long that took.
+/// Waits until this many workers are listed and up. Returns how long that took.
 #[track_caller]
 pub fn await_workers(router: &Process, count: usize) -> Duration {
     let begun = Instant::now();
@@ -83,7 +84,7 @@ fn workers_are_found_without_being_named_and_take_their_entries_back() {
     reader.await_idle();
 }
 
-/// One of them by a name that has addresses where nobody listens.
+/// One registry has a name with addresses at which no server listens.
 #[test]
 fn a_worker_is_found_by_each_router_that_it_is_told_of() {
     let routers = [router(0, &[]), router(0, &[])];
@@ -124,7 +125,7 @@ fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() 
     let again = router(port, &[]);
     let took = await_workers(&again, 2);
     serves(&again, 3);
-    // Their entries were there within one life; on a slow machine probes may take longer.
+    // The entries were there within their lifetime. On a slow machine, probes can take longer.
     assert!(took < 4 * REGISTRY_ENTRY_LIFE, "{took:?}");
     for worker in [&reader, &writer] {
         worker.await_times("registry is away", 1);
@@ -132,14 +133,14 @@ fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() 
     }
 }
 
-/// Who is to be found somewhere says that it is once it has been taken there, and until then what it tries.
+/// A worker logs once that its entry is registered. Before, it logs that the registry is away.
 #[test]
 fn a_worker_is_entered_once_a_registry_has_taken_it() {
     let port = free_port();
     let registry = format!("http://127.0.0.1:{port}");
     let writer = start("decode", &["--registry", &registry]);
     writer.await_said(&format!(
-        "enters itself registry={registry} role=decode worker=http://{}",
+        "announcing to registry registry={registry} role=decode worker=http://{}",
         writer.address
     ));
     writer.await_said("registry is away");
@@ -178,7 +179,8 @@ fn a_worker_that_restarts_under_its_address_is_a_new_one() {
         listed(router).into_iter().find(|(role, ..)| role == "prefill").map(|(.., id, _)| id)
     };
     let old = id(&router).unwrap();
-    // A leg whose other never comes is open when its source dies; its room is the predecessor's.
+    // The prefill leg never comes, and the decode leg is open when its source dies. Its room
+    // belongs to the predecessor.
     let (to, sent) = (writer.address, with_room(body(2, 40, 4), &reader, 7));
     let waiting = thread::spawn(move || crate::post(to, "/v1/completions", &sent));
     thread::sleep(Duration::from_millis(300));
@@ -192,7 +194,7 @@ fn a_worker_that_restarts_under_its_address_is_a_new_one() {
     }
     router.await_said("another incarnation has taken its place");
     await_workers(&router, 2);
-    // The room of the predecessor is free again on both sides, and a session anew serves it.
+    // The predecessor's room is free again on both sides, and a new session serves it.
     choices(&dual(reader.address, writer.address, with_room(body(2, 40, 4), &reader, 7)).1);
     serves(&router, 3);
     reader.await_idle();
@@ -216,7 +218,7 @@ fn with_a_cluster_key_only_its_holders_are_found() {
     }
     thread::sleep(REGISTRY_RENEWAL);
     assert_eq!(listed(&router).len(), 2);
-    // Who has nothing to take back does not wait for it.
+    // A worker without an entry does not wait to remove it.
     stranger.terminate();
     assert_eq!(stranger.exit_code(), Some(0));
 }

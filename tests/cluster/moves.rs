@@ -1,5 +1,5 @@
-//! Workers that die, or stand still, while a client reads: the stream goes on at others, byte for byte as it would
-//! have gone on where it was.
+//! Workers that die or hang while a client reads: the stream continues on others, with the same
+//! bytes as without the failure.
 
 use crate::dummy::Dummy;
 use crate::fleet::Fleet;
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A fleet of a model so slow that a stream can be met in its midst.
+/// A fleet with a model so slow that a stream can be hit in the middle.
 pub struct Slow {
     dummy: Dummy,
     transfer: &'static str,
@@ -50,7 +50,7 @@ impl Slow {
         dummy.start_at(port, role, &flags)
     }
 
-    /// The decode worker that has something to do.
+    /// The decode worker that is busy.
     #[track_caller]
     pub fn busy(&self) -> usize {
         let begun = Instant::now();
@@ -59,7 +59,7 @@ impl Slow {
             if let Some(found) = self.fleet.decode.iter().position(is_busy) {
                 return found;
             }
-            assert!(begun.elapsed() < PATIENCE, "nobody generates");
+            assert!(begun.elapsed() < PATIENCE, "no worker generates");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -75,7 +75,7 @@ impl Slow {
         self.await_all();
     }
 
-    /// The prefill worker that has something to do.
+    /// The prefill worker that is busy.
     #[track_caller]
     pub fn reading(&self) -> usize {
         let begun = Instant::now();
@@ -84,11 +84,12 @@ impl Slow {
             if let Some(found) = self.fleet.prefill.iter().position(is_busy) {
                 return found;
             }
-            assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+            assert!(begun.elapsed() < PATIENCE, "no worker computes the prompt");
         }
     }
 
-    /// Harms the prefill worker that reads a prompt, which nobody has cached, and finds the same answer; which that was.
+    /// Harms the prefill worker that computes a prompt without a cached part. The answer must be
+    /// the same. Returns which worker it was.
     pub fn harm_reader(
         &mut self,
         case: &(&'static str, Value),
@@ -122,8 +123,8 @@ impl Slow {
     }
 }
 
-/// Every form of stream, greedy and seeded; all have what an earlier attempt's tokens count for: penalties, stop
-/// strings, logprobs that are told again, several choices, usage.
+/// All forms of streams, greedy and seeded. All use earlier tokens: penalties, stop strings,
+/// repeated logprobs, several choices, usage.
 pub fn cases() -> Vec<(&'static str, Value)> {
     let ids = |seed: u32, count: u32| {
         (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>()
@@ -161,7 +162,7 @@ pub fn open(address: SocketAddr, (path, body): &(&'static str, Value)) -> Leg {
     Leg::open(address, path, "x-request-id: one\r\n", &body)
 }
 
-/// The events of a stream that ended well, without what says when it began.
+/// The events of a stream with a proper end, without the creation time.
 #[track_caller]
 pub fn events(answer: &str) -> Vec<String> {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -177,8 +178,8 @@ fn without_created(event: &str) -> String {
     format!("{before}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
-/// Choice by choice, whose events come in any order among each other; and without what depends on who served the prompt
-/// before: how many of its tokens were computed already.
+/// Sorted by choice, because events of choices interleave in any order. Without the number of
+/// cached tokens, which depends on earlier requests.
 fn by_choice(events: &[String]) -> Vec<String> {
     let cut = |event: &String| {
         let Some((before, rest)) = event.split_once("\"cached_tokens\":") else {
@@ -233,7 +234,7 @@ fn streams_survive_the_death_of_decode_over_tcp() {
     streams_survive_the_death_of_decode("tcp");
 }
 
-/// Before there is a token: the prefill worker dies at its work, and the request is read anew by the other one.
+/// The prefill worker dies before the first token, and the other one computes the prompt again.
 #[test]
 fn requests_survive_the_death_of_prefill() {
     let mut slow = Slow::start("shm");
@@ -246,7 +247,7 @@ fn requests_survive_the_death_of_prefill() {
     slow.fleet.check_idle();
 }
 
-/// A worker that stands still says nothing, and nor does the kernel for it.
+/// A stopped worker sends nothing, and its kernel does not report it.
 #[test]
 fn a_stream_leaves_a_decode_worker_that_stands_still() {
     let slow = Slow::start("tcp");
@@ -264,7 +265,7 @@ fn a_stream_leaves_a_decode_worker_that_stands_still() {
     fleet.check_idle();
 }
 
-/// What its client does not want any more goes on nowhere.
+/// An aborted request is not continued anywhere.
 #[test]
 fn a_stream_that_is_aborted_ends() {
     let slow = Slow::start("shm");
@@ -284,10 +285,11 @@ fn a_stream_that_is_aborted_ends() {
             .map(|worker| worker.metric("baton_request_failures_total{", &label))
             .sum::<f64>()
     };
-    assert!(failed("aborted") > 0.0 && failed("client_gone") == 0.0, "nobody has gone");
+    assert!(failed("aborted") > 0.0 && failed("client_gone") == 0.0, "no client has gone");
 }
 
-/// A worker that has entered itself is dropped for want of renewals about when it is found to stand still.
+/// A stopped worker with an entry is dropped for lack of renewals, at about the time when it is
+/// found dead.
 #[test]
 fn a_stream_leaves_a_worker_that_entered_itself_and_stands_still() {
     let dummy = Dummy::slow();

@@ -1,5 +1,5 @@
-//! Prefill on one host, decode on two others, a client on a fourth. KV moves over tcp, since descriptors cannot pass
-//! between them.
+//! Prefill on one host, decode on two others, a client on a fourth. KV moves over tcp, because
+//! descriptors cannot pass between hosts.
 
 use crate::MODEL;
 use crate::dummy::Dummy;
@@ -10,7 +10,7 @@ use crate::process::{PATIENCE, Process, post};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// A worker that listens on `listen`; it is reached at its host's own address.
+/// A worker that listens on `listen` and is reached at its host's own address.
 fn start(network: &Network, host: &str, listen: &str, args: &[&str]) -> Process {
     let common =
         ["--port", "8000", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
@@ -55,7 +55,8 @@ fn kv_moves_between_hosts_over_tcp() {
     decode.await_idle();
 }
 
-/// A decode worker whose host is gone, with a request on it, closes no connection; its kernel is asked for a sign.
+/// A decode worker with a request loses its host. The host closes no connection, so the kernel must
+/// probe it.
 #[test]
 fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
     let Some(network) = Network::get() else { return };
@@ -69,7 +70,7 @@ fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
             .to_string();
     let ask = || fleet.router.post("/v1/completions", &body);
     assert_eq!(ask().0, 200);
-    // So small a request fits into the kernels, so that its stopped process is no reason.
+    // The request fits into the kernels' buffers, so the stopped process is not noticed.
     fleet.decode[0].pause();
     let (router, sent) = (fleet.router.address, body.clone());
     let tag = network.tag.clone();
@@ -92,7 +93,7 @@ fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
     fleet.workers().for_each(Process::await_idle);
 }
 
-/// All listen on the same address and port, and yet are three workers.
+/// All listen on the same address and port, and are still three workers.
 #[test]
 fn workers_that_listen_on_every_address_are_told_apart() {
     let Some(network) = Network::get() else { return };
@@ -109,8 +110,8 @@ fn workers_that_listen_on_every_address_are_told_apart() {
     }
 }
 
-/// From the moment that a client closes its connection to the router until neither worker has anything of its request,
-/// asked for every few milliseconds; in each phase.
+/// The time from a client's disconnect at the router until neither worker has anything of its
+/// request. Polled every few milliseconds, in each phase.
 #[test]
 fn a_client_that_leaves_frees_both_workers() {
     let Some(network) = Network::get() else { return };
@@ -139,7 +140,7 @@ fn a_client_that_leaves_frees_both_workers() {
     for phase in ["queued", "prefill", "decode"] {
         let mut times = Vec::new();
         for _ in 0..7 {
-            // What the one that waits waits for.
+            // The request that the waiting one waits for.
             let mut ahead = (phase == "queued").then(|| open(300));
             let mut leg = open(if phase == "decode" { 20 } else { 300 });
             match phase {

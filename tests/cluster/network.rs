@@ -1,7 +1,7 @@
-//! Hosts with their own addresses: network namespaces, joined by a switch in one more.
+//! Hosts with their own addresses: network namespaces, joined by a switch in another namespace.
 //!
-//! Needs root and iproute2; without them a test says that it is skipped, or fails where `BATON_REQUIRE_NAMESPACES` is
-//! set. `tools/nft` has packets dropped, `tools/delay` has them late.
+//! They need root and iproute2. Without them a test reports that it is skipped; it fails if
+//! `BATON_REQUIRE_NAMESPACES` is set. `tools/nft` drops packets, `tools/delay` delays them.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -33,14 +33,14 @@ pub fn address(host: &str) -> IpAddr {
     address.parse().expect("an address")
 }
 
-/// Namespaces that end with the value.
+/// Namespaces that are removed on drop.
 pub struct Network {
-    /// What the names of its namespaces begin with.
+    /// Prefix of the names of its namespaces.
     pub tag: String,
 }
 
 impl Network {
-    /// A network, unless this machine has none to give.
+    /// A network, if this machine supports it.
     pub fn get() -> Option<Network> {
         let network = Network::new();
         if network.is_none() {
@@ -54,7 +54,7 @@ impl Network {
     }
 
     fn new() -> Option<Network> {
-        // Tests may be threads of one process.
+        // Tests can be threads of one process.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let network = Network { tag: format!("bt{}n{number}", std::process::id()) };
@@ -86,7 +86,7 @@ impl Network {
             && ip(&["-n", &host, "link", "set", "lo", "up"])
     }
 
-    /// Takes a host's port of the switch up or down.
+    /// Sets a host's port of the switch up or down.
     pub fn set_port(&self, host: &str, state: &str) {
         assert!(ip(&[
             "-n",
@@ -98,7 +98,7 @@ impl Network {
         ]));
     }
 
-    /// Every frame from and to this host takes so much longer, until the value ends.
+    /// Delays every frame from and to this host by this time, until drop.
     pub fn delay(&self, host: &str, time: Duration) -> Detour<'_> {
         let hub = self.name("hub");
         let [port, near, far, slow] =
@@ -127,7 +127,7 @@ impl Network {
         enter(&self.tag, host);
     }
 
-    /// Has a host's kernel drop packets that leave it, by a rule of nft; `None` ends that.
+    /// Lets a host's kernel drop packets that leave it, by an nft rule. `None` removes the rule.
     pub fn drop_packets(&self, host: &str, rule: Option<&str>) {
         let host = self.name(host);
         let run = |command: &str| {
@@ -145,7 +145,7 @@ impl Network {
     }
 }
 
-/// A host's way over `tools/delay`.
+/// A host's traffic through `tools/delay`.
 pub struct Detour<'a> {
     network: &'a Network,
     host: String,
@@ -186,12 +186,12 @@ pub fn enter(tag: &str, host: &str) {
     assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Has a connection's kernel keep little of what is not read.
+/// Limits how much unread data a connection's kernel buffers.
 pub fn narrow(stream: &TcpStream) {
-    // Of the loopback device a packet is as large; in less they would come one by one.
+    // A packet of the loopback device has this size. With less, packets would arrive one by one.
     let size: libc::c_int = 64 << 10;
     let len = size_of_val(&size) as libc::socklen_t;
-    // SAFETY: an open socket, and a number of the length that is said.
+    // SAFETY: an open socket, and a number of the given length.
     let set = unsafe {
         let size = (&raw const size).cast();
         libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, size, len)
@@ -199,14 +199,14 @@ pub fn narrow(stream: &TcpStream) {
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Whether packets can be dropped by rules.
+/// Whether rules can drop packets.
 pub fn has_nft() -> bool {
     let found = !nft().is_empty();
     assert!(found || std::env::var_os("BATON_REQUIRE_NAMESPACES").is_none(), "nft is required");
     found
 }
 
-/// The program; empty where it cannot be had.
+/// The path of the program. Empty if it is not available.
 fn nft() -> &'static str {
     static NFT: OnceLock<String> = OnceLock::new();
     NFT.get_or_init(|| {
@@ -216,13 +216,13 @@ fn nft() -> &'static str {
     })
 }
 
-/// How many segments with data have come on a connection.
+/// How many segments with data a connection has received.
 pub fn data_segments(stream: &TcpStream) -> u32 {
-    /// Where Linux tells it in what it says of a connection (`tcpi_data_segs_in`).
+    /// Offset of `tcpi_data_segs_in` in Linux's `tcp_info`.
     const AT: usize = 152;
     let mut info = [0u8; 256];
     let mut length = info.len() as libc::socklen_t;
-    // SAFETY: as many bytes are written as there are; the kernel says how many those were.
+    // SAFETY: the kernel writes at most `length` bytes and reports how many.
     let got = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

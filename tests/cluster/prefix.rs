@@ -1,12 +1,12 @@
-//! The prefix cache between processes: what both have is neither computed nor sent again, and nobody can tell by the
-//! tokens.
+//! The prefix cache between processes: what both have is neither computed nor sent again, and the
+//! tokens stay the same.
 
 use crate::fleet::Fleet;
 use crate::process::Process;
 use crate::{body, choices, prefill, start};
 use serde_json::{Value, json};
 
-/// Prompt tokens not computed, and the choices.
+/// Prompt tokens that were not computed, and the choices.
 fn ask(worker: &Process, body: &Value) -> (u64, Value) {
     let answer = worker.post("/v1/completions", &body.to_string());
     let choices = choices(&answer);
@@ -18,7 +18,7 @@ fn sent(fleet: &Fleet) -> f64 {
     fleet.decode[0].metric("baton_kv_transfer_bytes_total{", "")
 }
 
-/// The next turn of a conversation: all that was said, and more.
+/// The next turn of a conversation: all earlier tokens, and more.
 fn next_turn(body: &Value, choices: &Value, more: u32) -> Value {
     let mut next = body.clone();
     let ids = next["prompt"].as_array_mut().expect("ids");
@@ -92,7 +92,8 @@ fn turns_of_a_conversation_over_tcp() {
     turns_of_a_conversation("tcp", ["16", "4"]);
 }
 
-/// Many prompts that a pool cannot hold all: what is cached gives way, nothing fails and nothing is wrong.
+/// More prompts than a pool holds: cached pages are evicted, no request fails, and all tokens are
+/// right.
 #[test]
 fn caches_give_way_to_who_runs() {
     let whole = start("serve", &["--mixed", "--disable-radix-cache"]);

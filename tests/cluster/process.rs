@@ -1,4 +1,4 @@
-//! A `baton` process of a test: started on free ports, ended with the value.
+//! A `baton` process of a test: started on free ports, ended on drop.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// No wait of a test is longer; a live process answers in milliseconds.
+/// No wait of a test is longer. A live process answers in milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Process {
@@ -15,12 +15,12 @@ pub struct Process {
     pub address: SocketAddr,
     /// Of a prefill worker.
     pub bootstrap_port: u16,
-    /// Of a prefill worker: where decode workers dial.
+    /// Of a prefill worker: the port that decode workers dial.
     pub control_port: u16,
-    /// Of a decode worker: where lanes of tcp are dialled.
+    /// Of a decode worker: the port for tcp lanes.
     pub data_port: u16,
     log: Arc<Mutex<String>>,
-    /// Ends with what it says.
+    /// Reads the log until it ends.
     listener: Option<JoinHandle<()>>,
 }
 
@@ -32,14 +32,14 @@ impl Process {
         Process::run(command)
     }
 
-    /// Starts `baton ARGS`, which may log too little to tell where it listens and when it is ready.
+    /// Starts `baton ARGS` without waiting, because it possibly logs too little.
     pub fn unheard(args: &[&str]) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command.args(args);
         Process::spawn(command).0
     }
 
-    /// The same with a command that says what `baton` says.
+    /// The same with a command that logs like `baton`.
     pub fn run(command: Command) -> Process {
         let (mut process, said) = Process::spawn(command);
         let mut ports = [("bootstrap_port=", 0), ("control_port=", 0), ("data_port=", 0)];
@@ -61,8 +61,9 @@ impl Process {
         }
     }
 
-    /// Also what it says, line by line.
-    #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
+    /// Returns the process and its log lines.
+    // `drop` waits; a panic before it ends the whole test process.
+    #[allow(clippy::zombie_processes)]
     fn spawn(mut command: Command) -> (Process, mpsc::Receiver<String>) {
         let mut child = command
             .stderr(Stdio::piped())
@@ -94,24 +95,24 @@ impl Process {
         (process, said)
     }
 
-    /// Waits for its end; all that it has said.
+    /// Waits for its end. Returns its complete log.
     pub fn log_to_end(mut self) -> String {
         self.child.wait().expect("it was a child");
         self.listener.take().into_iter().for_each(|listener| listener.join().expect("it reads"));
         self.log.lock().unwrap().clone()
     }
 
-    /// How often it has said so in its log.
+    /// How often its log contains these words.
     pub fn times_said(&self, words: &str) -> usize {
         self.log.lock().unwrap().matches(words).count()
     }
 
-    /// Whether it has said so in its log.
+    /// Whether its log contains these words.
     pub fn has_said(&self, words: &str) -> bool {
         self.times_said(words) > 0
     }
 
-    /// Waits until it has said so in its log.
+    /// Waits until its log contains these words.
     #[track_caller]
     pub fn await_said(&self, words: &str) {
         let begun = Instant::now();
@@ -121,7 +122,7 @@ impl Process {
         }
     }
 
-    /// Waits until it has said so in its log that often.
+    /// Waits until its log contains these words this often.
     #[track_caller]
     pub fn await_times(&self, words: &str, times: usize) {
         let begun = Instant::now();
@@ -138,12 +139,12 @@ impl Process {
         assert!(!self.has_said("panicked"), "a thread has panicked");
     }
 
-    /// Memory it holds, in bytes.
+    /// Its resident memory in bytes.
     pub fn resident(&self) -> u64 {
         self.memory("VmRSS:")
     }
 
-    /// The same without files, as its model is one, and without KV, which is shared.
+    /// The same without files (its model is one) and without KV, which is shared.
     pub fn resident_alone(&self) -> u64 {
         self.memory("RssAnon:")
     }
@@ -157,17 +158,17 @@ impl Process {
         kib << 10
     }
 
-    /// Tells it to drain.
+    /// Orders it to drain.
     pub fn terminate(&self) {
         self.signal("TERM");
     }
 
-    /// Holds it where it is.
+    /// Stops it.
     pub fn pause(&self) {
         self.signal("STOP");
     }
 
-    /// Lets it go on.
+    /// Continues it.
     pub fn go_on(&self) {
         self.signal("CONT");
     }
@@ -183,7 +184,7 @@ impl Process {
         self.child.wait().expect("it was a child").code()
     }
 
-    /// Ends it without a chance to say goodbye.
+    /// Kills it without a clean shutdown.
     pub fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it was a child");
@@ -197,20 +198,21 @@ impl Process {
         post(self.address, path, body)
     }
 
-    /// The sum of all values of a metric whose lines begin with `name` and hold `label`.
+    /// The sum of all values of a metric in lines that begin with `name` and contain `label`.
     #[track_caller]
     pub fn metric(&self, name: &str, label: &str) -> f64 {
         let (_, metrics) = self.get("/metrics");
         sum(&metrics, name, label)
     }
 
-    /// Waits until nothing is left of any request: no page is in use or leased and nobody runs or waits.
+    /// Waits until nothing is left of any request: no page is in use or leased, and no request runs
+    /// or waits.
     #[track_caller]
     pub fn await_idle(&self) {
         self.await_idle_within(PATIENCE);
     }
 
-    /// As [`Process::await_idle`], with a deadline of its own.
+    /// Like [`Process::await_idle`], with its own deadline.
     #[track_caller]
     pub fn await_idle_within(&self, patience: Duration) {
         let begun = Instant::now();
@@ -232,7 +234,7 @@ impl Process {
     }
 }
 
-/// The sum of all values of lines that begin with `name` and hold `label`; there must be one.
+/// The sum of all values in lines that begin with `name` and contain `label`. There must be one.
 #[track_caller]
 fn sum(metrics: &str, name: &str, label: &str) -> f64 {
     let lines = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
@@ -256,7 +258,7 @@ pub fn post(address: SocketAddr, path: &str, body: &str) -> (u16, String) {
     post_with(address, path, "", body)
 }
 
-/// `fields` are whole header lines.
+/// `fields` are complete header lines.
 pub fn post_with(address: SocketAddr, path: &str, fields: &str, body: &str) -> (u16, String) {
     exchange(address, &asking(path, fields, body))
 }
@@ -267,12 +269,12 @@ fn asking(path: &str, fields: &str, body: &str) -> String {
     format!("{head}content-length: {length}\r\n\r\n{body}")
 }
 
-/// As [`get`], of one that may not be there.
+/// Like [`get`], for a process that is possibly gone.
 pub fn try_get(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
     try_exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
 }
 
-/// As [`post_with`], to one that may not be there.
+/// Like [`post_with`], for a process that is possibly gone.
 pub fn try_post(
     address: SocketAddr,
     path: &str,
@@ -282,23 +284,23 @@ pub fn try_post(
     try_exchange(address, &asking(path, fields, body))
 }
 
-/// As [`try_exchange`], of one that is there.
+/// Like [`try_exchange`], for a process that is there.
 fn exchange(address: SocketAddr, request: &str) -> (u16, String) {
     try_exchange(address, request).expect("it listens")
 }
 
-/// One request on a connection of its own; the body as it came, without chunk sizes.
+/// One request on its own connection. Returns the body without chunk sizes.
 fn try_exchange(address: SocketAddr, request: &str) -> io::Result<(u16, String)> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
-    // A process that was killed resets; what it had said is what counts.
+    // A killed process resets the connection. What it sent before counts.
     let _ = stream.read_to_string(&mut answer);
     Ok(parse(&answer))
 }
 
-/// Status and body of an answer, without chunk sizes; 0 of none.
+/// Status and body of an answer, without chunk sizes. The status is 0 if there is no answer.
 pub fn parse(answer: &str) -> (u16, String) {
     let status = answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));

@@ -1,29 +1,29 @@
-//! What SGLang's router sent to a prefill and a decode worker, byte for byte, is sent to ours: each answers as that router
-//! needs it. `tools/sglang-router --record` has written it down; `NAME.prefill` and `NAME.decode` came at the same time,
-//! `NAME-stream` asks for what `NAME` does.
+//! The requests of SGLang's router to a prefill and a decode worker, sent again byte for byte. Each
+//! worker must answer as that router needs it. They were recorded by `tools/sglang-router
+//! --record`. `NAME.prefill` and `NAME.decode` came at the same time; `NAME-stream` asks for the
+//! same as `NAME`.
 
 use crate::process::{PATIENCE, Process};
 use crate::start;
-use baton::front::http::client::{Event, ResponseDecoder, ResponseHead};
-use baton::front::http::{Limits, Method};
+use baton::http::client::{ResponseDecoder, ResponseEvent, ResponseHead};
+use baton::http::{HttpLimits, Method};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::thread;
+use std::{fs, thread};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/sglang-router-0.3.2");
-/// Where the workers were; as long as any address is.
+/// The workers' address in the recording. It has the length of the longest address.
 const HOST: &str = "127.111.111.111";
-/// Where their registry was, and where decode looks for it that is told no port.
+/// Their registry port, which decode uses if it gets no port.
 const REGISTRY: &str = "8998";
 
-/// What was sent to either worker, by name.
+/// The requests to both workers, by name.
 type Recording = BTreeMap<String, [Option<Vec<u8>>; 2]>;
 
-/// With workers at `host`, which is as long as theirs was.
+/// The recording with workers at `host`, which has the same length.
 fn recording(host: &str) -> Recording {
     assert_eq!(host.len(), HOST.len());
     let mut all = Recording::new();
@@ -50,7 +50,7 @@ fn moved(bytes: &[u8], host: &str) -> Vec<u8> {
     moved
 }
 
-/// An address of this host that no other test process has.
+/// A loopback address that no other test process uses.
 fn own_host() -> String {
     let digits = |number: u32| 100 + number % 100;
     let id = std::process::id();
@@ -68,7 +68,7 @@ impl Answer {
         serde_json::from_str(&self.body).expect("an answer in JSON")
     }
 
-    /// The events of a stream that ends as it should.
+    /// The events of a stream with a proper end.
     fn events(&self) -> Vec<Value> {
         assert_eq!(self.head.status, 200, "{}", self.body);
         assert!(self.head.headers.get("content-type").unwrap().starts_with("text/event-stream"));
@@ -92,18 +92,20 @@ impl Line {
 
     fn ask(&mut self, request: &[u8]) -> Answer {
         self.0.write_all(request).unwrap();
-        let mut decoder =
-            ResponseDecoder::new(Method::Post, Limits { body: usize::MAX, ..Limits::default() });
+        let mut decoder = ResponseDecoder::new(
+            Method::Post,
+            HttpLimits { body: usize::MAX, ..HttpLimits::default() },
+        );
         let (mut input, mut head, mut body) = (Vec::new(), None, Vec::new());
         loop {
             let (used, event) = decoder.read(&input).expect("an answer in HTTP");
             let is_end = match event {
-                Some(Event::Head(found)) => head.replace(found).is_some(),
-                Some(Event::Body(piece)) => {
+                Some(ResponseEvent::Head(found)) => head.replace(found).is_some(),
+                Some(ResponseEvent::Body(piece)) => {
                     body.extend_from_slice(piece);
                     false
                 }
-                Some(Event::End { keep_alive }) => {
+                Some(ResponseEvent::End { keep_alive }) => {
                     assert!(keep_alive, "the connection is kept");
                     true
                 }
@@ -148,7 +150,7 @@ fn is_to(request: &[u8], path: &str) -> bool {
     request.starts_with(format!("POST {path} ").as_bytes())
 }
 
-/// What counts of an answer: choices as they are, or texts, ids and reasons.
+/// The part of an answer that counts: the choices, or texts, IDs and finish reasons.
 fn essence(answer: &Value) -> Value {
     let one = |item: &Value| {
         json!([item["text"], item["output_ids"], item["meta_info"]["finish_reason"]])
@@ -160,7 +162,7 @@ fn essence(answer: &Value) -> Value {
     }
 }
 
-/// The choices of an answer, or the items of a batch, or the one that there is.
+/// The choices of an answer, or the items of a batch, or the single item.
 fn items(answer: &Value) -> &[Value] {
     match answer {
         Value::Array(items) => items,
@@ -168,7 +170,7 @@ fn items(answer: &Value) -> &[Value] {
     }
 }
 
-/// Why each of them ended.
+/// The finish reason of each choice.
 fn ends(answer: &Value) -> Vec<&Value> {
     items(answer)
         .iter()
@@ -188,12 +190,12 @@ fn texts(answer: &Value) -> BTreeMap<u64, String> {
         .collect()
 }
 
-/// The same, of a stream.
+/// The same for a stream.
 fn streamed(events: &[Value]) -> BTreeMap<u64, String> {
     let mut texts = BTreeMap::<u64, String>::new();
     for event in events {
         let Some(choices) = event["choices"].as_array() else {
-            // Each holds all that there is so far.
+            // Each event holds all the text so far.
             let index = event["index"].as_u64().unwrap_or(0);
             texts.insert(index, event["text"].as_str().unwrap().to_owned());
             continue;
@@ -207,7 +209,7 @@ fn streamed(events: &[Value]) -> BTreeMap<u64, String> {
     texts
 }
 
-/// What the router's own code reads of the two answers to `/generate` when it merges logprobs.
+/// What the router's own code reads from the two answers to `/generate` to merge logprobs.
 fn check_merging(legs: [&Value; 2]) {
     let [prompted, generated] = legs.map(|leg| &leg["meta_info"]);
     assert!(prompted["input_token_logprobs"].is_array(), "{prompted}");
@@ -229,7 +231,7 @@ fn what_sglangs_router_sends_is_answered_as_it_needs_it() {
     let mut lines = workers.each_ref().map(|worker| Line::to(worker.address));
     let mut whole = BTreeMap::new();
     let mut seen = 0;
-    // A stream comes behind what it says in pieces.
+    // A stream comes after its complete form.
     let mut all: Vec<_> = recording(&host).into_iter().collect();
     all.sort_by_key(|(name, _)| (name.ends_with("-stream"), name.clone()));
     for (name, requests) in all {
@@ -282,8 +284,8 @@ fn what_sglangs_router_sends_is_answered_as_it_needs_it() {
     }
 }
 
-/// One of the probes at the beginning, each on a connection of its own: HTTP/1.1, or the preface of HTTP/2, which is
-/// refused or closed.
+/// One of the first probes, each on its own connection: HTTP/1.1, or the preface of HTTP/2, which
+/// is refused or closed.
 fn greet(worker: &mut Process, request: &[u8]) {
     if !request.starts_with(b"PRI ") {
         let answer = Line::to(worker.address).ask(request);

@@ -1,5 +1,5 @@
-//! Ids and logprobs do not depend on how many processes a request goes through: a router in front of prefill
-//! and decode workers says, byte for byte in the JSON, what one process without hand-off says.
+//! IDs and logprobs do not depend on the number of processes. A router with prefill and decode
+//! workers returns the same JSON, byte for byte, as one process without a hand-off.
 
 use crate::fleet::Fleet;
 use crate::keys::KeyFile;
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::thread;
 
-/// A request; where it goes.
+/// A path and a body.
 type Case = (&'static str, Value);
 
 fn ids(seed: u32, count: u32) -> Vec<u32> {
     (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect()
 }
 
-/// Greedy and seeded, short and of many pages, one and several choices, ids, text and chat.
+/// Greedy and seeded, short and of many pages, one and several choices, IDs, text and chat.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (length, tokens) in [(1, 20), (16, 17), (17, 24), (150, 9), (333, 12)] {
@@ -25,7 +25,7 @@ fn cases() -> Vec<Case> {
         cases.push(("/v1/completions", body));
     }
     for seed in 0..4 {
-        // So hot that another random number is another token.
+        // The temperature is so high that another random number gives another token.
         let body = json!({"prompt": ids(seed, 20 + 60 * seed), "max_tokens": 16, "temperature": 40,
             "top_p": 0.95, "top_k": 50, "seed": seed, "n": 2, "ignore_eos": true, "logprobs": 2,
             "return_token_ids": true});
@@ -40,7 +40,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// The choices of a whole answer as they were written.
+/// The choices of a complete answer, as text.
 #[track_caller]
 fn choices((status, text): &(u16, String)) -> String {
     assert_eq!(*status, 200, "{text}");
@@ -52,7 +52,7 @@ fn ask(address: SocketAddr, (path, body): &Case) -> String {
     choices(&post(address, path, &body.to_string()))
 }
 
-/// What the chunks of a stream come to, choice by choice: texts and lists joined.
+/// The chunks of a stream, joined for each choice.
 fn streamed(address: SocketAddr, (path, body): &Case) -> Value {
     let mut body = body.clone();
     body["stream"] = json!(true);
@@ -86,7 +86,7 @@ fn merge(whole: &mut Value, piece: &Value) {
     }
 }
 
-/// What one process says that computes every prompt whole: to each case whole, and as a stream.
+/// The answers of one process that computes every prompt as a whole, complete and streamed.
 fn expected(cases: &[Case]) -> Vec<(String, Value)> {
     let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
     let expected: Vec<_> = cases
@@ -94,7 +94,7 @@ fn expected(cases: &[Case]) -> Vec<(String, Value)> {
         .map(|case| (ask(mixed.address, case), streamed(mixed.address, case)))
         .collect();
     for (case, (whole, pieces)) in cases.iter().zip(&expected) {
-        // Else there would be nothing to compare.
+        // Otherwise there would be nothing to compare.
         assert!(
             whole.contains("logprobs\":{") && whole.contains("token_ids\":["),
             "{}: {whole}",
@@ -111,11 +111,11 @@ fn check(address: SocketAddr, case: &Case, (whole, pieces): &(String, Value)) {
     assert_eq!(streamed(address, case), *pieces, "stream of {}", case.1);
 }
 
-/// One after the other, then all at once, each whole and streamed.
+/// One after the other, then all at once, each complete and streamed.
 fn same_as_one_process(workers: [usize; 2], transfer: &str) {
     let cases = cases();
     let expected = expected(&cases);
-    // No two workers cut the work alike.
+    // No two workers cut the work in the same way.
     let prefill = (0..workers[0]).map(|number| {
         let chunk = ["32", "48"][number % 2];
         prefill(&["--chunked-prefill-size", chunk, "--page-size", "8", "--transfer", transfer])
@@ -135,8 +135,8 @@ fn same_as_one_process(workers: [usize; 2], transfer: &str) {
         }
     });
     fleet.check_idle();
-    // Nobody stood by: each prefill worker has read prompts, each decode worker, which cannot read any itself,
-    // has said tokens, and the KV went over the transport in question.
+    // Every worker was used: each prefill worker has computed prompts, and each decode worker has
+    // generated tokens. The KV moved over the transport under test.
     let way = format!("transport={transfer}");
     for worker in &fleet.prefill {
         assert!(worker.metric("sglang:prompt_tokens_total{", "") > 0.0);
@@ -172,8 +172,8 @@ fn two_prefill_and_three_decode_workers_say_what_one_process_says_over_tcp() {
     same_as_one_process([2, 3], "tcp");
 }
 
-/// Behind a key that the router does not have they say nothing of themselves, as workers of other engines do: it reaches
-/// them by HTTP alone, and pairs them on trust.
+/// The router lacks their API key, so these workers report nothing, as those of other engines do.
+/// The router reaches them over HTTP and pairs them without a check.
 #[test]
 fn workers_that_tell_nothing_of_themselves_say_what_one_process_says() {
     let key = KeyFile::new(b'K');

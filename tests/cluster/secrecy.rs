@@ -1,4 +1,4 @@
-//! What is secret or private stays out of the logs of workers and routers, at each level: keys, prompts, answers.
+//! Keys, prompts and answers stay out of the logs of workers and routers, at each level.
 
 use crate::keys::KeyFile;
 use crate::process::Process;
@@ -7,17 +7,18 @@ use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
-/// In prompts, and wherever else a client can put text; of letters that no log has by accident.
+/// A word for prompts and other client texts. No log contains these letters by accident.
 const CANARY: &str = "xqzvkanarie";
 const API_KEY: &str = "sk-xqzvschluessel";
 
-/// With the clients' key; the status.
+/// Sends a request with the API key. Returns the status.
 fn ask(address: SocketAddr, method: &str, path: &str, key: &str, body: &str) -> u16 {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(crate::process::PATIENCE)).unwrap();
     let length = body.len();
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer {key}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer {key}\r\n\
+         connection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -78,7 +79,7 @@ fn check(level: &str) {
         200
     );
     assert_eq!(say("/tokenize", json!({"prompt": prompt})), 200);
-    // Requests that go wrong are logged with their causes, not with what they said.
+    // Failed requests are logged with their causes, not with their text.
     assert_eq!(
         say("/v1/completions", json!({"prompt": prompt.repeat(3000), "max_tokens": 4})),
         400

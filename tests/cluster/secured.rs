@@ -1,5 +1,5 @@
-//! Workers that speak HTTPS: a router, their registries and whoever drains them reach them over TLS, and take nobody else
-//! for them.
+//! HTTPS workers: a router, their registries and `baton drain` reach them over TLS, and accept no
+//! other server in their place.
 
 use crate::dummy::Dummy;
 use crate::members::{await_workers, listed, router, serves};
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Flags of a process that shows this certificate.
+/// Flags of a process with this certificate.
 pub fn shows(name: &str) -> [String; 4] {
     let file = |kind: &str| fixture(&format!("{name}.{kind}")).to_str().unwrap().to_owned();
     ["--tls-cert-file".into(), file("pem"), "--tls-key-file".into(), file("key")]
@@ -23,14 +23,14 @@ fn believed() -> String {
     fixture("ca.pem").to_str().unwrap().to_owned()
 }
 
-/// A worker that shows this certificate.
+/// A worker with this certificate.
 fn worker(role: &str, name: &str, more: &[&str]) -> Process {
     let shows = shows(name);
     let flags: Vec<&str> = shows.iter().map(String::as_str).chain(more.iter().copied()).collect();
     if role == "prefill" { prefill(&flags) } else { start(role, &flags) }
 }
 
-/// A router over these workers, which it believes by `ca`.
+/// A router with these workers. It trusts `ca`.
 fn over(reader: &Process, decode: &[String], ca: &str, more: &[&str]) -> Process {
     let url = format!("https://{}", reader.address);
     let port = reader.bootstrap_port.to_string();
@@ -40,7 +40,7 @@ fn over(reader: &Process, decode: &[String], ca: &str, more: &[&str]) -> Process
     Process::start(&args)
 }
 
-/// Waits until the router says so of the worker at this URL: its status, and why it has that.
+/// Waits until the router reports this status and reason for the worker at this URL.
 #[track_caller]
 fn await_state(router: &Process, url: &str, status: &str, why: &str) {
     let begun = Instant::now();
@@ -57,7 +57,8 @@ fn await_state(router: &Process, url: &str, status: &str, why: &str) {
     }
 }
 
-/// Whole and streamed, large and small, by address and by name, in all flows; and what is asked of every worker.
+/// Complete and streamed, large and small, by address and by name, in all flows; and requests to
+/// every worker.
 #[test]
 fn a_router_reaches_workers_over_tls() {
     let ca = believed();
@@ -86,10 +87,11 @@ fn a_router_reaches_workers_over_tls() {
     }
 }
 
-/// Each costs itself, says why, and is taken once it is who it should be; whom nobody vouches for any more is not.
+/// A worker with a bad certificate is refused with the reason, and used once its certificate is
+/// good. A worker that is no longer trusted is not used.
 #[test]
 fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
-    const STRANGER: &str = "nobody who is believed here vouches for its certificate";
+    const STRANGER: &str = "its certificate is not signed by a trusted CA";
     let files = Files::new("believed");
     let [ca, other_ca] =
         ["ca.pem", "other-ca.pem"].map(|name| std::fs::read(fixture(name)).unwrap());
@@ -113,16 +115,16 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     hang_up(&router);
     await_state(&router, other, "down", "its certificate is for another host");
     await_state(&router, late, "down", "its certificate has expired");
-    // The log has the reason of now, too, and none twice.
+    // The log has the present reason too, and none twice.
     let said = |url: &str, why: &str| {
         let address = url.strip_prefix("https://").unwrap();
-        format!("worker is not up worker={url} address={address} why=\"it is not spoken to: {why}")
+        format!("worker is not up worker={url} address={address} why=\"TLS failed: {why}")
     };
     router.await_said(&said(other, "its certificate is for another host"));
     let times = |url: &str, why: &str| router.times_said(&said(url, why));
     assert_eq!([times(other, STRANGER), times(other, ""), times(late, "")], [1, 2, 1]);
     serves(&router, 2);
-    // A change is found without being told of.
+    // A changed file is found without a signal.
     files.put("ca.pem", &other_ca);
     await_state(&router, good, "down", STRANGER);
     let (status, _) = router.post("/v1/completions", &body(3, 40, 4).to_string());
@@ -134,14 +136,17 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     serves(&router, 4);
 }
 
-/// A certificate by which others are signed is one that `openssl req -x509` makes unless told otherwise: what is wrong with it
-/// is told where it is shown, and where it is met.
+/// `openssl req -x509` makes an authority's certificate by default. The error is reported by the
+/// server that shows it and by the client that gets it.
 #[test]
 fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
-    const WHY: &str = "its certificate is an authority's own (CA:TRUE), which cannot be a server's";
+    const WHY: &str = "its certificate is a CA certificate (CA:TRUE), which a server cannot use";
     let ca = fixture("authority.pem");
     let shown = worker("decode", "authority", &[]);
-    shown.await_said(&format!("no router or worker takes this certificate file={}", ca.display()));
+    shown.await_said(&format!(
+        "routers and workers do not accept this certificate file={}",
+        ca.display()
+    ));
     assert!(shown.has_said(WHY));
     let url = format!("https://{}", shown.address);
     let router = Process::start(&[
@@ -156,10 +161,10 @@ fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
     await_state(&router, &url, "down", WHY);
     let other = worker("decode", "one", &[]);
     other.await_said(" ready ");
-    assert!(!other.has_said("takes this certificate"));
+    assert!(!other.has_said("do not accept this certificate"));
 }
 
-/// Who speaks HTTPS and is named without it is told of as that.
+/// A worker that speaks HTTPS and is named with `http://` is reported as such.
 #[test]
 fn a_worker_that_is_to_be_named_as_https_is_told_of() {
     const WHY: &str = "it speaks HTTPS alone";
@@ -182,12 +187,12 @@ fn await_reading(reader: &Process) {
     let is_busy =
         |line: &str| line.starts_with("sglang:num_running_reqs{") && !line.ends_with(" 0");
     while !fetch(reader.address, "/metrics").lines().any(is_busy) {
-        assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+        assert!(begun.elapsed() < PATIENCE, "no worker computes the prompt");
     }
 }
 
-/// Whom nobody vouches for any more gets nothing new, and finishes what it has: at a router, and at a decode worker that
-/// asks prefill itself.
+/// A worker that is no longer trusted gets no new requests, and finishes the running ones. This
+/// holds at a router, and at a decode worker that asks prefill itself.
 #[test]
 fn authorities_that_change_end_no_stream() {
     let files = Files::new("changing");
@@ -226,7 +231,7 @@ fn authorities_that_change_end_no_stream() {
                 process.await_times("read again", times + 1);
             }
             check_same(&stream.end(), &expected, &case.1);
-            await_state(&router, &url, "down", "nobody who is believed here");
+            await_state(&router, &url, "down", "not signed by a trusted CA");
             files.put("ca.pem", &ca);
             [&router, &writer].into_iter().for_each(hang_up);
             await_workers(&router, 2);
@@ -235,7 +240,7 @@ fn authorities_that_change_end_no_stream() {
     }
 }
 
-/// Told so through its router, which follows it.
+/// The order goes through its router, which follows the change.
 #[test]
 fn a_worker_changes_its_role_over_tls() {
     let reader = worker("prefill", "one", &[]);
@@ -257,7 +262,7 @@ fn a_worker_changes_its_role_over_tls() {
     serves(&router, 9);
 }
 
-/// A worker that speaks HTTPS enters itself with a router that does.
+/// A worker with HTTPS enters itself at a router with HTTPS.
 #[test]
 fn workers_enter_themselves_over_tls() {
     let ca = believed();
@@ -308,7 +313,10 @@ fn a_worker_that_speaks_https_drains() {
     let other = fixture("other-ca.pem");
     let refused = drain(&["--tls-ca-file", other.to_str().unwrap()]);
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(1) && said.contains("nobody who is believed"), "{said}");
+    assert!(
+        refused.status.code() == Some(1) && said.contains("not signed by a trusted CA"),
+        "{said}"
+    );
     let told = drain(&["--wait", "--tls-ca-file", &believed()]);
     let said = String::from_utf8(told.stdout).unwrap();
     assert!(

@@ -1,11 +1,11 @@
-//! Peers made by hand: what a test says over their connections no worker would.
+//! Peers made by hand, which send messages that no worker would send.
 
 use crate::process::PATIENCE;
-use baton::ids::Peer;
+use baton::ids::{Peer, Role};
 use baton::wire::Multipart;
 use baton::wire::auth::{Keyring, Side};
-use baton::wire::link::{Event, Link};
-use baton::wire::message::{Hello, Message, Role};
+use baton::wire::link::{ControlLink, LinkEvent};
+use baton::wire::message::{Hello, Message};
 use baton::wire::zmtp::{self, Connection, Limits, Socket};
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
@@ -22,7 +22,7 @@ fn open(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// What it says until it closes; that it closes at all.
+/// What it sends until it closes. It must close.
 #[track_caller]
 pub fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
     let (mut said, mut bytes) = (Vec::new(), [0; 4096]);
@@ -38,13 +38,13 @@ pub fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// A worker as far as its link goes: Hello, its proof where it has a key, and what a test has it say.
+/// The link of a worker: Hello, its proof if it has a key, and the messages of a test.
 pub struct Stranger {
     pub stream: TcpStream,
-    pub link: Link,
-    /// All that it has said.
+    pub link: ControlLink,
+    /// All bytes that it has sent.
     pub sent: Vec<u8>,
-    /// Done to its bytes on their way.
+    /// Changes its bytes on their way.
     alter: fn(&mut [u8]),
     input: Vec<u8>,
 }
@@ -54,12 +54,12 @@ impl Stranger {
         Stranger::dial_with(control, number, Keyring::default())
     }
 
-    /// A decode worker, as far as the other side lets it.
+    /// A decode worker, as far as the other side accepts it.
     pub fn dial_with(control: SocketAddr, number: u8, keys: impl Into<Keyring>) -> Stranger {
         Stranger::dial_altered(control, number, keys, |_| {})
     }
 
-    /// One whose bytes somebody changes on their way.
+    /// A peer with bytes that are changed on their way.
     pub fn dial_altered(
         control: SocketAddr,
         number: u8,
@@ -69,7 +69,7 @@ impl Stranger {
         Stranger::over(connect(control), Side::Dialer, number, keys.into(), alter)
     }
 
-    /// A prefill worker for the next that dials.
+    /// A prefill worker for the next worker that dials.
     pub fn accept(listener: &TcpListener, number: u8, keys: impl Into<Keyring>) -> Stranger {
         let (stream, _) = listener.accept().unwrap();
         Stranger::over(open(stream), Side::Acceptor, number, keys.into(), |_| {})
@@ -83,20 +83,20 @@ impl Stranger {
         alter: fn(&mut [u8]),
     ) -> Stranger {
         let hello = hello(side, number, &keys);
-        let link = Link::new(side, hello, keys);
+        let link = ControlLink::new(side, hello, keys);
         let mut stranger = Stranger { stream, link, sent: Vec::new(), alter, input: Vec::new() };
         stranger.flush();
         while stranger.link.peer().is_none() && stranger.take_in() {}
         stranger
     }
 
-    /// The next message, if one comes before the end.
+    /// The next message, if one arrives before the end.
     pub fn next<T>(&mut self, take: impl Fn(&Message<'_>) -> T) -> Option<T> {
         loop {
             let used = self.link.handle_input(&self.input).ok()?;
             self.input.drain(..used);
             match self.link.poll_event() {
-                Ok(Some(Event::Message(message))) => return Some(take(&message)),
+                Ok(Some(LinkEvent::Message(message))) => return Some(take(&message)),
                 Ok(Some(_)) => {}
                 Ok(None) if used > 0 => {}
                 Ok(None) => {
@@ -115,7 +115,7 @@ impl Stranger {
         self.flush();
     }
 
-    /// The other side may have hung up, which is for the test to find out.
+    /// The other side has possibly closed; the test will find out.
     pub fn flush(&mut self) {
         let mut bytes = self.link.transmit().to_vec();
         self.link.transmitted(bytes.len());
@@ -124,7 +124,7 @@ impl Stranger {
         self.sent.extend_from_slice(&bytes);
     }
 
-    /// Goes on with the handshake; whether there is more to come of it.
+    /// Continues the handshake. Returns whether more can follow.
     fn take_in(&mut self) -> bool {
         let mut bytes = [0; 4096];
         let count = self.stream.read(&mut bytes).unwrap_or(0);
@@ -135,7 +135,7 @@ impl Stranger {
             match self.link.poll_event() {
                 Ok(None) if used == 0 => break,
                 Ok(_) => {}
-                // What was to be said has been said.
+                // All pending bytes are sent.
                 Err(_) => {
                     self.flush();
                     return false;
@@ -161,7 +161,7 @@ pub fn hello(side: Side, number: u8, keys: &Keyring) -> Hello {
     }
 }
 
-/// A connection of framed parts, whatever they are.
+/// A connection with framed parts of any content.
 pub struct Framed {
     pub stream: TcpStream,
     zmtp: Connection,
@@ -202,7 +202,7 @@ impl Framed {
         self.input.drain(..used);
         if let Some(event) = self.zmtp.poll_event() {
             return match event {
-                zmtp::Event::Message(parts) => Some(parts.iter().map(<[u8]>::to_vec).collect()),
+                zmtp::ZmtpEvent::Message(parts) => Some(parts.iter().map(<[u8]>::to_vec).collect()),
                 _ => None,
             };
         }
@@ -231,7 +231,7 @@ pub fn bytes_of(message: &Message<'_>) -> Vec<u8> {
     out.parts().get(0).unwrap().to_vec()
 }
 
-/// A registry that sends whoever asks to this control host and port, for as long as the test runs.
+/// A registry that names this control host and port to every client, for as long as the test runs.
 pub fn registry(control_host: Option<&'static str>, control_port: u16) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Workers whose role changes, as a router lists them: by new IDs, to which the old ones lead.
+//! Workers with a changed role in the router's list: they get new IDs, and the old ones still
+//! resolve.
 
 use crate::fleet::Fleet;
 use crate::members::{await_workers, listed, router};
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// To the router it is another worker then, by another ID; who has the old one finds it, at any time.
+/// The router lists another worker with another ID. The old ID finds it at any time.
 fn old_id_leads(router: &Process, worker: &Process) {
     let url = format!("http://{}", worker.address);
     let of = |id: &str, more: &str| {
@@ -48,7 +49,7 @@ fn old_id_leads(router: &Process, worker: &Process) {
         }
     }
     assert_ne!(id(), Some(first), "it is another one");
-    assert_eq!(of("4711", "").0, 404, "nobody ever was that");
+    assert_eq!(of("4711", "").0, 404, "no worker ever had that ID");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! HTTPS, and secrets that are exchanged while the process runs.
+//! HTTPS, and secrets that are replaced while the process runs.
 
 use crate::process::{PATIENCE, Process, get, post_with};
 use crate::{MODEL, body, choices, dual, prefill, start, with_room};
@@ -9,13 +9,12 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
 };
 use serde_json::json;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates");
 
@@ -29,7 +28,7 @@ fn certificate(name: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(fixture(name)).unwrap()
 }
 
-/// A client that takes nobody's word but the test authority's.
+/// A client that trusts only the test's certificate authority.
 fn session() -> ClientConnection {
     let mut roots = RootCertStore::empty();
     roots.add(certificate("ca.pem")).unwrap();
@@ -43,7 +42,7 @@ fn session() -> ClientConnection {
     ClientConnection::new(Arc::new(config), name).unwrap()
 }
 
-/// A server's session that shows this certificate.
+/// A server's session with this certificate.
 pub fn server_session(name: &str) -> ServerConnection {
     let key = PrivateKeyDer::from_pem_file(fixture(&format!("{name}.key"))).unwrap();
     let config =
@@ -86,7 +85,7 @@ pub fn rest(mut stream: Secured) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// What a server shows to who connects now.
+/// The certificate that a server shows now.
 fn shown(address: SocketAddr) -> CertificateDer<'static> {
     let mut stream = connect(address);
     stream.flush().unwrap();
@@ -96,7 +95,7 @@ fn shown(address: SocketAddr) -> CertificateDer<'static> {
     shown
 }
 
-/// Files that can be replaced, in a directory that ends with the value.
+/// Files that can be replaced, in a directory that is removed on drop.
 pub struct Files(PathBuf);
 
 impl Files {
@@ -106,7 +105,7 @@ impl Files {
         Files(path)
     }
 
-    /// Puts a whole file in the place of another.
+    /// Replaces a file by another complete one.
     pub fn put(&self, name: &str, bytes: &[u8]) -> String {
         let (path, new) = (self.0.join(name), self.0.join("new"));
         fs::write(&new, bytes).unwrap();
@@ -143,7 +142,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Both servers that clients come to.
+/// Both servers that clients use.
 fn servers(files: &Files, with: impl Fn(&[&str])) {
     let [cert, key] = files.put_identity("one");
     with(&["--tls-cert-file", &cert, "--tls-key-file", &key]);
@@ -172,13 +171,13 @@ fn clients_are_served_over_tls() {
             answer.matches("data: ").count() >= 200 && answer.contains("data: [DONE]"),
             "{answer}"
         );
-        // An end that is announced is one of requests, not of answers.
+        // An announced end means that no requests follow. Answers still arrive.
         let mut stream = connect(address);
         ask(&mut stream, "", &asked.to_string());
         stream.conn.send_close_notify();
         stream.flush().unwrap();
         assert!(rest(stream).contains("data: [DONE]"));
-        // Who speaks in the clear is told what is spoken here.
+        // A client without TLS is answered that this port speaks HTTPS.
         let mut plain = TcpStream::connect(address).unwrap();
         plain.set_read_timeout(Some(PATIENCE)).unwrap();
         plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
@@ -186,7 +185,7 @@ fn clients_are_served_over_tls() {
         let _ = plain.read_to_end(&mut got);
         let got = String::from_utf8_lossy(&got);
         assert!(
-            got.starts_with("HTTP/1.1 400") && got.contains("this port speaks HTTPS alone"),
+            got.starts_with("HTTP/1.1 400") && got.contains("this port only speaks HTTPS"),
             "{got}"
         );
         let (head, body) = got.split_once("\r\n\r\n").unwrap();
@@ -195,7 +194,8 @@ fn clients_are_served_over_tls() {
     });
 }
 
-/// Each byte of a client's first words may come by itself; any but the first may be a letter.
+/// Each byte of a client's first message can arrive alone. Any byte except the first can be a
+/// letter.
 #[test]
 fn a_handshake_may_come_byte_by_byte() {
     let files = Files::new("slowly");
@@ -225,7 +225,7 @@ fn a_handshake_may_come_byte_by_byte() {
     assert!(rest(stream).starts_with("HTTP/1.1 "));
 }
 
-/// Connections that never finish their handshake keep nobody else out.
+/// Connections that never finish their handshake keep no other client out.
 #[test]
 fn handshakes_are_bounded_in_number() {
     let files = Files::new("bounded");
@@ -266,13 +266,13 @@ fn a_certificate_is_exchanged_while_streams_run() {
     files.put_identity("two");
     hang_up(&server);
     wait_until("the other certificate", || shown(address) == certificate("two.pem"));
-    assert!(rest(stream).contains("data: [DONE]"), "who was there stays");
-    // One that does not belong to its key: what there was stays.
+    assert!(rest(stream).contains("data: [DONE]"), "open streams stay");
+    // A certificate that does not belong to its key: the old one stays.
     files.put("server.pem", &fs::read(fixture("one.pem")).unwrap());
     hang_up(&server);
-    server.await_said("what there was stays");
+    server.await_said("the old content stays in use");
     assert_eq!(shown(address), certificate("two.pem"));
-    // A change is found without being told of.
+    // A changed file is found without a signal.
     files.put_identity("one");
     wait_until("the first certificate again", || shown(address) == certificate("one.pem"));
 }
@@ -280,7 +280,7 @@ fn a_certificate_is_exchanged_while_streams_run() {
 #[test]
 fn keys_of_clients_are_exchanged() {
     let files = Files::new("clients");
-    // Each has a file of its own, so that it says nothing before its turn.
+    // Each process has its own file, so that it logs nothing before its turn.
     let [at_server, at_router] =
         ["server.keys", "router.keys"].map(|name| files.put(name, b"first\n"));
     let server = start("serve", &["--api-key-file", &at_server]);
@@ -297,12 +297,12 @@ fn keys_of_clients_are_exchanged() {
         assert_eq!(status(process, "first"), 401);
         files.put(name, b"\n");
         hang_up(process);
-        process.await_said("what there was stays");
+        process.await_said("the old content stays in use");
         assert_ne!(status(process, "second"), 401);
     }
 }
 
-/// Links that stand stay; new ones are made under the new key.
+/// Established links stay; new ones use the new key.
 #[test]
 fn the_key_of_the_cluster_is_exchanged() {
     let files = Files::new("cluster");
@@ -330,7 +330,7 @@ fn the_key_of_the_cluster_is_exchanged() {
     let told = |process: &Process| get(process.address, "/server_info").1;
     let ids =
         |text: &str| text.split_once("\"cluster_keys\":").map(|(_, rest)| rest[..12].to_owned());
-    assert_eq!(ids(&told(&reader)), ids(&told(&newcomer)), "routers are told so");
+    assert_eq!(ids(&told(&reader)), ids(&told(&newcomer)), "routers see it");
     assert_ne!(ids(&told(&reader)), ids(&told(&late)));
 }
 

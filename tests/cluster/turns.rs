@@ -1,4 +1,5 @@
-//! Workers whose role changes while they run: nothing is lost, nothing is left, and to others they are new.
+//! Workers change their role while they run: no request is lost, nothing is left over, and to
+//! others they are new workers.
 
 use crate::etcd_server::EtcdServer;
 use crate::fleet::Fleet;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a worker tells of its role.
+/// What a worker reports about its role.
 #[track_caller]
 pub fn role(worker: &Process) -> Value {
     let (status, text) = worker.get("/role");
@@ -22,7 +23,7 @@ pub fn role(worker: &Process) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Waits until it serves, with so many changes behind it.
+/// Waits until it serves after this many changes.
 #[track_caller]
 pub fn await_changes(worker: &Process, changes: u64) -> Value {
     let begun = Instant::now();
@@ -36,7 +37,7 @@ pub fn await_changes(worker: &Process, changes: u64) -> Value {
     }
 }
 
-/// Tells it to be something else, and waits until it is.
+/// Changes its role, and waits until that is done.
 #[track_caller]
 fn turn(worker: &Process, to: &str) {
     let changes = role(worker)["changes"].as_u64().unwrap();
@@ -45,7 +46,7 @@ fn turn(worker: &Process, to: &str) {
     assert_eq!(await_changes(worker, changes + 1)["role"], to);
 }
 
-/// The port of its registry, as it tells it.
+/// The registry port that it reports.
 fn registry_port(worker: &Process) -> u16 {
     let (status, text) = worker.get("/server_info");
     assert_eq!(status, 200, "{text}");
@@ -53,7 +54,7 @@ fn registry_port(worker: &Process) -> u16 {
     told["disaggregation_bootstrap_port"].as_u64().unwrap_or(0) as u16
 }
 
-/// The same words from a pair, however often its halves have changed places, and from one that does both.
+/// The same answers from a pair after any number of role changes, and from a mixed worker.
 fn change_places(transfer: &str) {
     let flags = ["--transfer", transfer, "--bootstrap-port", "0"];
     let (mut one, mut other) = (start("prefill", &flags), start("decode", &flags));
@@ -66,7 +67,7 @@ fn change_places(transfer: &str) {
         std::mem::swap(&mut one, &mut other);
         one.bootstrap_port = registry_port(&one);
         assert!(one.bootstrap_port > 0 && registry_port(&other) == 0);
-        // What was kept of the prompt went with the roles.
+        // The cached prompt was dropped with the role change.
         let (reader, writer) =
             dual(one.address, other.address, with_room(request.clone(), &one, 1));
         assert_eq!(choices(&writer), expected, "round {round}");
@@ -96,8 +97,8 @@ fn workers_change_places_and_say_the_same_over_tcp() {
     change_places("tcp");
 }
 
-/// What runs is finished as what the worker was, whoever asks meanwhile is told to come back, and one change goes on at a
-/// time. A peer of the old role meets nobody.
+/// Running requests are finished in the old role, new ones are refused as temporary, and one change
+/// runs at a time. A peer of the old role finds no partner.
 #[test]
 fn what_runs_is_finished_first_and_nothing_new_is_taken() {
     let (reader, writer) = (prefill(&[]), start("decode", &[]));
@@ -129,16 +130,17 @@ fn what_runs_is_finished_first_and_nothing_new_is_taken() {
     assert_eq!(await_changes(&writer, 1)["role"], "prefill");
     reader.await_said("link is down, as announced");
     assert_eq!((get(to, "/health").1, get(to, "/readiness").0), ("OK".into(), 200));
-    // A leg of a request that somebody sends to what it was.
+    // A leg of a request for the old role.
     let asked = "x-baton-role: decode\r\n";
     let sent = with_room(body(3, 20, 4), &reader, 3);
     let (status, text) = post_with(to, "/v1/completions", asked, &sent);
-    assert!(status == 503 && text.contains("is taken for decode, and is prefill/1"), "{text}");
+    assert!(status == 503 && text.contains("to be decode, but it is prefill/1"), "{text}");
     reader.await_idle();
     writer.await_idle();
 }
 
-/// A router may have chosen it before: whoever asked may try another one, where a client's mistake would be final.
+/// A router may have chosen the worker before: the request can be retried elsewhere, which a client
+/// error would forbid.
 #[test]
 fn who_is_asked_to_keep_kv_and_reads_no_prompts_any_more_is_told_of_as_one_that_drains() {
     let (reader, writer) = (prefill(&[]), start("decode", &[]));
@@ -157,7 +159,8 @@ fn who_is_asked_to_keep_kv_and_reads_no_prompts_any_more_is_told_of_as_one_that_
     writer.await_idle();
 }
 
-/// What cannot be is refused with the reason, what takes too long and what cannot be had leaves the worker what it was.
+/// An impossible change is refused with the reason. A change that takes too long or fails leaves
+/// the worker in its role.
 #[test]
 fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -177,7 +180,7 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     let why = failed["reason"].as_str().unwrap();
     assert!(failed["role"] == "prefill" && why.contains("--bootstrap-port"), "{failed}");
     choices(&dual(reader.address, writer.address, with_room(body(1, 40, 4), &reader, 1)).1);
-    // A leg whose other never comes runs for longer than the change may wait.
+    // A leg without its other leg runs for longer than the change can wait.
     let (to, lone) = (reader.address, with_room(body(2, 40, 4), &reader, 2));
     let waiting = thread::spawn(move || post(to, "/v1/completions", &lone));
     while reader.metric("sglang:num_prefill_bootstrap_queue_reqs{", "") == 0.0 {
@@ -200,11 +203,11 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     assert!(status == 409 && text.contains("--advertise-host a-name.test"), "{status} {text}");
     assert!(reader.post("/role", "7").1.contains(r#"such as {\"role\": "#));
     for (wrong, why) in [
-        (r#"{"role": 5}"#, "and is 5"),
-        ("{}", "and is not given"),
+        (r#"{"role": 5}"#, "but is 5"),
+        ("{}", "but is not given"),
         (
             r#"{"role": "decode", "timeout_secs": "60"}"#,
-            r#"must be a whole number from 1 to 1830, and is \"60\""#,
+            r#"must be a whole number from 1 to 1830, but is \"60\""#,
         ),
     ] {
         let (status, text) = reader.post("/role", wrong);
@@ -218,7 +221,7 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     assert_eq!(page.0, 403);
 }
 
-/// Clients of a router that ask the same questions again and again, and know the answers.
+/// Clients of a router that repeat the same requests and know the answers.
 struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -226,7 +229,7 @@ struct Load {
 }
 
 impl Load {
-    /// So many clients, each with all of these questions in turn.
+    /// This many clients, each with all of these requests in turn.
     fn new(
         router: SocketAddr,
         clients: usize,
@@ -249,12 +252,12 @@ impl Load {
         Load { clients: (0..clients).map(client).collect(), stop, answered }
     }
 
-    /// Waits until so many more have been answered.
+    /// Waits until this many more requests are answered.
     #[track_caller]
     fn go_on(&self, more: usize) {
         let (begun, enough) = (Instant::now(), self.answered.load(Ordering::Relaxed) + more);
         while self.answered.load(Ordering::Relaxed) < enough {
-            assert!(begun.elapsed() < PATIENCE, "nobody is answered any more");
+            assert!(begun.elapsed() < PATIENCE, "no request is answered any more");
             self.check();
             thread::sleep(Duration::from_millis(10));
         }
@@ -274,7 +277,7 @@ impl Load {
     }
 }
 
-/// Roles of workers that are well, by URL.
+/// Roles of the workers that are up, by URL.
 fn roles(router: &Process) -> BTreeMap<String, String> {
     let well = listed(router).into_iter().filter(|(.., is_well)| *is_well);
     well.map(|(role, url, ..)| (url, role)).collect()
@@ -289,7 +292,7 @@ fn await_role(router: &Process, worker: &Process, role: &str) {
     }
 }
 
-/// Asks the router for it.
+/// Orders the role change at the router.
 fn ask_role(router: &Process, worker: &Process, role: &str) -> (u16, String) {
     let url = format!("http://{}", worker.address);
     let (.., id, _) =
@@ -301,7 +304,7 @@ fn workers(role: &str, count: usize, more: &[&str]) -> Vec<Process> {
     (0..count).map(|_| start(role, &[&["--bootstrap-port", "0"], more].concat())).collect()
 }
 
-/// Questions of all lengths, with the answers of a worker that does without a hand-off.
+/// Prompts of all lengths, with the answers of a mixed worker.
 fn questions() -> Arc<Vec<(Value, Option<Value>)>> {
     let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
     let question = |salt: u32| {
@@ -318,7 +321,7 @@ fn roles_change_under_load(transfer: &str) {
     let mut fleet = Fleet::new(workers("prefill", 2, &more), workers("decode", 2, &more));
     let load = Load::new(fleet.router.address, 4, questions);
     load.go_on(20);
-    // By itself: the router finds it out. Then by the router.
+    // First ordered at the worker, so that the router finds out. Then ordered at the router.
     for (from, to) in [("decode", "prefill"), ("prefill", "decode")] {
         turn(&fleet.decode[0], to);
         await_role(&fleet.router, &fleet.decode[0], to);
@@ -328,13 +331,13 @@ fn roles_change_under_load(transfer: &str) {
         await_role(&fleet.router, &fleet.prefill[0], from);
         load.go_on(20);
     }
-    // Without waiting for anybody: whoever is asked for what it is no longer says so.
+    // Without a pause: a worker that gets a request for its old role refuses it.
     for (worker, to) in [(1, "prefill"), (1, "decode")] {
         turn(&fleet.decode[worker], to);
         assert_eq!(get(fleet.router.address, "/readiness").0, 200);
         load.go_on(10);
     }
-    // There and back between two looks of the router: its registry is at another port by then.
+    // There and back between two probes of the router: its registry then has another port.
     turn(&fleet.prefill[1], "decode");
     turn(&fleet.prefill[1], "prefill");
     load.go_on(20);
@@ -354,7 +357,7 @@ fn roles_change_under_load_and_every_answer_is_right_over_tcp() {
     roles_change_under_load("tcp");
 }
 
-/// Nobody is taken whom the others cannot do without, and one that refuses serves on.
+/// A worker that the others need cannot change. A worker that refuses continues to serve.
 #[test]
 fn a_router_spares_nobody_whom_it_needs() {
     let mut fleet = Fleet::new(workers("prefill", 1, &[]), workers("decode", 2, &[]));
@@ -377,7 +380,7 @@ fn a_router_spares_nobody_whom_it_needs() {
     fleet.check_idle();
 }
 
-/// A worker that does both serves where no pair is left, and is paired with nobody.
+/// A mixed worker serves if no pair is left, and is never paired.
 #[test]
 fn a_mixed_worker_serves_where_no_pair_is_left() {
     let questions = questions();
@@ -405,7 +408,7 @@ fn a_mixed_worker_serves_where_no_pair_is_left() {
     fleet.check_idle();
 }
 
-/// A worker that enters itself does so as what it is, under the same name: its past makes room.
+/// A worker renews its entry with its new role and the same ID. Its old entry makes room.
 #[test]
 fn an_entry_follows_the_role() {
     let router = router(0, &[]);
@@ -431,7 +434,7 @@ fn entry_follows(router: &Process, registry: &str) {
     turn(&writers[0], "prefill");
     await_role(router, &writers[0], "prefill");
     serves(router, 3);
-    // A change that comes to nothing has its entry back.
+    // After a change that fails, the entry returns.
     let lone = with_room(body(2, 40, 4), &readers[1], 2);
     let to = readers[1].address;
     let waiting = thread::spawn(move || post(to, "/v1/completions", &lone));
@@ -454,7 +457,7 @@ fn entry_follows(router: &Process, registry: &str) {
     }
 }
 
-/// What was taken back for a change is entered again under the key of now.
+/// An entry that was removed for a change is added again with the present key.
 #[test]
 fn a_worker_that_stays_is_found_under_a_key_that_is_new() {
     let key = KeyFile::new(1);
@@ -482,7 +485,7 @@ fn a_worker_that_stays_is_found_under_a_key_that_is_new() {
     assert_ne!(waiting.join().unwrap().0, 200);
 }
 
-/// Behind a key that the router does not have it cannot be followed, and its operator is told.
+/// The router lacks the API key, so it cannot follow the change, and reports that to its operator.
 #[test]
 fn who_changes_its_role_and_does_not_tell_is_down_for_that_reason() {
     let key = KeyFile::new(b'K');
@@ -496,7 +499,7 @@ fn who_changes_its_role_and_does_not_tell_is_down_for_that_reason() {
         assert_eq!(post_with(worker.address, "/role", &fields, &asked).0, 202);
     };
     turn_to("prefill");
-    let why = "it has another role, and does not tell this router which";
+    let why = "it has another role and hides it from this router";
     fleet.router.await_said(why);
     for _ in 0..30 {
         let told: Value = serde_json::from_str(&fleet.router.get("/workers").1).unwrap();
@@ -510,7 +513,7 @@ fn who_changes_its_role_and_does_not_tell_is_down_for_that_reason() {
     assert_eq!(fleet.router.times_said(why), 1);
 }
 
-/// Prompts that wait turn a decode worker into a prefill worker, and answers that wait turn one back.
+/// Waiting prompts turn a decode worker into a prefill worker; waiting answers turn one back.
 #[test]
 fn workers_follow_the_load_there_and_back() {
     let flags = [
@@ -521,7 +524,7 @@ fn workers_follow_the_load_there_and_back() {
         "1",
         "--rebalance-dwell-secs",
         "2",
-        // What one prompt of the first wave is foretold to take is beyond that by itself.
+        // The predicted time of a single prompt of the first wave is over the limit.
         "--prefill-ms",
         "1,5,0",
         "--min-decode",
@@ -534,7 +537,11 @@ fn workers_follow_the_load_there_and_back() {
         let load = Load::new(fleet.router.address, clients, Arc::new(questions));
         let begun = Instant::now();
         while (count("prefill"), count("decode")) != (4 - decode, decode) {
-            assert!(begun.elapsed() < PATIENCE, "nobody follows: {:?}", listed(&fleet.router));
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "no worker changes its role: {:?}",
+                listed(&fleet.router)
+            );
             load.check();
             thread::sleep(Duration::from_millis(50));
         }
@@ -542,8 +549,8 @@ fn workers_follow_the_load_there_and_back() {
         load.end();
     };
     wave(300, 1, 6, 2);
-    fleet.router.await_times("a worker is to have another role", 1);
+    fleet.router.await_times("changing the role of a worker", 1);
     wave(5, 300, 12, 3);
-    fleet.router.await_times("a worker is to have another role", 2);
+    fleet.router.await_times("changing the role of a worker", 2);
     fleet.check_idle();
 }

@@ -1,4 +1,5 @@
-//! Pairs that cannot hand anything over: client and logs are told which thing differs, and nobody waits long.
+//! Pairs that cannot hand over: the client and the logs name the difference, and the failure is
+//! quick.
 
 use crate::fleet::Fleet;
 use crate::keys::KeyFile;
@@ -33,7 +34,7 @@ fn await_said(process: &Process, words: &str) {
     }
 }
 
-/// Asks the decode leg twice: the second meets a source that is held off for the same reason.
+/// Sends the decode leg twice: the second finds a source that is held off for the same reason.
 #[track_caller]
 fn check(prefill: &Process, decode: &Process, [at_prefill, at_decode]: [&str; 2]) {
     for room in 1..3 {
@@ -76,7 +77,8 @@ fn keys_that_differ_are_named() {
     }
 }
 
-/// Of another major version nothing is understood but which it is; of a later minor one what both know.
+/// Of another major version, only the version is understood. Of a later minor version, the common
+/// part is.
 #[test]
 fn another_major_version_is_named_and_a_later_minor_one_is_none() {
     let reader = prefill(&[]);
@@ -109,10 +111,10 @@ fn a_router_does_not_use_workers_of_another_role_and_says_why() {
         Process::start(&["router", "--port", "0", "--prefill", url, port, "--decode", decode])
     };
     let swapped = wrong([&url(&writer), &port], &url(&reader));
-    await_said(&swapped, "it serves the other phase, and is to be a prefill worker");
-    await_said(&swapped, "it serves the other phase, and is to be a decode worker");
+    await_said(&swapped, "it serves the other phase and cannot be a prefill worker");
+    await_said(&swapped, "it serves the other phase and cannot be a decode worker");
     let elsewhere = wrong([&url(&reader), "9"], &url(&writer));
-    await_said(&elsewhere, "is looked for on port 9");
+    await_said(&elsewhere, "it is configured with port 9");
     assert_eq!(swapped.get("/health").0, 503);
     let (status, text) = swapped.post("/v1/completions", &body(1, 20, 4).to_string());
     assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
@@ -120,8 +122,8 @@ fn a_router_does_not_use_workers_of_another_role_and_says_why() {
     Fleet::new(vec![reader], vec![writer]);
 }
 
-/// A router passes on what it is asked, so that it answers as a worker would; one that is no worker's place is not taken for
-/// that of the worker behind it.
+/// A router forwards identity queries, so it would answer like a worker. A router in a worker's
+/// place must not be taken for the worker behind it.
 #[test]
 fn a_router_is_not_taken_for_a_worker() {
     let (reader, writer) = (prefill(&[]), start("decode", &[]));
@@ -144,7 +146,7 @@ fn a_router_is_not_taken_for_a_worker() {
     for (prefill, decode, role) in [(&inner, &writer, "prefill"), (&reader, &inner, "decode")] {
         let named = [&url(prefill), "--decode", &url(decode)];
         let outer = Process::start(&[&["router", "--port", "0", "--prefill"][..], &named].concat());
-        await_said(&outer, &format!("it is a router, and is to be a {role} worker"));
+        await_said(&outer, &format!("it is a router, not a {role} worker"));
         assert_eq!(outer.get("/health").0, 503);
         let (status, text) = outer.post("/v1/completions", &body(1, 20, 4).to_string());
         assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
@@ -170,7 +172,7 @@ fn who_does_both_serves_alone_where_a_decode_worker_is_named() {
         "{listed}"
     );
     let misplaced = Process::start(&["router", "--port", "0", "--prefill", &url]);
-    await_said(&misplaced, "it can be named as a decode worker");
+    await_said(&misplaced, "name it as a decode worker");
 }
 
 #[track_caller]
@@ -182,14 +184,15 @@ fn await_ready(router: &Process) {
     }
 }
 
-/// A worker that drains finishes what it has, also what its partner has yet to hear of, and its end is no trouble.
+/// A worker that drains finishes its requests, and also what its partner has not yet seen. Its end
+/// causes no failure.
 #[test]
 fn a_drained_prefill_worker_finishes_and_ends_as_announced() {
     let (reader, decode) = (prefill(&[]), start("decode", &[]));
     let (from, to) = (reader.address, decode.address);
     let done = dual(from, to, with_room(body(1, 20, 4), &reader, 1)).1;
     assert_eq!(done.0, 200, "{}", done.1);
-    // Its room waits for a decode leg, and so does the drain for it.
+    // Its room waits for a decode leg, and the drain waits for the room.
     let sent = with_room(body(2, 20, 4), &reader, 2);
     let same = sent.clone();
     let last = thread::spawn(move || post(from, "/v1/completions", &same));
@@ -200,7 +203,7 @@ fn a_drained_prefill_worker_finishes_and_ends_as_announced() {
     }
     reader.terminate();
     await_said(&reader, "draining");
-    // A room that the reader does not know yet it will never know.
+    // The reader will not accept a room that is new to it.
     let (status, text) = decode.post("/v1/completions", &with_room(body(3, 20, 4), &reader, 3));
     let own = r#""param":"bootstrap_host","code":"draining""#;
     assert!(status == 503 && text.contains(own), "{status} {text}");

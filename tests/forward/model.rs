@@ -146,8 +146,8 @@ impl Maker<'_> {
     }
 }
 
-/// Weights of about `spread` in magnitude: plain numbers, or blocks of random levels whose scales
-/// make them so.
+/// Weights of about `spread` in magnitude: plain numbers, or blocks of random levels with scales of
+/// that magnitude.
 pub fn random_bytes(
     random: &mut Random,
     dtype: TensorType,

@@ -1,6 +1,8 @@
-//! Hand-offs from guest to guest, over a wire that loses, delays and reorders what RoCE sends, or is cut.
+//! Hand-offs from guest to guest, over a wire that loses, delays and reorders what RoCE sends, or
+//! is cut.
 //!
-//! They run in one guest, and start in the other what belongs there. Without another they do nothing.
+//! They run in one guest, and start in the other what belongs there. Without another they do
+//! nothing.
 
 use crate::far::{self, FAR, LEADS, NEAR};
 use crate::fleet::Fleet;
@@ -173,7 +175,7 @@ fn check_workers(mut fleet: Fleet) {
         check_fails(&fleet, &cut(4, is_whole));
         assert_eq!(await_served(&fleet, &body(4, 230)), expected);
     }
-    // Others are served while what was sent before lands in nobody's pages: it would be other KV.
+    // While others are served, late packets of a failed request arrive. They must not change KV.
     let others: Vec<_> = (5..8)
         .map(|salt| (salt, ids(fleet.router.post("/v1/completions", &body(salt, 230)))))
         .collect();

@@ -1,14 +1,13 @@
-//! `baton` in the other guest: an agent there runs it as it is told, one process to a connection.
+//! Runs `baton` in the other guest: an agent there starts one process for each connection.
 
 use crate::process::{PATIENCE, Process};
-use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 /// Set in the guest that leads: there is another.
 pub const LEADS: &str = "BATON_RDMA_LEADS";
@@ -26,8 +25,8 @@ pub fn start(args: &[&str]) -> Process {
     Process::run(helper)
 }
 
-/// The process that stands here for one there: says what that says and ends when that ends, which it does when
-/// this ends. Alone it does nothing.
+/// The local process that stands for one in the other guest. It prints the output of that process
+/// and ends with it; that process ends with this one. Run alone it does nothing.
 #[test]
 #[ignore = "a helper of other tests"]
 fn helper() {

@@ -1,4 +1,5 @@
-//! Brings tests to guests with soft-RoCE: all that need a device to one, those between two hosts to two.
+//! Brings tests to guests with soft-RoCE: all that need a device to one, those between two hosts to
+//! two.
 
 use crate::relay::Relay;
 use crate::{far, workers};
@@ -103,7 +104,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It ends its guest when it is told to end, and only then.
+        // The script ends its guest only after a SIGTERM.
         let told = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
         assert!(told.is_ok_and(|status| status.success()), "kill is there");
         let _ = self.0.wait();

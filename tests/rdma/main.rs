@@ -1,9 +1,9 @@
 //! The verbs leaf on a real RDMA device, between two processes: bytes, notices, faults.
 //!
-//! Tests that are marked ignored need a device. Those that are not bring them to one: they run this very
-//! program in guests with soft-RoCE (`tools/rdma-guest`). Where the guests' packages cannot be had they say so
-//! and are skipped, or fail where `BATON_REQUIRE_RDMA` is set. On a machine with a NIC: `cargo test --test rdma
-//! -- --ignored --test-threads 1`.
+//! Tests that are marked ignored need a device. Those that are not bring them to one: they run this
+//! very program in guests with soft-RoCE (`tools/rdma-guest`). Where the guests' packages cannot be
+//! had they say so and are skipped, or fail where `BATON_REQUIRE_RDMA` is set. On a machine with a
+//! NIC: `cargo test --test rdma -- --ignored --test-threads 1`.
 
 mod between;
 mod far;
@@ -19,7 +19,7 @@ mod rig;
 mod workers;
 
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
-use baton::sys::verbs::{Ended, Fault, Marks, Piece, Remote};
+use baton::sys::verbs::{CompletionError, CompletionKind, LocalPiece, Marks, RemoteAddress};
 use peer::Peer;
 use rig::{Node, pattern};
 use std::env;
@@ -33,7 +33,8 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const CHAIN: usize = 33;
 const BLOCK: usize = 6 << 10;
 
-/// A KV hand-off in small: blocks from here and there to here and there, and one notice behind them all.
+/// A KV hand-off in small: blocks from here and there to here and there, and one notice behind them
+/// all.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn scattered_blocks_land_before_their_notice() {
@@ -49,10 +50,10 @@ fn scattered_blocks_land_before_their_notice() {
         let places =
             |factor: usize| (0..BLOCKS).map(move |i| (i * factor + 7 * round) % 1024 * BLOCK);
         for (id, (from, to)) in places(401).zip(places(613)).enumerate() {
-            let piece = Piece { registration: 0, offset: from, len: BLOCK as u32 };
+            let piece = LocalPiece { registration: 0, offset: from, len: BLOCK as u32 };
             chain.write(id as u64, &[piece], peer.at(to), Marks::default());
             if id + 1 == BLOCKS {
-                let header = Piece { registration: 0, offset: 0, len: 32 };
+                let header = LocalPiece { registration: 0, offset: 0, len: 32 };
                 let (inline, immediate) =
                     (node.pair.capacity().inline >= 32, Some(0xba70_0000 + round as u32));
                 let marks = Marks { signalled: true, inline, immediate };
@@ -65,7 +66,10 @@ fn scattered_blocks_land_before_their_notice() {
         }
         assert!(chain.is_empty(), "whole chains");
         let completion = node.await_sent();
-        assert_eq!((completion.id, completion.outcome), (BLOCKS as u64, Ok(Ended::Written)));
+        assert_eq!(
+            (completion.id, completion.outcome),
+            (BLOCKS as u64, Ok(CompletionKind::Written))
+        );
         assert_eq!(peer.await_notice(), Ok(0xba70_0000 + round as u32));
 
         let mut expected = vec![0xee; rig::REGION_BYTES];
@@ -90,15 +94,15 @@ fn several_pieces_become_one_run() {
     let mut chain = node.chain(CHAIN, PIECES);
     let from = |i: usize| (i * 997 % 2048) * 1024;
     for run in 0..CHAIN {
-        let pieces: Vec<Piece> = (0..PIECES)
-            .map(|i| Piece { registration: 0, offset: from(run * PIECES + i), len: 1000 })
+        let pieces: Vec<LocalPiece> = (0..PIECES)
+            .map(|i| LocalPiece { registration: 0, offset: from(run * PIECES + i), len: 1000 })
             .collect();
         let marks = Marks { immediate: (run + 1 == CHAIN).then_some(7), ..Marks::default() };
         chain.write(run as u64, &pieces, peer.at(run * PIECES * 1000), marks);
     }
     chain.signal_last(0);
     node.pair.post(&mut chain).expect("there is room");
-    assert_eq!(node.await_sent().outcome, Ok(Ended::Written));
+    assert_eq!(node.await_sent().outcome, Ok(CompletionKind::Written));
     assert_eq!(peer.await_notice(), Ok(7));
     let mut expected = vec![0; rig::REGION_BYTES];
     for i in 0..CHAIN * PIECES {
@@ -117,7 +121,7 @@ fn inline_bytes_are_those_of_the_time_of_posting() {
     let mut chain = node.chain(1, 1);
     for value in 1..=20 {
         node.fill(|_| value);
-        let piece = Piece { registration: 0, offset: 0, len: 64 };
+        let piece = LocalPiece { registration: 0, offset: 0, len: 64 };
         let marks = Marks { inline: true, immediate: Some(value.into()), signalled: value == 20 };
         chain.clear();
         chain.write(value.into(), &[piece], peer.at(64 * usize::from(value)), marks);
@@ -140,14 +144,14 @@ fn faults_have_their_causes_and_a_reset_pair_serves_again() {
     let mut peer = Peer::start();
     let mut node = Node::source();
     node.fill(|at| pattern(2, at));
-    let piece = Piece { registration: 0, offset: 0, len: 4096 };
+    let piece = LocalPiece { registration: 0, offset: 0, len: 4096 };
     let mut chain = node.chain(4, 1);
     peer.connect(&mut node);
     let good = peer.at(0);
     let wrong = [
-        ("key", Remote { key: good.key ^ 0x5a00, ..good }),
+        ("key", RemoteAddress { key: good.key ^ 0x5a00, ..good }),
         ("bounds", peer.at(rig::REGION_BYTES - 4095)),
-        ("below", Remote { address: good.address - 1, ..good }),
+        ("below", RemoteAddress { address: good.address - 1, ..good }),
     ];
     for (what, remote) in wrong {
         peer.fill(0x11);
@@ -157,9 +161,17 @@ fn faults_have_their_causes_and_a_reset_pair_serves_again() {
         node.pair.post(&mut chain).expect("there is room");
         // The one that fails completes though it was not signalled; what is behind it is flushed.
         let completion = node.await_sent();
-        assert_eq!((completion.id, completion.outcome), (0, Err(Fault::RemoteAccess)), "{what}");
+        assert_eq!(
+            (completion.id, completion.outcome),
+            (0, Err(CompletionError::RemoteAccess)),
+            "{what}"
+        );
         let completion = node.await_sent();
-        assert_eq!((completion.id, completion.outcome), (1, Err(Fault::Flushed)), "{what}");
+        assert_eq!(
+            (completion.id, completion.outcome),
+            (1, Err(CompletionError::Flushed)),
+            "{what}"
+        );
         assert_eq!(peer.await_notice(), Err("flushed".into()), "{what}");
         assert!(peer.memory().iter().all(|&byte| byte == 0x11), "{what}: something has landed");
 
@@ -172,7 +184,7 @@ fn faults_have_their_causes_and_a_reset_pair_serves_again() {
             Marks { immediate: Some(3), signalled: true, inline: false },
         );
         node.pair.post(&mut chain).expect("there is room");
-        assert_eq!(node.await_sent().outcome, Ok(Ended::Written), "after {what}");
+        assert_eq!(node.await_sent().outcome, Ok(CompletionKind::Written), "after {what}");
         assert_eq!(peer.await_notice(), Ok(3), "after {what}");
         let landed = &peer.memory()[..4096];
         assert!(
@@ -188,18 +200,18 @@ fn a_pair_that_is_ended_flushes_and_a_dead_peer_is_noticed() {
     let mut peer = Peer::start();
     let mut node = Node::source();
     peer.connect(&mut node);
-    let piece = Piece { registration: 0, offset: 0, len: 4096 };
+    let piece = LocalPiece { registration: 0, offset: 0, len: 4096 };
     let mut chain = node.chain(1, 1);
     chain.write(5, &[piece], peer.at(0), Marks { signalled: true, ..Marks::default() });
     node.pair.fail().expect("any state can be left so");
     node.pair.post(&mut chain).expect("taken, to be flushed");
     let completion = node.await_sent();
-    assert_eq!((completion.id, completion.outcome), (5, Err(Fault::Flushed)));
+    assert_eq!((completion.id, completion.outcome), (5, Err(CompletionError::Flushed)));
 
     peer.connect(&mut node);
     peer.kill();
     node.pair.post(&mut chain).expect("there is room");
-    assert_eq!(node.await_sent().outcome, Err(Fault::NoAnswer));
+    assert_eq!(node.await_sent().outcome, Err(CompletionError::NoAnswer));
 }
 
 #[test]
@@ -209,13 +221,13 @@ fn nothing_is_allocated_from_filling_to_completion() {
     let mut node = Node::source();
     peer.connect(&mut node);
     let mut chain = node.chain(CHAIN, 2);
-    let places: Vec<Remote> = (0..CHAIN).map(|i| peer.at(i * 8192)).collect();
+    let places: Vec<RemoteAddress> = (0..CHAIN).map(|i| peer.at(i * 8192)).collect();
     let before = violations();
     for round in 0..4 {
         let seal = seal_thread();
         chain.clear();
         for (i, &to) in places.iter().enumerate() {
-            let piece = |offset| Piece { registration: 0, offset, len: 512 };
+            let piece = |offset| LocalPiece { registration: 0, offset, len: 512 };
             let pieces = [piece(i * 4096), piece(i * 2048)];
             chain.write(i as u64, &pieces, to, Marks::default());
         }
@@ -224,7 +236,7 @@ fn nothing_is_allocated_from_filling_to_completion() {
         node.pair.post_receive(round).expect("there is room");
         let completion = node.await_sent();
         drop(seal);
-        assert_eq!(completion.outcome, Ok(Ended::Written));
+        assert_eq!(completion.outcome, Ok(CompletionKind::Written));
     }
     assert_eq!(violations(), before);
     let seal = seal_thread();
@@ -234,8 +246,8 @@ fn nothing_is_allocated_from_filling_to_completion() {
     drop(allocated);
 }
 
-/// Production's hand-off, from the control link to the mover, in two processes; each row's first is compared
-/// byte for byte.
+/// Production's hand-off, from the control link to the mover, in two processes; each row's first is
+/// compared byte for byte.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn kv_is_handed_over_between_two_processes() {

@@ -1,8 +1,9 @@
-//! The process that is written to: serves what the test asks over a unix socket, knowing nothing of the test.
+//! The process that is written to: serves what the test asks over a unix socket, knowing nothing of
+//! the test.
 
 use super::rig::{Node, PATIENCE, REGION_BYTES};
-use baton::sys::event::{Interest, WaitSet};
-use baton::sys::verbs::{Completions, Ended, Endpoint, Remote};
+use baton::sys::event::{WaitInterest, WaitSet};
+use baton::sys::verbs::{CompletionKind, Completions, Endpoint, RemoteAddress};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -24,7 +25,7 @@ const MEMORY: u8 = b'm';
 pub struct Peer {
     child: Child,
     stream: UnixStream,
-    base: Remote,
+    base: RemoteAddress,
 }
 
 impl Peer {
@@ -41,7 +42,7 @@ impl Peer {
         let (stream, _) = listener.accept().expect("it dials");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         let _ = std::fs::remove_file(&path);
-        Peer { child, stream, base: Remote { address: 0, key: 0 } }
+        Peer { child, stream, base: RemoteAddress { address: 0, key: 0 } }
     }
 
     /// Resets both ends and connects them anew.
@@ -54,13 +55,13 @@ impl Peer {
         node.pair.connect(&theirs).expect("it was opened");
         let address = u64::from_le_bytes(self.read());
         let key = u32::from_le_bytes(self.read());
-        self.base = Remote { address, key };
+        self.base = RemoteAddress { address, key };
         assert_eq!(self.read(), [READY]);
     }
 
     /// Place in its memory.
-    pub fn at(&self, offset: usize) -> Remote {
-        Remote { address: self.base.address + offset as u64, ..self.base }
+    pub fn at(&self, offset: usize) -> RemoteAddress {
+        RemoteAddress { address: self.base.address + offset as u64, ..self.base }
     }
 
     pub fn fill(&mut self, byte: u8) {
@@ -68,7 +69,7 @@ impl Peer {
         assert_eq!(self.read(), [READY]);
     }
 
-    /// What it is told next, or how its receive failed.
+    /// The immediate of the next notice, or the failure of its receive.
     pub fn await_notice(&mut self) -> Result<u32, String> {
         self.stream.write_all(&[NOTICE]).expect("it listens");
         match self.read::<5>() {
@@ -147,7 +148,7 @@ pub fn serve(path: &Path) {
 /// Waits as a mover does: asks for an event, looks once more, sleeps.
 fn notice(node: &mut Node) -> [u8; 5] {
     let set = WaitSet::new().expect("a set");
-    set.add(node.received.events().expect("made with events"), Interest::Readable)
+    set.add(node.received.events().expect("made with events"), WaitInterest::Readable)
         .expect("a descriptor");
     let mut completions = Completions::new(1);
     let begun = Instant::now();
@@ -162,7 +163,7 @@ fn notice(node: &mut Node) -> [u8; 5] {
     }
     let completion = completions.iter().next().expect("one was taken");
     match completion.outcome {
-        Ok(Ended::Notified { immediate }) => {
+        Ok(CompletionKind::Notified { immediate }) => {
             node.pair.post_receive(completion.id).expect("there is room");
             let [a, b, c, d] = immediate.to_le_bytes();
             [0, a, b, c, d]

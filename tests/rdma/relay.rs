@@ -1,9 +1,12 @@
-//! The wire between two guests: carries Ethernet frames, and loses, delays and overtakes RoCE's by a rule.
+//! The wire between two guests: carries Ethernet frames, and loses, delays and reorders RoCE frames
+//! by a rule.
 //!
-//! A guest sets the rule itself, by a datagram to [`RULES`]. That is a frame among its others, so the rule holds
-//! for everything that it sends afterwards, and it is heard over a link that is cut, too.
+//! A guest sets the rule by a datagram to [`RULES`]. The datagram is a frame like the others, so
+//! the rule applies to everything that the guest sends afterwards. A cut link
+//! also reads it.
 //!
-//! Thread: for each way one that judges what comes and one that carries it, which may be later.
+//! Thread: two for each direction. One applies the rule to each frame, the other sends it, possibly
+//! later.
 
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
@@ -28,19 +31,19 @@ const TICK: Duration = Duration::from_millis(100);
 /// What becomes of frames, in both directions.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Rule {
-    /// What counts are told by.
+    /// The name under which packets are counted.
     pub name: String,
-    /// Every frame is so long on its way, in microseconds.
+    /// Delay of each frame in microseconds.
     pub delay: u64,
-    /// Of a thousand packets of RoCE so many are lost,
+    /// Lost RoCE packets of each thousand.
     pub lost: u64,
-    /// and so many are late,
+    /// Late RoCE packets of each thousand.
     pub late: u64,
-    /// by so many microseconds, in which others overtake them.
+    /// Delay of a late packet in microseconds; others overtake it.
     pub lateness: u64,
-    /// So many packets of RoCE get through, none after them.
+    /// Number of RoCE packets after which all others are lost.
     pub cut_after: Option<u64>,
-    /// And after them no other frame either.
+    /// Whether the cut also loses all other frames.
     pub cut_is_whole: bool,
 }
 
@@ -68,7 +71,7 @@ struct Shared {
 }
 
 impl Relay {
-    /// Between the guests whose `--net` names these sockets.
+    /// Starts the wire between the guests with these sockets as `--net`.
     pub fn start(ends: [&Path; 2], seed: u64) -> Relay {
         let shared =
             Arc::new(Shared { rules: Mutex::new(vec![Default::default()]), ..Shared::default() });

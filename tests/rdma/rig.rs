@@ -2,8 +2,8 @@
 
 use baton::kv::region::Region;
 use baton::sys::verbs::{
-    self, Access, AddressKind, Capacity, Chain, Completion, CompletionQueue, Completions, Device,
-    Domain, QueuePair, Registration, Route,
+    self, Access, Capacity, Chain, Completion, CompletionQueue, Completions, Device, Domain,
+    GidKind, QueuePair, Registration, Route,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -104,8 +104,8 @@ fn first_route() -> (String, Route) {
     for device in devices.into_iter().flatten() {
         for port in device.ports.iter().filter(|port| port.active) {
             let usable = port.addresses.iter().find(|address| match address.kind {
-                AddressKind::RoceV2 => address.gid.to_ipv4_mapped().is_some(),
-                kind => kind == AddressKind::InfiniBand,
+                GidKind::RoceV2 => address.gid.to_ipv4_mapped().is_some(),
+                kind => kind == GidKind::InfiniBand,
             });
             if let Some(address) = usable {
                 return (device.name.clone(), Route::new(port, address));

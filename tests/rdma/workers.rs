@@ -1,4 +1,5 @@
-//! Real workers whose KV goes over the NIC: a router, prefill and decode, and one process that does without.
+//! Real workers that transfer KV over the NIC: a router with prefill and decode, and a mixed worker
+//! for comparison.
 
 use crate::fleet::Fleet;
 use crate::process::{PATIENCE, Process};
@@ -77,7 +78,8 @@ fn answers_are_those_of_one_process(allocation: &str) {
     fleet.check_idle();
 }
 
-/// Whatever of the hand-off is under way when a client leaves: nothing of it stays, and nobody else's bytes change.
+/// A client leaves at any time of the hand-off. Nothing of its request stays, and no bytes of other
+/// requests change.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn clients_that_leave_at_any_time_leave_nothing() {
@@ -112,7 +114,8 @@ fn clients_that_leave_leave_nothing(allocation: &str) {
     fleet.check_idle();
 }
 
-/// The answer once there is one: a request right behind one that failed may still meet the session that broke.
+/// The answer once there is one: a request right behind one that failed may still meet the session
+/// that broke.
 pub fn await_served(fleet: &Fleet, body: &str) -> Value {
     let begun = Instant::now();
     loop {
@@ -130,7 +133,8 @@ fn set_link(number: u32, state: &str) {
     assert!(Command::new("ip").args(["link", "set", &link, state]).status().unwrap().success());
 }
 
-/// Of two NICs one goes: what was under way over both is lost and says why, what follows takes the other.
+/// Of two NICs one goes: what was under way over both is lost and says why, what follows takes the
+/// other.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn sessions_go_on_over_the_nics_that_are_left() {

@@ -1,4 +1,5 @@
-//! Streams that begin with what prefill has sampled (`--first-token prefill`): told once and in order, whoever fails then.
+//! Streams that begin with prefill's token (`--first-token prefill`): each token is sent once and
+//! in order, whatever fails.
 
 use crate::STREAM;
 use crate::client::Client;
@@ -8,7 +9,7 @@ use crate::worker::Asked;
 const AHEAD: [&str; 2] = ["--first-token", "prefill"];
 const DONE: &str = "data: [DONE]\n\n";
 
-/// A stream of which prefill has told the first token, and its two legs.
+/// A stream with prefill's first token, and its two legs.
 fn begun(quartet: &Quartet) -> (Client, Asked, Asked) {
     let mut client = quartet.router.post("/v1/completions", STREAM);
     let (_, mut at_prefill, at_decode) = quartet.asked();
@@ -29,7 +30,7 @@ fn is_resumed_at(asked: &Asked, ids: &[u32]) {
 fn the_first_token_is_prefills_and_comes_once() {
     let quartet = Quartet::start(&AHEAD);
     let (mut client, mut at_prefill, mut at_decode) = begun(&quartet);
-    // How the answer ends is decode's to say.
+    // Only decode ends the answer.
     at_prefill.chunk(": {\"created\":7,\"choice\":0,\"end\":\"length\"}\ndata: the end\n\n");
     at_prefill.chunk(DONE);
     at_prefill.end_stream();
@@ -86,8 +87,8 @@ fn only_streams_and_only_with_the_flag() {
     assert_eq!(client.answer(), (200, "{}".into()));
 }
 
-/// Decode dies with the client's first token told by prefill: the next pair goes on behind it, and prefill there tells the
-/// second one ahead.
+/// Decode dies after the client has prefill's first token. The next pair continues after it, and
+/// its prefill sends the second token.
 #[test]
 fn it_goes_on_behind_it_at_another_pair() {
     let quartet = Quartet::start(&AHEAD);
@@ -106,7 +107,7 @@ fn it_goes_on_behind_it_at_another_pair() {
     assert_eq!(rest(&mut client), ["data: six\n\n", DONE].concat());
 }
 
-/// Prefill fails when it has told, by an event or by its end: as before it told.
+/// Prefill fails after its token, by an event or by its end, or before its token.
 #[test]
 fn it_goes_on_elsewhere_where_prefill_fails() {
     for is_told in [true, false] {
@@ -118,7 +119,7 @@ fn it_goes_on_elsewhere_where_prefill_fails() {
             assert!(at_decode.is_closed());
         } else {
             at_prefill.hang_up();
-            // Decode is given a moment, and says that its source is lost.
+            // Decode gets a short time, and reports that its source is lost.
             let mut at_decode = at_decode;
             at_decode.answer("502 Bad Gateway", "{\"error\":{\"code\":\"peer_lost\"}}");
         }
@@ -153,7 +154,7 @@ fn where_nobody_can_go_on_it_ends_with_an_error_event() {
     );
 }
 
-/// The two legs of a request that differ are a failure, and neither's tokens are mixed with the other's.
+/// Two legs that differ are a failure. Their tokens are never mixed.
 #[test]
 fn a_decode_worker_that_says_otherwise_is_not_believed() {
     for other in [event(&[9], "nine"), event(&[4, 5], "four five"), "data: four\n\n".into()] {

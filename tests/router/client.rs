@@ -1,8 +1,8 @@
 //! A client of the router, and the router's process.
 
 use crate::worker::{PATIENCE, Worker};
-use baton::front::http::client::{Event, ResponseDecoder, ResponseHead};
-use baton::front::http::{Limits, Method};
+use baton::http::client::{ResponseDecoder, ResponseEvent, ResponseHead};
+use baton::http::{HttpLimits, Method};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A `baton router` process, killed when dropped.
+/// A `baton router` process, killed on drop.
 pub struct Router {
     child: Child,
     address: String,
-    /// What it has said since it listens.
+    /// Its log since it listens.
     log: Arc<Mutex<String>>,
 }
 
 impl Router {
-    /// Over these workers; prefill workers have bootstrap ports 9000, 9001 and so on.
+    /// A router with these workers. Prefill workers have the bootstrap ports 9000, 9001 and so on.
     pub fn start(prefill: &[&Worker], decode: &[&Worker], flags: &[&str]) -> Router {
         let mut args: Vec<String> = flags.iter().map(|flag| flag.to_string()).collect();
         for (number, worker) in prefill.iter().enumerate() {
@@ -31,7 +31,7 @@ impl Router {
         Router::run(&args)
     }
 
-    /// With these arguments, the port apart.
+    /// A router with these arguments and a free port.
     pub fn run(args: &[String]) -> Router {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command.args(["router", "--port", "0"]).args(args);
@@ -42,7 +42,7 @@ impl Router {
         });
         let log = Arc::<Mutex<String>>::default();
         let kept = log.clone();
-        // Somebody must read on, or the router's log blocks it.
+        // The pipe must be read, otherwise it blocks the router's log.
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 eprintln!("{line}");
@@ -52,17 +52,17 @@ impl Router {
         Router { child, address: address.expect("it says where it listens"), log }
     }
 
-    /// Whether it says so in its log, or has, as far as that was read.
+    /// Whether its log, as far as it was read, contains these words.
     pub fn has_said(&self, words: &str) -> bool {
         self.log.lock().unwrap().contains(words)
     }
 
-    /// How often it has said so in its log, as far as that was read.
+    /// How often its log, as far as it was read, contains these words.
     pub fn times_said(&self, words: &str) -> usize {
         self.log.lock().unwrap().matches(words).count()
     }
 
-    /// Waits until it says so in its log, which is read a moment later than it is written.
+    /// Waits until its log contains these words. The log is read a moment after it is written.
     #[track_caller]
     pub fn await_said(&self, words: &str) {
         let begun = Instant::now();
@@ -72,7 +72,7 @@ impl Router {
         }
     }
 
-    /// As [`Router::start`], once it has a pair.
+    /// Like [`Router::start`], once it has a pair.
     pub fn ready(prefill: &[&Worker], decode: &[&Worker], flags: &[&str]) -> Router {
         let router = Router::start(prefill, decode, flags);
         router.wait_for("/readiness", 200);
@@ -89,7 +89,7 @@ impl Router {
         panic!("{path} never has status {status}");
     }
 
-    /// Waits until so many workers are up.
+    /// Waits until this many workers are up.
     pub fn wait_for_workers(&self, count: usize) {
         let is_up = |line: &str| line.starts_with("smg_worker_health{") && line.ends_with(" 1");
         for _ in 0..400 {
@@ -117,7 +117,7 @@ impl Router {
         Router::client_of(&self.address)
     }
 
-    /// A client of whoever listens there.
+    /// A client of the server at this address.
     pub fn client_of(address: &str) -> Client {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -134,7 +134,7 @@ impl Router {
     }
 }
 
-/// How a worker is named.
+/// A worker's URL.
 pub fn url(worker: &Worker) -> String {
     format!("http://{}", worker.address)
 }
@@ -155,12 +155,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// `fields` are whole header lines.
+    /// `fields` are complete header lines.
     pub fn post(&mut self, path: &str, fields: &str, body: &str) {
         self.ask("POST", path, fields, body);
     }
 
-    /// As [`Client::post`], with any method.
+    /// Like [`Client::post`], with any method.
     pub fn ask(&mut self, method: &str, path: &str, fields: &str, body: &str) {
         let length = body.len();
         self.send(&format!(
@@ -173,17 +173,19 @@ impl Client {
         self.stream.write_all(request.as_bytes()).unwrap();
     }
 
-    /// The next piece of the body, `None` at its proper end.
+    /// The next piece of the body. `None` at its proper end.
     pub fn piece(&mut self) -> Option<String> {
         loop {
             let (used, event) = self.decoder.read(&self.input).expect("an answer in HTTP");
             let piece = match event {
-                Some(Event::Head(head)) => {
+                Some(ResponseEvent::Head(head)) => {
                     self.head = Some(head);
                     None
                 }
-                Some(Event::Body(piece)) => Some(String::from_utf8_lossy(piece).into_owned()),
-                Some(Event::End { .. }) => {
+                Some(ResponseEvent::Body(piece)) => {
+                    Some(String::from_utf8_lossy(piece).into_owned())
+                }
+                Some(ResponseEvent::End { .. }) => {
                     self.input.drain(..used);
                     return None;
                 }
@@ -219,5 +221,5 @@ impl Client {
 }
 
 fn decoder() -> ResponseDecoder {
-    ResponseDecoder::new(Method::Post, Limits { body: usize::MAX, ..Limits::default() })
+    ResponseDecoder::new(Method::Post, HttpLimits { body: usize::MAX, ..HttpLimits::default() })
 }

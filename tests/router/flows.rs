@@ -11,7 +11,7 @@ const PREFILL_FIRST: [&str; 2] = ["--flow", "prefill-first"];
 
 const DECODE_FIRST: [&str; 2] = ["--flow", "decode-first"];
 
-/// What a prefill worker says of KV that it keeps in this room.
+/// A prefill worker's answer for KV that it keeps in this room.
 fn kept(room: u64) -> Value {
     json!({"do_remote_prefill": true, "remote_host": "10.0.0.1", "remote_port": 9000, "bootstrap_room": room})
 }
@@ -20,7 +20,7 @@ fn keep(asked: &mut Asked, room: u64) {
     asked.answer("200 OK", &json!({ "kv_transfer_params": kept(room), "choices": [] }).to_string());
 }
 
-/// The worker is told to give up what it keeps in this room.
+/// The worker is asked to drop the KV that it keeps in this room.
 #[track_caller]
 fn check_given_up(worker: &Worker, room: u64) {
     let asked = worker.asked();
@@ -75,7 +75,7 @@ fn an_error_of_prefill_is_told_and_decode_never_asked() {
     let (_, mut at_prefill) = quartet.at_prefill();
     at_prefill.answer("400 No", r#"{"error":{"code":"context_length_exceeded"}}"#);
     assert_eq!(client.answer().0, 400);
-    // One that another worker may not have is tried there.
+    // A failure that another worker possibly does not have is retried there.
     for fault in ["429 Full", "500 Oh", "hang up", "no room"] {
         let mut client = quartet.router.post("/v1/completions", PROMPT);
         let (first, mut at_prefill) = quartet.at_prefill();
@@ -94,7 +94,7 @@ fn an_error_of_prefill_is_told_and_decode_never_asked() {
     assert!(quartet.is_unasked());
 }
 
-/// Who stands still closes nothing: that it answers no probe ends what it was asked.
+/// A hung worker closes nothing: failed probes end its requests.
 #[test]
 fn a_prefill_worker_that_is_asked_first_and_stands_still_is_given_up() {
     let quartet = Quartet::start(&PREFILL_FIRST);
@@ -109,7 +109,8 @@ fn a_prefill_worker_that_is_asked_first_and_stands_still_is_given_up() {
     assert_eq!(client.answer().0, 200);
 }
 
-/// Decode has left when its turn comes: what prefill keeps is as good for another one, and no prompt is read twice.
+/// Decode has left when its turn comes. Another worker can claim the kept KV, and no prompt is
+/// computed twice.
 #[test]
 fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
     let quartet = Quartet::start(&PREFILL_FIRST);
@@ -118,7 +119,7 @@ fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
     let (first, mut at_decode) = quartet.at_decode();
     at_decode.answer("200 OK", "{}");
     assert_eq!(client.answer().0, 200);
-    // It is the other one's turn.
+    // It is the other worker's turn.
     let mut client = quartet.router.post("/v1/completions", PROMPT);
     let (_, mut at_prefill) = quartet.at_prefill();
     quartet.decode[1 - first].stop();
@@ -128,7 +129,7 @@ fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
     at_decode.answer("200 OK", "{}");
     assert_eq!(client.answer().0, 200);
     assert!(quartet.prefill.iter().all(Worker::is_unasked), "nothing is read again, or given up");
-    // Where there is no other, it is given up, and the client told.
+    // If there is no other worker, the KV is dropped, and the client gets an error.
     let mut client = quartet.router.connect();
     client.post("/v1/completions", "authorization: Bearer k\r\n", PROMPT);
     let (which, mut at_prefill) = quartet.at_prefill();
@@ -138,7 +139,7 @@ fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
     drop(client);
 }
 
-/// What decode does not claim is given up at once, and the request read anew.
+/// KV that decode does not claim is dropped at once, and the prompt is computed again.
 #[test]
 fn what_decode_does_not_claim_is_given_up() {
     let quartet = Quartet::start(&PREFILL_FIRST);
@@ -163,7 +164,7 @@ fn what_decode_does_not_claim_is_given_up() {
         at_decode.answer("200 OK", "{}");
         assert_eq!(client.answer().0, 200, "{fault}");
     }
-    // What is the request's own doing is told at once.
+    // An error of the request itself is returned at once.
     client.post("/v1/completions", key, PROMPT);
     let (first, mut at_prefill) = quartet.at_prefill();
     keep(&mut at_prefill, 11);
@@ -189,7 +190,7 @@ fn a_client_that_leaves_ends_whichever_leg_runs() {
     check_given_up(&prefill, 8);
 }
 
-/// What the client has goes to both legs of the next try.
+/// The client's tokens go to both legs of the next attempt.
 #[test]
 fn a_stream_goes_on_elsewhere_from_what_prefill_reads_behind_its_ids() {
     let quartet = Quartet::start(&PREFILL_FIRST);
@@ -225,7 +226,7 @@ fn a_stream_goes_on_elsewhere_from_what_prefill_reads_behind_its_ids() {
     assert_eq!(client.answer().1, "data: {}\n\ndata: [DONE]\n\n");
 }
 
-/// Loads are booked when a pair is chosen: both workers of it count from then on.
+/// Both workers are reserved when the pair is chosen, and both count from then on.
 #[test]
 fn a_decode_worker_is_charged_while_prefill_reads() {
     let prefill = Worker::start();
@@ -250,7 +251,7 @@ fn a_decode_worker_is_charged_while_prefill_reads() {
     clients.iter_mut().for_each(|client| assert_eq!(client.answer().0, 200));
 }
 
-/// The prefill worker that decode is named.
+/// The prefill worker that decode's request names.
 fn named(asked: &Asked) -> Value {
     let body = asked.json();
     assert!(body.get("bootstrap_room").is_none() && body.get("bootstrap_host").is_none(), "{body}");
@@ -276,7 +277,7 @@ fn decode_alone_is_asked_and_told_whom_to_ask() {
     assert!(prefill.is_unasked());
 }
 
-/// By the field at fault the router knows whose a failure is.
+/// The field at fault tells the router which worker has failed.
 #[test]
 fn a_failure_of_the_prefill_worker_that_decode_asked_is_not_decode_s() {
     let prefill = [Worker::start(), Worker::start()];
@@ -290,19 +291,19 @@ fn a_failure_of_the_prefill_worker_that_decode_asked_is_not_decode_s() {
         let mut at_decode = decode.asked();
         let first = named(&at_decode);
         at_decode.answer("502 Bad Gateway", &error);
-        // The only decode worker is asked again, and another prefill worker named.
+        // The only decode worker gets the request again, with another prefill worker.
         let mut at_decode = decode.asked();
         assert_ne!(named(&at_decode), first, "{code}");
         at_decode.answer("200 OK", "{}");
         assert_eq!(client.answer().0, 200, "{code}");
     }
-    // The same without the field is decode's own, and there is no other.
+    // The same without the field is decode's own failure, and there is no other worker.
     let mut client = router.post("/v1/completions", PROMPT);
     decode.asked().answer("429 Full", r#"{"error":{"code":"overloaded"}}"#);
     assert_eq!(client.answer().0, 429);
 }
 
-/// Nobody but the router knows, since it is decode that asks.
+/// Decode asks prefill, so only the router knows the reservation.
 #[test]
 fn a_prefill_worker_is_charged_until_decode_s_first_byte() {
     let prefill = [Worker::start(), Worker::start()];
@@ -315,7 +316,7 @@ fn a_prefill_worker_is_charged_until_decode_s_first_byte() {
     clients.push(router.post("/v1/completions", STREAM));
     let two = decode.asked();
     assert_ne!(named(&one), named(&two));
-    // The first has been read, the second has not.
+    // The first prompt is computed, the second is not.
     one.open_stream();
     one.chunk(&event(&[5], "{}"));
     assert_eq!(clients[0].piece().as_deref(), Some("data: {}\n\n"));
@@ -336,7 +337,7 @@ fn of_an_answer_that_comes_whole_decode_says_when_prefill_is_done() {
     let two = decode.asked();
     assert_ne!(named(&one), named(&two));
     one.send(b"HTTP/1.1 102 Processing\r\n\r\n");
-    // The router reads that before what comes next.
+    // The router reads that before the next event.
     let is_charged = |line: &str| {
         line.starts_with("smg_worker_requests_active{")
             && line.contains("\"prefill\"")

@@ -1,12 +1,12 @@
-//! Workers of another engine, as SGLang's: reached by HTTP alone, they tell of themselves what they like, or nothing, and
-//! know nothing of this router.
+//! Workers of another engine, such as SGLang's: reached over HTTP alone. They report what they
+//! like, or nothing, and know nothing of this router.
 
 use crate::client::{Router, url};
 use crate::worker::{Introduction, Worker};
 use crate::{PROMPT, STREAM};
 use serde_json::{Value, json};
 
-/// What SGLang's server tells, by the fields that matter.
+/// The answer of SGLang's server, with the fields that matter.
 const READER: Introduction = Some((
     "200 OK",
     r#"{"model_path":"m","served_model_name":"m","disaggregation_mode":"prefill","disaggregation_bootstrap_port":9123}"#,
@@ -19,7 +19,7 @@ fn worker(introduction: Introduction) -> Worker {
     Worker::at("127.0.0.1:0".parse().unwrap(), introduction)
 }
 
-/// A router that is ready, with these words behind each prefill worker's URL.
+/// A router that is ready, with these words after each prefill worker's URL.
 fn router(prefill: &[(&Worker, &[&str])], decode: &[&Worker]) -> Router {
     let mut args = vec!["--policy".to_owned(), "round_robin".to_owned()];
     for (worker, port) in prefill {
@@ -32,7 +32,7 @@ fn router(prefill: &[(&Worker, &[&str])], decode: &[&Worker]) -> Router {
     router
 }
 
-/// What both legs of a request for text were told of their meeting place.
+/// The bootstrap port in both legs of a generation request.
 fn port(router: &Router, prefill: &Worker, decode: &Worker) -> Value {
     let mut client =
         router.post("/generate", r#"{"input_ids":[1,2],"sampling_params":{"max_new_tokens":2}}"#);
@@ -47,7 +47,7 @@ fn port(router: &Router, prefill: &Worker, decode: &Worker) -> Value {
     told["bootstrap_port"].clone()
 }
 
-/// Null says that the worker's own is meant, which decode knows where all have one.
+/// Null means the worker's own port, which decode knows if all have the same.
 #[test]
 fn a_registry_is_where_was_said_or_where_it_says_or_null() {
     for (introduction, words, expected) in [
@@ -68,7 +68,7 @@ fn a_registry_is_where_was_said_or_where_it_says_or_null() {
     }
 }
 
-/// A prefill worker's error is read whole, however it comes.
+/// A prefill worker's error is read completely, in whatever pieces it arrives.
 #[test]
 fn an_error_in_pieces_is_one() {
     let (prefill, decode) = (worker(UNKNOWN), worker(UNKNOWN));
@@ -77,18 +77,20 @@ fn an_error_in_pieces_is_one() {
     let (mut at_prefill, _at_decode) = (prefill.asked(), decode.asked());
     let wrong = r#"{"object":"error","message":"too long","param":"prompt","code":400}"#;
     at_prefill.send(
-        b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n\
+          transfer-encoding: chunked\r\n\r\n",
     );
     for piece in [&wrong[..20], &wrong[20..]] {
         at_prefill.chunk(piece);
-        // It is on its way before the next one is sent.
+        // This piece is sent before the next one.
         prefill.await_probes(2);
     }
     at_prefill.end_stream();
     assert_eq!(client.answer(), (400, wrong.into()));
 }
 
-/// Their errors are the client's, word for word; what another worker may do better is tried there.
+/// Their errors reach the client unchanged. If another worker may do better, the request is
+/// retried.
 #[test]
 fn errors_of_theirs_are_passed_on() {
     let (prefill, decode) = (worker(UNKNOWN), worker(UNKNOWN));
@@ -101,7 +103,7 @@ fn errors_of_theirs_are_passed_on() {
         at_prefill.answer("400 Bad Request", wrong);
         assert_eq!(client.answer(), (400, wrong.into()));
     }
-    assert!(prefill.is_unasked() && decode.is_unasked(), "nobody would answer it otherwise");
+    assert!(prefill.is_unasked() && decode.is_unasked(), "no worker would answer otherwise");
     let mut client = router.post("/v1/completions", PROMPT);
     let broken = r#"{"error":{"message":"KV transfer failed","code":500}}"#;
     for _ in 0..2 {
@@ -109,7 +111,7 @@ fn errors_of_theirs_are_passed_on() {
         at_decode.answer("500 Internal Server Error", broken);
     }
     assert_eq!(client.answer(), (500, broken.into()), "tried once more");
-    // An error inside a stream is all that its client will hear, and comes as it was said.
+    // An error inside a stream is the last event for the client, and is passed on unchanged.
     let mut client = router.post("/v1/completions", STREAM);
     let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
     at_prefill.answer("200 OK", "{}");

@@ -1,4 +1,4 @@
-//! Flags that a start script for sglang-router has: each does what it says.
+//! Flags that a start script for sglang-router uses: each has its effect.
 
 use crate::client::Router;
 use crate::worker::{Asked, Worker};
@@ -25,7 +25,7 @@ fn so_many_run_so_many_wait_and_the_next_is_told() {
     thread::sleep(Duration::from_millis(50));
     let (status, told) = router.post("/v1/completions", PROMPT).answer();
     assert!(status == 429 && told.contains("overloaded"), "{status} {told}");
-    // What is no request for text does not wait.
+    // A request without generation does not wait.
     let mut models = router.get("/v1/models");
     prefill.asked().answer("200 OK", "[]");
     assert_eq!(models.answer().0, 200);
@@ -97,7 +97,7 @@ fn a_request_has_as_long_as_the_router_was_told() {
         let mut client = router.connect();
         client.post("/v1/completions", &format!("x-request-timeout-ms: {asks}\r\n"), PROMPT);
         let (at_prefill, at_decode) = (prefill.asked(), decode.asked());
-        // What is left of it when it is sent.
+        // The rest of the time limit at the moment of sending.
         let left = patience(&at_decode);
         assert!(left <= gets && left > gets / 2, "{left} of {asks}");
         serve(at_prefill, at_decode);
@@ -115,7 +115,7 @@ fn a_request_has_as_long_as_the_router_was_told() {
     assert_eq!(client.answer().0, 200);
 }
 
-/// Milliseconds that a worker is told to take at most.
+/// Milliseconds that a worker can take at most.
 fn patience(asked: &Asked) -> u64 {
     asked.header("x-request-timeout-ms").and_then(|told| told.parse().ok()).expect("milliseconds")
 }
@@ -201,7 +201,7 @@ fn health_is_looked_at_where_and_as_often_as_was_said() {
 #[test]
 fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
     let decode = Worker::start();
-    // Whoever comes to this address later.
+    // A worker that starts later at this address.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let args = [
         "--prefill",
@@ -217,19 +217,20 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
         .collect();
     let router = Router::run(&args);
     router.wait_for_workers(1);
-    router.await_said("no longer looked for");
+    router.await_said("was not up in time and is given up");
     let late = Worker::at(address, Some(("200 OK", "{}")));
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(router.get("/readiness").answer().0, 503);
     assert!(late.is_unasked());
-    // But somebody says that it is there.
+    // A worker that is announced again is probed again.
     let named =
         format!(r#"{{"url":"http://{address}","worker_type":"prefill","bootstrap_port":9000}}"#);
     assert_eq!(router.post("/workers", &named).answer().0, 202);
     router.wait_for("/readiness", 200);
 }
 
-/// By default one failure is enough to be asked last; with a higher threshold it is not.
+/// By default one failure is enough for a worker to be chosen last. With a higher threshold it is
+/// not.
 #[test]
 fn a_circuit_opens_after_as_many_failures_as_was_said() {
     for (threshold, first_is_asked_again) in [("1", false), ("3", true)] {
@@ -247,7 +248,7 @@ fn a_circuit_opens_after_as_many_failures_as_was_said() {
         let _at_prefill = prefill.asked();
         decode[0].asked().answer("500 No", "{}");
         assert_eq!(client.answer().0, 500);
-        // The other one, in turn, and then the first again, or not.
+        // The other worker in turn, and then the first again, or not.
         for which in [1, if first_is_asked_again { 0 } else { 1 }] {
             let mut client = router.post("/v1/completions", PROMPT);
             let mut at_decode = decode[which].asked();

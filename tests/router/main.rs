@@ -1,13 +1,13 @@
 //! `baton router` between scripted workers.
 
 mod ahead;
-mod choosing;
 mod client;
 mod flows;
 mod foreign;
-mod joining;
 mod launched;
+mod membership;
 mod retries;
+mod selection;
 mod turns;
 mod worker;
 
@@ -36,7 +36,8 @@ fn trio_with(flags: &[&str]) -> (Worker, Worker, Router) {
 fn both_workers_get_the_same_request_and_decode_answers() {
     let (prefill, decode, router) = trio();
     let mut client = router.connect();
-    let fields = "authorization: Bearer k\r\ntraceparent: 00-1\r\nx-request-timeout-ms: 900\r\nx-request-id: mine\r\ncookie: c\r\n";
+    let fields = "authorization: Bearer k\r\ntraceparent: 00-1\r\nx-request-timeout-ms: 900\r\n\
+        x-request-id: mine\r\ncookie: c\r\n";
     client.post("/v1/completions?x=1", fields, r#"{"prompt":["a","b"],"bootstrap_room":5,"n":2}"#);
     let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
     for (asked, worker) in [(&at_prefill, &prefill), (&at_decode, &decode)] {
@@ -106,7 +107,7 @@ fn an_error_of_prefill_before_the_first_byte_is_the_answer() {
         let mut client = router.post("/generate", STREAM);
         let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
         if is_stream_open {
-            // A head alone is not an answer yet.
+            // A head alone is no answer yet.
             at_decode.open_stream();
         }
         at_prefill.answer("429 Too Many Requests", r#"{"error":{"message":"full"}}"#);
@@ -175,7 +176,7 @@ fn decode_decides_about_a_request_whose_prefill_leg_broke() {
     let mut client = router.post("/v1/completions", STREAM);
     let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
     at_prefill.hang_up();
-    // The worker itself is well, and serves others meanwhile.
+    // The worker itself is healthy, and serves other requests meanwhile.
     let mut other = router.get("/health_generate");
     prefill.asked().answer("200 OK", "{}");
     decode.asked().answer("200 OK", "{}");
@@ -221,7 +222,7 @@ fn connections_are_kept_on_both_sides() {
     for _ in 0..3 {
         client.post("/v1/completions", "", PROMPT);
         let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
-        // The one that the first probe came on, or a second one beside a later probe.
+        // The connection of the first probe, or a second one beside a later probe.
         assert!(at_prefill.connection <= 1 && at_decode.connection <= 1);
         at_prefill.answer("200 OK", "{}");
         // Its connection is free again once the router has read that.
@@ -285,7 +286,7 @@ fn a_worker_whose_health_says_that_it_drains_is_not_used() {
     assert!(decode.is_unasked());
 }
 
-/// What a worker runs is given up when it stands still, and not when one probe of many is lost.
+/// The requests of a worker are given up if it hangs, and not if one probe of many is lost.
 #[test]
 fn a_worker_that_drains_keeps_what_it_runs_when_a_probe_is_lost() {
     let (prefill, decode, router) = trio();
@@ -301,7 +302,8 @@ fn a_worker_that_drains_keeps_what_it_runs_when_a_probe_is_lost() {
     assert_eq!(client.answer(), (200, "{\"well\":1}".into()));
 }
 
-/// By its own word at once, not with the next probe; what it says of the prefill worker is not about itself.
+/// Its own report counts at once, before the next probe. A report about the prefill worker does not
+/// count for itself.
 #[test]
 fn a_worker_that_answers_that_it_drains_is_asked_no_more() {
     let prefill = Worker::start();
@@ -348,7 +350,7 @@ fn a_worker_of_another_role_is_not_used() {
     assert!(wrong.is_unasked());
 }
 
-/// An engine that does not say who it is, or wants a key for it, is used all the same.
+/// An engine that does not report its identity, or needs a key for that, is used.
 #[test]
 fn a_worker_that_does_not_say_who_it_is_is_used() {
     for said in [
@@ -416,7 +418,10 @@ fn other_paths_are_served_by_whom_they_concern() {
     let load = &loads["loads"][0];
     assert_eq!((&load["num_running_reqs"], &load["num_waiting_reqs"]), (&0.into(), &0.into()));
     let untold = ["gen_throughput", "num_used_tokens", "max_running_requests"];
-    assert!(untold.iter().all(|field| load.get(field).is_none()), "nobody has told it: {load}");
+    assert!(
+        untold.iter().all(|field| load.get(field).is_none()),
+        "no worker has reported it: {load}"
+    );
     assert!(router.get("/version").answer().1.contains("version"));
     for (mut client, status) in [
         (router.get("/nothing"), 404),
@@ -483,7 +488,7 @@ fn workers_that_are_down_are_named_and_the_others_asked() {
         }
         assert_eq!((status, body), (200, told));
     }
-    // An error of one that was reached is no less an error.
+    // An error of a worker that was reached still counts.
     let mut client = router.post("/flush_cache", "{}");
     prefill.asked().answer("500 No", "{}");
     decode[1].asked().answer("200 OK", "{}");
@@ -539,7 +544,7 @@ fn a_slow_reader_slows_its_worker_and_loses_nothing() {
         }
         at_decode.end_stream();
     });
-    // Read nothing while the worker can still send.
+    // Reads nothing while the worker can still send.
     let mut last = usize::MAX;
     while sent.load(Ordering::SeqCst) != last {
         last = sent.load(Ordering::SeqCst);
@@ -577,7 +582,7 @@ fn a_drain_finishes_what_runs() {
     at_decode.chunk("data: 1\n\n");
     client.piece();
     router.terminate();
-    // Nobody tells when the signal has arrived; from then on requests are refused.
+    // The arrival of the signal is not reported. From then on requests are refused.
     loop {
         other.post("/generate", "", "[]");
         let status = other.answer().0;

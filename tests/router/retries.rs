@@ -1,4 +1,4 @@
-//! Requests that are sent to another pair, and streams that go on there.
+//! Requests that are sent to another pair, and streams that continue there.
 
 use crate::client::{Client, Router};
 use crate::worker::{Asked, PATIENCE, Worker};
@@ -8,7 +8,7 @@ use serde_json::json;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Two workers of each role and a router that takes them in turn.
+/// Two workers of each role and a router that uses them in turn.
 pub struct Quartet {
     pub prefill: [Worker; 2],
     pub decode: [Worker; 2],
@@ -25,24 +25,24 @@ impl Quartet {
         Quartet { prefill, decode, router }
     }
 
-    /// The next request at both workers of a pair, and which they are.
+    /// The next request at both workers of a pair, and the indexes of the workers.
     pub fn asked(&self) -> ([usize; 2], Asked, Asked) {
         let (prefill, at_prefill) = self.at_prefill();
         let (decode, at_decode) = self.at_decode();
         ([prefill, decode], at_prefill, at_decode)
     }
 
-    /// The next request at a prefill worker, and which that is.
+    /// The next request at a prefill worker, and its index.
     pub fn at_prefill(&self) -> (usize, Asked) {
         next(&self.prefill)
     }
 
-    /// The same of a decode worker.
+    /// The same for a decode worker.
     pub fn at_decode(&self) -> (usize, Asked) {
         next(&self.decode)
     }
 
-    /// Whether nobody has a request that was not taken.
+    /// Whether no worker has an unhandled request.
     pub fn is_unasked(&self) -> bool {
         self.prefill.iter().chain(&self.decode).all(Worker::is_unasked)
     }
@@ -61,21 +61,21 @@ fn next(workers: &[Worker; 2]) -> (usize, Asked) {
         }
         thread::sleep(Duration::from_millis(1));
     }
-    panic!("nobody is asked");
+    panic!("no worker is asked");
 }
 
 fn room(asked: &Asked) -> u64 {
     asked.json()["bootstrap_room"].as_u64().unwrap()
 }
 
-/// An event of the first choice and what it stands for.
+/// An event of the first choice with its mark.
 pub fn event(ids: &[u32], text: &str) -> String {
     let mark = json!({ "created": 7, "choice": 0, "ids": ids });
     format!(": {mark}\ndata: {text}\n\n")
 }
 
-/// A worker gives up a connection for which too much waits. That is its client's doing, who reads too slowly, and would
-/// be again elsewhere; unless the worker is gone.
+/// A worker closes a connection with too much unsent data. The client reads too slowly, and would
+/// do so elsewhere; unless the worker is gone.
 #[test]
 fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
     let text = "x".repeat(60 << 10);
@@ -99,7 +99,7 @@ fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
             assert!(other != worker);
             let told =
                 at_decode.json()["baton_resume"]["choices"][0]["ids"].as_array().unwrap().len();
-            // What was cut off is not told.
+            // A partial event is not passed on.
             assert!(told <= events + 1, "{told} of {events}");
             at_decode.open_stream();
             at_decode.chunk(&event(&[6], "the end"));
@@ -123,11 +123,11 @@ fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
             (gone, count("baton_router_retries_total")),
             if is_gone { (0.0, 1.0) } else { (1.0, 0.0) }
         );
-        assert!(quartet.prefill.iter().all(Worker::is_unasked), "nobody else is asked");
+        assert!(quartet.prefill.iter().all(Worker::is_unasked), "no other worker is asked");
     }
 }
 
-/// Who has read all that was kept from it since is as anybody else.
+/// A client that has caught up since is treated like any other.
 #[test]
 fn who_once_read_slowly_is_sent_elsewhere_when_its_worker_ends() {
     let text = "x".repeat(60 << 10);
@@ -137,7 +137,7 @@ fn who_once_read_slowly_is_sent_elsewhere_when_its_worker_ends() {
     at_prefill.answer("200 OK", "{}");
     at_decode.open_stream();
     let reader = thread::spawn(move || {
-        // It looks away while its worker sends more than the router keeps for it.
+        // It stops reading while its worker sends more than the router buffers for it.
         thread::sleep(Duration::from_secs(1));
         let caught_up =
             std::iter::from_fn(|| client.piece()).any(|piece| piece.contains("data: seen"));
@@ -162,7 +162,7 @@ fn who_once_read_slowly_is_sent_elsewhere_when_its_worker_ends() {
     assert!(told.ends_with("data: the end\n\ndata: [DONE]\n\n"), "{told}");
 }
 
-/// What says why there is no answer is gathered, as far as an error may be long.
+/// An error body is collected up to the limit of its length.
 #[test]
 fn an_error_without_end_is_given_up() {
     let quartet = Quartet::start(&["--disable-retries"]);
@@ -182,7 +182,8 @@ pub fn rest(client: &mut Client) -> String {
 #[test]
 fn a_request_goes_to_another_pair_when_a_worker_is_lost_or_says_no() {
     let four = Quartet::start(&[]);
-    // A worker tells of a client that has gone where the other leg's connection was lost: the router's client has not.
+    // A worker reports that the client is gone, because the other leg's connection was lost. The
+    // router's client is still there.
     const GONE: &str = "{\"error\":{\"code\":\"client_gone\"}}";
     for (role, status, told) in [
         ("decode", "", ""),
@@ -200,13 +201,13 @@ fn a_request_goes_to_another_pair_when_a_worker_is_lost_or_says_no() {
             (_, status) => at_prefill.answer(status, told),
         }
         let (second, mut at_prefill, mut at_decode) = four.asked();
-        // That a worker is lost says nothing about the other one.
+        // The loss of one worker says nothing about the other one.
         let blamed = if role == "prefill" && told != GONE { 0 } else { 1 };
         assert_ne!(second[blamed], first[blamed], "{role} {status}");
         if status.starts_with("502") {
             assert_ne!(
                 second[0], first[0],
-                "one of the two has lost the other, and nobody knows which"
+                "one of the two has lost the other, and it is unknown which"
             );
         }
         assert_ne!(room(&at_decode), first_room, "each try has a room of its own");
@@ -250,7 +251,7 @@ fn tries_have_an_end_and_the_last_answer_is_the_clients() {
         let mut client = router.post("/v1/completions", PROMPT);
         prefill.asked();
         decode.asked().answer("499 Aborted", told);
-        assert_eq!(client.answer().0, 499, "what somebody has aborted does not come back to life");
+        assert_eq!(client.answer().0, 499, "an aborted request is not retried");
     }
     assert!(prefill.is_unasked() && decode.is_unasked());
 }
@@ -308,7 +309,7 @@ fn a_stream_goes_on_where_its_worker_died_and_the_client_sees_no_seam() {
     assert_eq!(resume, json!({ "created": 7, "choices": [{ "ids": [4, 5] }] }));
     at_decode.open_stream();
     at_decode.chunk(&event(&[6], "two"));
-    // A worker that fails and can still say so is no other case.
+    // A worker that fails and can still report it is no other case.
     at_decode.chunk(&(event(&[7], "three") + "data: {\"error\":{\"code\":\"draining\"}}\n\n"));
     let (third, _, mut at_decode) = four.asked();
     assert_ne!(second[1], third[1]);
@@ -385,12 +386,13 @@ fn an_abort_reaches_a_request_between_two_tries_and_one_at_its_workers() {
             at_decode.chunk(&event(&[5], "{\"a\":1}"));
             assert_eq!(client.piece().as_deref(), Some("data: {\"a\":1}\n\n"));
         }
-        // Names that begin so are meant, not those that this one begins with, nor what the router called it.
+        // The names must begin with this value. A shorter name does not match, and neither does the
+        // router's own ID.
         for other in ["other", "mine-77", "6"] {
             abort(&json!({ "rid": other }).to_string());
         }
         assert!(at_prefill.is_open() && at_decode.is_open());
-        // Its workers end it because they are told to, not because whoever asked has gone.
+        // Its workers end it because of the order, not because the connection is closed.
         let mut asking = router.post("/abort_request", r#"{"rid":"mine"}"#);
         for worker in [&prefill, &decode] {
             let mut asked = worker.asked();
@@ -415,5 +417,5 @@ fn an_abort_reaches_a_request_between_two_tries_and_one_at_its_workers() {
     assert!(status == 200 && body.contains("unreached"), "{status} {body}");
     assert_eq!(client.answer().0, 499);
     let (status, _) = router.post("/abort_request", r#"{"abort_all":true}"#).answer();
-    assert_eq!(status, 502, "nobody is there, and nothing was ended");
+    assert_eq!(status, 502, "no worker is there, and nothing was ended");
 }

@@ -1,4 +1,4 @@
-//! Roles that a router has its workers change by itself.
+//! Role changes that a router orders by itself.
 
 use crate::STREAM;
 use crate::client::{Client, Router, url};
@@ -6,7 +6,7 @@ use crate::worker::{Asked, PATIENCE, Worker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Decode workers are pressed by one request, and nobody by prompts.
+/// One request puts decode workers under pressure. Prompts put no pressure on prefill workers.
 const FLAGS: [&str; 7] = [
     "--rebalance",
     "--rebalance-window-secs",
@@ -21,13 +21,14 @@ const LATER: &str = r#"{"error":{"code":"role_changes","message":"not now"}}"#;
 
 fn told(role: &str, weights: &str) -> &'static str {
     format!(
-        r#"{{"disaggregation_mode":"{role}","role_changes":0,"max_running_requests":1,"max_total_tokens":1000,
+        r#"{{"disaggregation_mode":"{role}","role_changes":0,"max_running_requests":1,
+        "max_total_tokens":1000,
         "handoff":{{"weights":"{weights}"}}}}"#
     )
     .leak()
 }
 
-/// An answer that goes on, and what keeps it going.
+/// An answer that continues, and the request that keeps it open.
 fn pressed(router: &Router, readers: &[Worker], decode: &Worker) -> (Client, Asked) {
     let mut client = router.post("/v1/completions", STREAM);
     let mut at_decode = decode.asked();
@@ -46,7 +47,7 @@ fn pressed(router: &Router, readers: &[Worker], decode: &Worker) -> (Client, Ask
     (client, at_decode)
 }
 
-/// The next that it is asked, which is to be a decode worker.
+/// The next request, which orders it to be a decode worker.
 #[track_caller]
 fn asked(worker: &Worker) -> Asked {
     let asked = worker.asked();
@@ -81,7 +82,7 @@ fn one_that_the_others_need_is_passed_over_for_one_that_they_do_not() {
     assert!(readers[0].is_unasked(), "without it there is no pair");
 }
 
-/// Its name in the list of workers.
+/// Its ID in the list of workers.
 fn id_of(router: &Router, worker: &Worker) -> String {
     let listed: serde_json::Value =
         serde_json::from_str(&router.get("/workers").answer().1).unwrap();
@@ -106,7 +107,7 @@ fn what_a_worker_says_of_its_role_is_told() {
     assert_eq!(router.get("/workers/99/role").answer().0, 404);
 }
 
-/// Its health was asked for before it was to change, and the answer comes behind that.
+/// The probe was sent before the order to change, and its answer comes after that.
 #[test]
 fn a_worker_that_is_to_change_is_not_up_by_a_late_answer() {
     let (reader, [stays, turns]) = (Worker::start(), [Worker::start(), Worker::start()]);

@@ -1,4 +1,5 @@
-//! A scripted worker: answers `/health`, `/server_info` and `/v1/loads` by itself and hands every other request to the test.
+//! A scripted worker: it answers `/health`, `/server_info` and `/v1/loads` by itself and hands
+//! every other request to the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -22,29 +23,29 @@ pub type Introduction = Option<(&'static str, &'static str)>;
 
 struct Shared {
     stopped: AtomicBool,
-    /// Told by its health.
+    /// Reported by `/health`.
     draining: AtomicBool,
-    /// How often it was asked how it is,
+    /// Number of health probes so far.
     probes: AtomicUsize,
-    /// and how often it will not answer that.
+    /// Number of probes that it will not answer.
     ignored: AtomicUsize,
     /// Probes wait for their answers.
     holds: AtomicBool,
-    /// How often it was asked who it is.
+    /// Number of identity queries so far.
     introductions: AtomicUsize,
-    /// What it says that it has to do, and how often it has.
+    /// Its load report, and how often it was sent.
     report: Mutex<Option<String>>,
     reports: AtomicUsize,
     connections: Mutex<Vec<TcpStream>>,
 }
 
-/// A request as the worker got it, to be answered by the test.
+/// A request as the worker received it, to be answered by the test.
 pub struct Asked {
     pub line: String,
     /// Names in lower case.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Which connection it came on, counted from 0.
+    /// The connection that it came on, counted from 0.
     pub connection: usize,
     stream: TcpStream,
     /// Ends with the connection.
@@ -56,12 +57,12 @@ impl Worker {
         Worker::introduced("{}")
     }
 
-    /// One that answers this when it is asked who it is.
+    /// A worker that answers identity queries with this.
     pub fn introduced(introduction: &'static str) -> Worker {
         Worker::at("127.0.0.1:0".parse().unwrap(), Some(("200 OK", introduction)))
     }
 
-    /// One at this address that answers so when it is asked who it is, or not at all.
+    /// A worker at this address that answers identity queries with this, or not at all.
     pub fn at(address: SocketAddr, introduction: Introduction) -> Worker {
         let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
@@ -92,12 +93,12 @@ impl Worker {
         self.asked.try_recv().ok()
     }
 
-    /// How often it has been asked who it is.
+    /// How many identity queries it has received.
     pub fn introductions(&self) -> usize {
         self.shared.introductions.load(Ordering::SeqCst)
     }
 
-    /// Waits until it has been asked who it is.
+    /// Waits until it has received an identity query.
     pub fn await_introduction(&self) {
         for _ in 0..400 {
             if self.shared.introductions.load(Ordering::SeqCst) > 0 {
@@ -105,19 +106,20 @@ impl Worker {
             }
             thread::sleep(Duration::from_millis(50));
         }
-        panic!("nobody asks who it is");
+        panic!("there is no identity query");
     }
 
-    /// Says from now on that it has so many sequences.
+    /// Reports this many sequences from now on.
     pub fn will_report(&self, sequences: u32) {
         let used = 100 * sequences;
         let report = format!(
-            r#"{{"loads":[{{"num_running_reqs":{sequences},"num_waiting_reqs":0,"num_used_tokens":{used}}}]}}"#
+            r#"{{"loads":[{{"num_running_reqs":{sequences},"num_waiting_reqs":0,
+                "num_used_tokens":{used}}}]}}"#
         );
         *self.shared.report.lock().unwrap() = Some(report);
     }
 
-    /// Waits until it was asked twice more what it has to do, so that the first answer has been heard.
+    /// Waits for two more load queries, so that the first answer has been read.
     pub fn await_report(&self) {
         let (begun, last) = (Instant::now(), self.shared.reports.load(Ordering::SeqCst) + 2);
         while self.shared.reports.load(Ordering::SeqCst) < last {
@@ -130,22 +132,22 @@ impl Worker {
         matches!(self.asked.try_recv(), Err(TryRecvError::Empty))
     }
 
-    /// Says so of its health from now on.
+    /// Reports from now on that it drains.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
     }
 
-    /// Does not answer the next probes, so many.
+    /// Does not answer this many of the next probes.
     pub fn ignore_probes(&self, count: usize) {
         self.shared.ignored.store(count, Ordering::SeqCst);
     }
 
-    /// Whether answers to probes wait from now on; they say what was so when they were asked for.
+    /// Whether answers to probes wait from now on. They report the state at the time of the probe.
     pub fn hold_probes(&self, holds: bool) {
         self.shared.holds.store(holds, Ordering::SeqCst);
     }
 
-    /// Waits until it was asked so many times more how it is.
+    /// Waits until it has received this many more probes.
     pub fn await_probes(&self, count: usize) {
         let (begun, last) = (Instant::now(), self.shared.probes.load(Ordering::SeqCst) + count);
         while self.shared.probes.load(Ordering::SeqCst) < last {
@@ -154,10 +156,10 @@ impl Worker {
         }
     }
 
-    /// Takes no connections from now on, and drops those there are.
+    /// Refuses connections from now on, and closes the open ones.
     pub fn stop(&self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
-        // Wakes the one that accepts, which then lets go of the port.
+        // Wakes the accepting thread, which then closes the port.
         let _ = TcpStream::connect(self.address);
         while TcpStream::connect(self.address).is_ok() {
             thread::yield_now();
@@ -181,7 +183,7 @@ impl Asked {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// A whole answer.
+    /// A complete answer.
     pub fn answer(&mut self, status: &str, body: &str) {
         let length = body.len();
         let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n");
@@ -203,7 +205,8 @@ impl Asked {
         self.send(b"0\r\n\r\n");
     }
 
-    /// Sends this again and again, until nobody has taken any of it for a while. How often it was sent whole.
+    /// Sends this again and again, until none of it was read for a while. Returns how often it was
+    /// sent completely.
     pub fn flood(&mut self, data: &str) -> usize {
         self.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
         let chunk = format!("{:x}\r\n{data}\r\n", data.len());
@@ -251,7 +254,7 @@ fn serve(
     asked: &Sender<Asked>,
 ) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
-    // Each request of this connection hears of its end.
+    // Each request of this connection is notified of its end.
     let mut ends = Vec::new();
     loop {
         let line = line(&mut reader)?;

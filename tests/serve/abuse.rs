@@ -1,15 +1,16 @@
-//! Whatever arrives at the port costs its sender the connection at most.
+//! Abusive input costs its sender at most the connection.
 
 use crate::client::Client;
 use crate::server::{Server, endless};
-use baton::front::http::Method;
+use baton::http::Method;
 use baton::limits::{HTTP_BODY_MAX, HTTP_HEAD_MAX, HTTP_HEADERS_MAX};
 use serde_json::json;
 use std::net::Shutdown;
 use std::thread;
 use std::time::Duration;
 
-/// Sends and reads to the end: nothing, or one answer with a status of 4xx or 505.
+/// Sends `bytes` and reads to the end: either no bytes, or one response with status 4xx, 501 or
+/// 505.
 #[track_caller]
 fn check_refused(server: &Server, bytes: &[u8]) {
     let mut client = server.connect();
@@ -76,7 +77,7 @@ fn requests_cut_short() {
     let whole = format!("{head}{body}");
     for cut in [0, 1, 4, 20, head.len() - 1, head.len(), whole.len() - 1] {
         check_refused(&server, &whole.as_bytes()[..cut]);
-        // And simply gone.
+        // Also without an orderly end.
         let mut client = server.connect();
         client.raw(&whole.as_bytes()[..cut]);
     }
@@ -143,10 +144,11 @@ fn pipelined_requests_are_answered_in_order() {
             _ => assert_eq!(reply.ok()["usage"]["completion_tokens"], count),
         }
     }
-    // One that is refused ends the line.
+    // A refused request ends the connection.
     let mut client = server.connect();
     client.raw(
-        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nnonsense\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nnonsense\r\n\r\n\
+          GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
     );
     assert_eq!(client.reply(Method::Get).status(), 200);
     assert_eq!(client.reply(Method::Get).status(), 400);
@@ -169,7 +171,8 @@ fn bodies_in_chunks_and_on_demand() {
     assert_eq!(client.reply(Method::Post).ok()["usage"]["completion_tokens"], 3);
     client.raw(
         format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
+             content-length: {}\r\n\r\n",
             body.len()
         )
         .as_bytes(),
@@ -198,7 +201,7 @@ fn http_1_0_and_connection_close() {
     }
 }
 
-/// A stream goes on, token for token, while others abuse the port.
+/// A stream continues, token for token, while other clients abuse the port.
 #[test]
 fn a_stream_is_not_disturbed() {
     let server = Server::start_long(&[]);

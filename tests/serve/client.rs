@@ -1,19 +1,19 @@
-//! A client that shows what was sent: HTTP/1.1 over one socket, read by the project's own decoder.
+//! A test client over one socket, which uses the project's own HTTP/1.1 decoder.
 
-use baton::front::http::client::{
-    Event, RequestLine, ResponseDecoder, ResponseHead, write_request,
+use baton::http::client::{
+    RequestLine, ResponseDecoder, ResponseEvent, ResponseHead, write_request,
 };
-use baton::front::http::sse::EventReader;
-use baton::front::http::{Limits, Method};
+use baton::http::sse::EventReader;
+use baton::http::{HttpLimits, Method};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// No answer takes so long; a test that would hang fails instead.
+/// Longer than any answer takes, so that a hanging test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A whole answer.
+/// A whole response.
 #[derive(Debug)]
 pub struct Reply {
     pub head: ResponseHead,
@@ -35,14 +35,14 @@ impl Reply {
             .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The body of a 200.
+    /// The body of a response with status 200.
     #[track_caller]
     pub fn ok(&self) -> Value {
         assert_eq!(self.status(), 200, "{}", self.text());
         self.json()
     }
 
-    /// The data of the events of a stream, the last of which is `[DONE]`.
+    /// The data of all events in a stream, without the final `[DONE]`.
     #[track_caller]
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.status(), 200, "{}", self.text());
@@ -81,7 +81,7 @@ impl Client {
         Client { stream, input: Vec::new() }
     }
 
-    /// Sends bytes as they are; whether the other side still took them.
+    /// Sends raw bytes. Returns whether the server still accepted them.
     pub fn raw(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
@@ -102,22 +102,22 @@ impl Client {
         self.send(Method::Post, target, &[], Some(body.to_string().as_bytes()));
     }
 
-    /// The next answer on this connection, `None` where it ends before.
+    /// The next response on this connection; `None` if the connection ends first.
     pub fn try_reply(&mut self, method: Method) -> Option<Reply> {
-        let mut decoder = ResponseDecoder::new(method, Limits::default());
+        let mut decoder = ResponseDecoder::new(method, HttpLimits::default());
         let (mut head, mut body) = (None, Vec::new());
         loop {
             let (used, event) = decoder.read(&self.input).unwrap();
             let ended = match event {
-                Some(Event::Head(found)) => {
+                Some(ResponseEvent::Head(found)) => {
                     head = Some(found);
                     None
                 }
-                Some(Event::Body(piece)) => {
+                Some(ResponseEvent::Body(piece)) => {
                     body.extend_from_slice(piece);
                     None
                 }
-                Some(Event::End { keep_alive }) => Some(keep_alive),
+                Some(ResponseEvent::End { keep_alive }) => Some(keep_alive),
                 None => {
                     self.input.drain(..used);
                     if !self.fill() {
@@ -138,7 +138,7 @@ impl Client {
         self.try_reply(method).expect("an answer")
     }
 
-    /// Reads until the bytes received hold `needle`; they stay for [`Client::reply`].
+    /// Reads until `needle` arrives. The bytes stay available for [`Client::reply`].
     #[track_caller]
     pub fn wait_for(&mut self, needle: &str) {
         while !self.input.windows(needle.len()).any(|window| window == needle.as_bytes()) {
@@ -147,7 +147,7 @@ impl Client {
         }
     }
 
-    /// Whether the server closes, with or without a last answer; what it sent.
+    /// Reads until the server closes, with or without a last response. Returns what it sent.
     pub fn until_closed(&mut self) -> Vec<u8> {
         while self.fill() {}
         std::mem::take(&mut self.input)

@@ -1,13 +1,13 @@
-//! Every endpoint and field of the outer interface, streamed and not.
+//! Every endpoint and field of the public API, with and without streaming.
 
 use crate::server::Server;
-use baton::front::http::Method;
+use baton::http::Method;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// A body with these fields besides.
+/// The body with these fields added.
 fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
@@ -88,7 +88,7 @@ fn completions_take_prompts_in_all_forms() {
 #[test]
 fn samples_differ_and_seeds_repeat() {
     let server = Server::start(&[]);
-    // The model is so sure of itself that only a high temperature makes it choose.
+    // The model is so confident that only a high temperature gives different samples.
     for (path, body, text) in [
         ("/v1/completions", completion(json!({"temperature": 60, "n": 4, "seed": 5})), "/text"),
         (
@@ -108,7 +108,7 @@ fn samples_differ_and_seeds_repeat() {
             assert_eq!(answer["choices"][i]["index"], i);
             assert!(texts[..i].iter().all(|b| a != b), "{texts:?}");
         }
-        // The prompt is counted once.
+        // The prompt is counted only once.
         let one = ask(&with(body.clone(), json!({"n": 1})));
         assert_eq!(answer["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
         assert_eq!(answer["usage"]["completion_tokens"], 160);
@@ -131,7 +131,7 @@ fn an_echo_comes_first() {
     assert_eq!(joined(&events, "/text"), text);
 }
 
-/// The texts of a stream's only choice, one after the other.
+/// The texts of a stream's only choice, concatenated.
 fn joined(events: &[Value], text: &str) -> String {
     let pieces =
         events.iter().filter_map(|event| event.pointer(&format!("/choices/0{text}"))?.as_str());
@@ -148,11 +148,11 @@ fn stop_strings_end_the_text_before_them() {
     let tokens = texts(&whole["logprobs"]["tokens"]);
     let plain =
         |token: &str| !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic() || c == ' ');
-    // The end of one token and the start of the next, which the text does not hold before.
+    // The end of one token and the start of the next, which do not occur earlier in the text.
     let across = tokens.windows(2).filter(|pair| pair.iter().all(|token| plain(token)));
     let across: Vec<String> =
         across.map(|pair| format!("{}{}", &pair[0][pair[0].len() - 1..], &pair[1][..1])).collect();
-    assert!(across.len() > 2, "the model says nothing to stop at: {tokens:?}");
+    assert!(across.len() > 2, "the output has no place to stop: {tokens:?}");
     let inside = tokens
         .iter()
         .find(|token| plain(token) && token.len() > 1)
@@ -193,7 +193,8 @@ fn stop_ids_and_the_end_of_sequence_end_it() {
     assert_eq!(list(&choice["token_ids"])[..], ids[..=end]);
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), stop));
     assert!(whole["text"].as_str().unwrap().starts_with(choice["text"].as_str().unwrap()));
-    // So hot that each id is as likely as any other: an end of sequence (2) comes within 400, mostly.
+    // At this temperature every id is about equally likely, so an end of sequence (id 2) usually
+    // comes within 400 tokens.
     let hot = json!({"temperature": 1000, "seed": 3, "max_tokens": 400, "n": 8, "return_token_ids": true});
     let ask = |more: Value| {
         let body = completion(with(hot.clone(), more));
@@ -252,7 +253,7 @@ fn a_stream_ends_with_usage_if_asked_for() {
         let usage = || {
             server.post(path, &with(body.clone(), json!({"stream": false}))).ok()["usage"].clone()
         };
-        // From the second time on the cache has it.
+        // From the second request on, the prompt is cached.
         usage();
         let usage = usage();
         let events = server.post(path, &body).events();
@@ -269,7 +270,7 @@ fn a_stream_ends_with_usage_if_asked_for() {
         assert!(rest.iter().all(|event| event["usage"].is_null() && event.get("usage").is_some()));
         assert_eq!(rest.last().unwrap()["choices"][0]["finish_reason"], "length");
         assert!(rest.iter().all(|event| event["id"] == last["id"]));
-        // A proper end of the body: the connection goes on.
+        // The body has ended properly, so the connection stays open.
         assert!(reply.keep_alive);
         client.send(Method::Get, "/health", &[], None);
         assert_eq!(client.reply(Method::Get).status(), 200);
@@ -301,7 +302,7 @@ fn chat_answers_in_a_message() {
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
         let top = list(&token["top_logprobs"]);
         assert_eq!(top.len(), 4);
-        // Greedy: the chosen one is the best.
+        // Greedy sampling: the chosen token is the best one.
         assert_eq!((&top[0]["token"], &top[0]["logprob"]), (&token["token"], &token["logprob"]));
         bytes.extend(list(&token["bytes"]).iter().map(|byte| byte.as_u64().unwrap() as u8));
     }
@@ -318,7 +319,7 @@ fn chat_answers_in_a_message() {
     assert_eq!(renamed["choices"], plain["choices"]);
     let parts = json!([{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}]);
     assert_eq!(ask(json!({"messages": parts}))["choices"], plain["choices"]);
-    // Without a length it goes on to the end of the context.
+    // Without a length, generation runs to the end of the context.
     let long = ask(json!({"max_tokens": null}));
     assert_eq!(long["usage"]["total_tokens"], 512);
 }
@@ -436,7 +437,7 @@ fn a_server_tells_about_itself() {
             (&json!(true), &json!("llama"))
         );
         assert_eq!(server.get("/get_model_info").ok(), model);
-        // The trial's lease may outlive its answer.
+        // The lease of the self-test can outlive its response.
         server.wait_until_idle();
         let loads = server.get("/v1/loads").ok();
         let load = &loads["loads"][0];
@@ -482,7 +483,7 @@ fn timings_tell_where_the_time_went() {
     assert_eq!(events.last().unwrap()["timings"]["decode_tokens"], 39);
 }
 
-/// It is told where a stop string ends an answer, too, which is before its worker hears of it.
+/// This includes an answer that a stop string ends, which happens before its worker knows.
 #[test]
 fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
     for flags in [&[][..], &["--mixed"]] {
@@ -491,7 +492,7 @@ fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
         let body =
             completion(json!({"prompt": prompt, "return_timings": true, "return_token_ids": true}));
         let whole = server.post("/v1/completions", &body).ok();
-        // What stands in the middle of the text is complete with some token in the middle.
+        // A string from the middle of the text completes within a token in the middle.
         let text: Vec<char> = whole["choices"][0]["text"].as_str().unwrap().chars().collect();
         let stop: String = text[text.len() / 2..text.len() / 2 + 4].iter().collect();
         let body = with(body, json!({"stop": stop}));
@@ -511,10 +512,11 @@ fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
     }
 }
 
-/// What is told of an answer that has gone on here is told of its part that was made here, and says so.
+/// Timings of a resumed answer cover only the part generated here, and name the resumed tokens.
 #[test]
 fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {
-    // What prefill has read before is known the second time; who does both has also kept what it generated.
+    // The second time, prefill finds the prompt in its cache. A mixed worker has also cached what
+    // it generated.
     for (flags, computed) in [(&[][..], [32, 32 - 16]), (&["--mixed"], [32 - 16, 32 - 16])] {
         let server = Server::start(flags);
         let asked =
@@ -526,7 +528,7 @@ fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {
         let whole = server.post("/v1/completions", &asked).events();
         assert!(
             whole.last().unwrap()["timings"]["resumed_tokens"].is_null(),
-            "nobody was before it"
+            "the answer was not resumed"
         );
         let told = &ids(&whole)[..28];
         let resume = json!({"baton_resume": {"created": 7, "choices": [{"ids": told}]}});
@@ -542,7 +544,8 @@ fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {
     }
 }
 
-/// The fields that routers add for a hand-off are read and, where both workers are here, need not be obeyed.
+/// The router's fields for a hand-off are read. They have no effect if both workers are in this
+/// process.
 #[test]
 fn a_routers_fields_are_accepted() {
     let server = Server::start(&[]);
@@ -554,8 +557,8 @@ fn a_routers_fields_are_accepted() {
     );
 }
 
-/// Everything else goes on while the tokeniser is busy, and a client that does not wait for it leaves nothing
-/// behind. A machine that stands still for as long as the text takes is given further tries.
+/// Other requests continue while the tokeniser is busy. A client that leaves early has no lasting
+/// effect. The test retries, because a machine can stall for as long as the text takes.
 #[test]
 fn a_long_text_holds_nobody_up() {
     let server = Server::start(&[]);
@@ -566,11 +569,12 @@ fn a_long_text_holds_nobody_up() {
         client.post("/tokenize", &body);
         thread::scope(|scope| {
             scope.spawn(|| {
-                // Its first bytes: to read the whole answer takes long enough for many others.
+                // Wait for the first bytes only: reading the whole response takes long enough for
+                // many others.
                 client.wait_for("200 OK");
                 done.store(true, Ordering::SeqCst);
             });
-            // By now it is with whoever tokenises.
+            // By now a tokeniser thread has it.
             thread::sleep(Duration::from_millis(300));
             let mut answered = 0;
             while !done.load(Ordering::SeqCst) {
@@ -580,7 +584,7 @@ fn a_long_text_holds_nobody_up() {
             answered
         })
     };
-    assert!((0..5).any(|_| answered_meanwhile() > 20), "nobody else is answered");
+    assert!((0..5).any(|_| answered_meanwhile() > 20), "no other request was answered");
     server.connect().post("/tokenize", &body);
     server.check_works();
     let ids = server.post("/tokenize", &json!({"prompt": "a mat"})).ok()["tokens"].clone();

@@ -1,4 +1,4 @@
-//! Clients that go away: what they asked for ends on both workers, and nothing stays held.
+//! Clients that leave: their requests end on both workers, and no resource stays held.
 
 use crate::client::PATIENCE;
 use crate::server::{LONG_CONTEXT, Server, endless};
@@ -20,7 +20,7 @@ fn a_stream_that_nobody_reads_ends() {
             [&["--max-running-requests", "2", "--max-queued-requests", "3"], layout].concat();
         let server = Server::start_long(&flags);
         let pools = server.metrics().pools();
-        // Several times the slots there are.
+        // Several times the number of slots.
         for _ in 0..25 {
             let mut client = server.connect();
             client.post("/v1/completions", &endless());
@@ -33,7 +33,7 @@ fn a_stream_that_nobody_reads_ends() {
     }
 }
 
-/// At any point: before the prompt is read, in its middle, at the hand-off, in the stream.
+/// At any moment: before prefill, during it, at the hand-off, in the stream.
 #[test]
 fn a_client_may_leave_at_any_moment() {
     for layout in LAYOUTS {
@@ -68,8 +68,8 @@ fn a_client_may_leave_at_any_moment() {
     }
 }
 
-/// A stream that fills its worker's batch: so long that it does not end by itself, and read by a thread, so
-/// that it is not cut off.
+/// A stream that fills its worker's batch. It is too long to end by itself, and a thread reads it
+/// so that the server does not cut it off.
 struct Filler {
     socket: TcpStream,
     bytes: Arc<AtomicUsize>,
@@ -95,15 +95,12 @@ impl Filler {
         Filler { socket, bytes, reader: Some(reader) }
     }
 
-    /// Waits for more of its stream.
+    /// Waits for more bytes of its stream.
     fn check_runs(&self) {
         let (before, begun) = (self.bytes.load(Ordering::SeqCst), Instant::now());
         while self.bytes.load(Ordering::SeqCst) == before {
-            assert!(
-                !self.reader.as_ref().unwrap().is_finished(),
-                "a stream that should fill has ended"
-            );
-            assert!(begun.elapsed() < PATIENCE, "a stream that should fill stands still");
+            assert!(!self.reader.as_ref().unwrap().is_finished(), "the filling stream has ended");
+            assert!(begun.elapsed() < PATIENCE, "the filling stream has stalled");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -132,8 +129,8 @@ fn a_request_that_still_waits_ends_with_its_client() {
             client.post("/v1/completions", &body);
             server.wait_until("one more waits", |metrics| metrics.waiting() > 0.0);
             drop(client);
-            server.wait_until("it is gone", |metrics| metrics.waiting() == 0.0);
-            // Those that run do so undisturbed; nothing that waits can have begun.
+            server.wait_until("the waiting request has ended", |metrics| metrics.waiting() == 0.0);
+            // The running streams continue. No waiting request can have started.
             fillers.iter().for_each(Filler::check_runs);
         }
         drop(fillers);
@@ -159,7 +156,7 @@ fn an_aborted_request_ends_and_is_told() {
         assert_eq!(abort(json!({"rid": "job-1"})), 2);
         assert_eq!(abort(json!({"abort_all": true})), 1);
         for mut client in clients {
-            let reply = client.reply(baton::front::http::Method::Post);
+            let reply = client.reply(baton::http::Method::Post);
             let last = reply.text().trim_end().rsplit("\n\n").next().unwrap();
             assert!(last.starts_with("data: {\"error\":{") && last.contains("aborted"), "{last}");
         }
@@ -168,7 +165,7 @@ fn an_aborted_request_ends_and_is_told() {
     }
 }
 
-/// A reader that is too slow costs itself its stream and nobody else anything.
+/// A reader that is too slow loses its own stream. Other clients are not affected.
 #[test]
 fn a_client_that_does_not_read_is_no_burden() {
     let server = Server::start_long(&[]);

@@ -1,4 +1,4 @@
-//! `baton serve` as its clients see it: the real binary, a tiny model, real sockets.
+//! `baton serve` from a client's view: the real binary, a tiny model, real sockets.
 
 mod abuse;
 mod client;

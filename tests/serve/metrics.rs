@@ -33,7 +33,7 @@ impl Metrics {
         metrics
     }
 
-    /// Sum of the series of `name` whose labels hold `with`.
+    /// Sum of the series of `name` with labels that contain `with`.
     pub fn sum(&self, name: &str, with: &str) -> f64 {
         let series = self.samples.get(name).unwrap_or_else(|| panic!("no {name}"));
         series.iter().filter(|(labels, _)| labels.contains(with)).map(|(_, value)| value).sum()
@@ -51,12 +51,12 @@ impl Metrics {
         self.sum("vllm:num_requests_waiting", "")
     }
 
-    /// Free, or in the prefix cache.
+    /// Whether every page is free or in the prefix cache.
     pub fn none_held(&self) -> bool {
         self.pages("free") + self.pages("cached") == self.sum("baton_pages", "")
     }
 
-    /// Pages of each worker, all states together.
+    /// Pages of each worker, over all states.
     pub fn pools(&self) -> BTreeMap<String, f64> {
         let mut pools = BTreeMap::new();
         for (labels, pages) in &self.samples["baton_pages"] {
@@ -66,7 +66,7 @@ impl Metrics {
         pools
     }
 
-    /// Histograms grow from bucket to bucket and end at their count.
+    /// The buckets of a histogram never decrease, and the last one equals its count.
     fn check_histograms(&self) {
         for name in self.types.iter().filter(|(_, kind)| *kind == "histogram").map(|(name, _)| name)
         {
@@ -158,7 +158,7 @@ fn labels_name_model_and_worker_and_are_bounded() {
     assert_eq!(metrics.pools().len(), 3);
 }
 
-/// The sum over the states of a worker's pages never changes, whenever somebody looks.
+/// The sum over the states of a worker's pages is constant, at every scrape.
 #[test]
 fn pages_add_up_at_every_moment() {
     let server = Server::start_long(&[]);
@@ -175,7 +175,7 @@ fn pages_add_up_at_every_moment() {
             used = used.max(metrics.pages("in_use") + metrics.pages("leased"));
         }
     }
-    assert!(used > 0.0, "nothing was seen to run");
+    assert!(used > 0.0, "no running request was seen");
     server.wait_until_idle();
     assert_eq!(server.metrics().pools(), expected);
 }

@@ -1,12 +1,12 @@
-//! Start, drain and end of the process.
+//! Start, drain and exit of the process.
 
 use crate::server::{Server, baton, endless, fixture};
-use baton::front::http::Method;
+use baton::http::Method;
 use baton::limits::NET_QUEUED_MAX;
 use serde_json::json;
 use std::time::Duration;
 
-/// The signal has been taken when nobody is to come any more.
+/// Waits until `/readiness` shows that the signal has arrived.
 fn wait_until_draining(server: &Server) {
     while server.get("/readiness").status() == 200 {
         std::thread::sleep(Duration::from_millis(2));
@@ -28,7 +28,7 @@ fn a_drain_finishes_what_runs_and_takes_nothing_new() {
         body["stream_options"] = json!({"include_usage": true});
         running.post("/v1/completions", &body);
         running.wait_for("data: ");
-        // A connection that stands already.
+        // A connection that is already open.
         idle.send(Method::Get, "/health", &[], None);
         assert_eq!(idle.reply(Method::Get).status(), 200);
         server.signal("TERM");
@@ -47,7 +47,7 @@ fn a_drain_finishes_what_runs_and_takes_nothing_new() {
     }
 }
 
-/// What was generated before the drain began still arrives, though it is far more than sockets hold.
+/// Output from before the drain still arrives, although it is far more than sockets hold.
 #[test]
 fn a_drain_waits_for_a_client_that_reads_late() {
     const CHOICES: usize = 4;
@@ -61,7 +61,7 @@ fn a_drain_waits_for_a_client_that_reads_late() {
         body
     };
     let per_token = server.post("/v1/completions", &body(100)).body.len() / 100;
-    // A third of what makes a client too slow.
+    // A third of the amount at which a client counts as too slow.
     let tokens = NET_QUEUED_MAX / 3 / per_token;
     let mut client = server.connect();
     client.post("/v1/completions", &body(tokens));
@@ -95,38 +95,40 @@ fn a_second_signal_cuts_off() {
         wait_until_draining(&server);
         client.wait_for("data: ");
         server.signal(signals[1]);
-        // Not the status of a drain: the stream had far to go.
+        // Not the status of a drain: the stream was far from its end.
         assert_eq!(server.wait().code(), Some(1), "{signals:?}");
         assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
     }
 }
 
-/// The page that says what each thread does has the names that the system shows.
+/// The architecture page uses the thread names that the system shows.
 #[test]
 fn threads_have_the_names_that_the_page_has() {
-    let page =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/architecture.md"))
-            .unwrap();
+    let page = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/docs/internals/architecture.md"
+    ))
+    .unwrap();
     let server = Server::start(&["--threads", "2"]);
     let names = server.threads();
     assert!(names.len() > 4, "{names:?}");
     for name in names {
-        // Those of which there are many are there with a letter in place of their number.
+        // On the page, numbered threads have a letter in place of the number.
         let kind = name.rsplit_once('-').map_or(name.clone(), |(kind, _)| format!("{kind}-i"));
         assert!([&name, &kind].iter().any(|name| page.contains(&format!("`{name}`"))), "{name}");
     }
 }
 
-/// Memory is taken page by page, and there may be less of it than was asked for.
+/// Memory is taken page by page, so a larger limit than the host's memory only gives a warning.
 #[test]
 fn more_kv_memory_than_there_is_is_told_at_the_start() {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let kib: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
     let half = format!("{}KiB", kib / 2 + (1 << 20));
-    // Each of two workers has that much.
+    // Each of the two workers has this limit.
     let flags = ["--page-size", "256", "--swap-memory", "0", "--kv-memory", &half];
-    let told = "KV memory may grow beyond what there is";
+    let told = "KV memory can exceed the available memory";
     let server = Server::start(&flags);
     server.check_works();
     let lines = server.said(told);
@@ -135,7 +137,7 @@ fn more_kv_memory_than_there_is_is_told_at_the_start() {
     assert_eq!(Server::start(&[]).said(told), [""; 0]);
 }
 
-/// It waits for a client that keeps its connection; who waits for it no longer cuts nothing off.
+/// The drain waits for a client that keeps its connection. Ending that wait cuts off no request.
 #[test]
 fn a_second_signal_while_nothing_runs_is_a_drain() {
     let mut server = Server::start(&[]);
@@ -191,7 +193,7 @@ fn what_cannot_start_says_why_in_one_line() {
     ] {
         let arguments = [&["serve", path][..], flags].concat();
         let (code, text) = output(&arguments);
-        // A port may be free when it is tried again.
+        // A taken port can be free at the next try.
         let status = if named == "listen" { 1 } else { 2 };
         assert_eq!(code, Some(status), "{arguments:?}: {text}");
         let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
@@ -201,7 +203,7 @@ fn what_cannot_start_says_why_in_one_line() {
     std::fs::remove_dir_all(&empty).unwrap();
 }
 
-/// One rule: what was typed, or a file that it names, cannot be used, whoever finds that out and when.
+/// Status 2 means: an argument, or a file that it names, cannot be used, whenever that is found.
 #[test]
 fn a_file_that_is_not_there_has_the_status_of_wrong_usage() {
     const NOWHERE: &str = "/nowhere/at.all";

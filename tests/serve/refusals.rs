@@ -1,7 +1,7 @@
-//! What is refused, how, and that it hurts nobody.
+//! Refused requests: their errors, and that the server still works.
 
 use crate::server::{Server, endless};
-use baton::front::http::Method;
+use baton::http::Method;
 use serde_json::{Value, json};
 
 #[test]
@@ -131,7 +131,7 @@ fn each_error_has_its_status_and_names_its_field() {
     for (path, body, status, code, param) in cases {
         let expected = (status, code.to_owned(), param.map(str::to_owned));
         assert_eq!(server.post(path, &body).error(), expected, "{path} {body}");
-        // The same where a stream is asked for, before it starts.
+        // A stream gets the same error, before it starts.
         let mut streamed = body.clone();
         streamed["stream"] = json!(true);
         let reply = server.post(path, &streamed);
@@ -201,7 +201,8 @@ fn a_field_nobody_knows_is_ignored() {
 
 #[test]
 fn a_full_queue_says_when_to_come_back() {
-    // One runs since there is no place for more, or no memory; of those that are handed over two have their pages, too.
+    // Only one request runs, because of the batch limit or the KV memory. Without `--mixed`, two
+    // more can already have pages for their hand-off.
     let (one, small): (&[&str], &[&str]) =
         (&["--max-running-requests", "1"], &["--kv-memory", "1MiB"]);
     for (bound, layout, taken) in
@@ -238,11 +239,11 @@ fn a_full_queue_says_when_to_come_back() {
     }
 }
 
-/// More than the pool holds is refused at once; what only has to wait, waits.
+/// A request that exceeds the pool is refused at once. A request that fits waits.
 #[test]
 fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
     for layout in [&["--mixed"][..], &[]] {
-        // 512 bytes a token.
+        // A token takes 512 bytes.
         let total = 2048;
         let server = Server::start_long(&[&["--kv-memory", "1MiB"], layout].concat());
         assert!(server.metrics().pools().values().all(|&pages| pages * 16.0 == total as f64));
@@ -250,7 +251,7 @@ fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
         let refused = server.post("/v1/completions", &body(total - 1));
         assert_eq!(refused.error(), (400, "refused".into(), None));
         for said in
-            ["KV of 2049 tokens (2 of the prompt, 2047 to generate)", "for 2048 (--kv-memory)"]
+            ["KV for 2049 tokens (2 of the prompt, 2047 to generate)", "for 2048 (--kv-memory)"]
         {
             assert!(refused.text().contains(said), "{}", refused.text());
         }
@@ -296,7 +297,7 @@ fn without_its_key_only_health_is_told() {
     }
 }
 
-/// What is too much is told with the limit, and with how much it is.
+/// The error of a value above its limit has both the limit and the value.
 #[test]
 fn what_is_too_much_is_told_with_its_limit() {
     let server = Server::start(&["--max-running-requests", "2", "--max-queued-requests", "1"]);
@@ -334,7 +335,7 @@ fn what_is_too_much_is_told_with_its_limit() {
     }
 }
 
-/// What a request asks and does not get is refused; a field that nobody here knows is named in the log, once.
+/// An unsupported field is refused. An unknown field is logged once.
 #[test]
 fn no_field_is_dropped_without_a_word() {
     let server = Server::start(&[]);
@@ -362,7 +363,7 @@ fn no_field_is_dropped_without_a_word() {
     assert!(told.len() == 1 && told.iter().all(is_it), "{told:?}");
 }
 
-/// The client says how long it waits; what is not done by then ends, and says why.
+/// A client's own timeout ends its request, and the error says so.
 #[test]
 fn a_client_s_own_deadline_is_kept() {
     let server = Server::start(&[]);
@@ -376,7 +377,7 @@ fn a_client_s_own_deadline_is_kept() {
     let error: Value = serde_json::from_str(late.text()).unwrap();
     assert_eq!((late.status(), &error["error"]["code"]), (408, &json!("deadline")));
     assert_eq!(error["error"]["type"], "timeout_error");
-    // By now the pace is known, and it may be foretold.
+    // By now the throughput is known, so the deadline can be predicted and the request refused.
     let late = ask("1", json!({"stream": true})).text().to_owned();
     assert!(late.contains("\"deadline\"") || late.contains("\"overloaded\""), "{late}");
     assert_eq!(ask("60000", json!({"max_tokens": 3})).status(), 200);

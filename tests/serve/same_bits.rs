@@ -1,12 +1,12 @@
-//! Ids and logprobs do not depend on how the work is cut or placed, nor on who else is served: byte for byte
-//! in the JSON.
+//! Ids and logprobs are equal byte for byte in the JSON, however the work is cut and placed, and
+//! whatever other requests run.
 
 use crate::client::Reply;
 use crate::server::{MODEL, Server, fixture};
 use serde_json::{Value, json};
 use std::thread;
 
-/// A request, and what must be the same about its answer.
+/// A request with a comparable answer.
 struct Case {
     path: &'static str,
     body: Value,
@@ -56,12 +56,12 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// The answer without what names it or tells the time.
+/// The answer without its ids and times.
 fn essence(case: &Case, reply: &Reply) -> String {
     assert_eq!(reply.status(), 200, "{}", reply.text());
     let text = reply.text();
     if case.path == "/generate" {
-        // All but how many tokens the cache had.
+        // Everything except the number of cached tokens.
         let mut parts = text.split("\"cached_tokens\":");
         let first = parts.next().unwrap().to_owned();
         return parts.fold(first, |said, part| {
@@ -72,11 +72,11 @@ fn essence(case: &Case, reply: &Reply) -> String {
     text[begin..text.rfind(",\"usage\":").unwrap()].to_owned()
 }
 
-/// What a stream's chunks come to, choice by choice: texts joined, lists joined.
+/// A stream's chunks put together, choice by choice: texts and lists are concatenated.
 fn joined(case: &Case, reply: &Reply) -> Value {
     let events = reply.events();
     if case.path == "/generate" {
-        // Each event has all so far.
+        // Each event repeats everything so far.
         let count = case.body["input_ids"].as_array().unwrap().len();
         let last = |index: usize| {
             let mut own = events.iter().rev().filter(|event| event["index"] == index);
@@ -111,7 +111,7 @@ fn merge(whole: &mut Value, piece: &Value) {
     }
 }
 
-/// All but how many tokens the cache had.
+/// Everything except the number of cached tokens.
 fn uncounted(mut answer: Value) -> Value {
     answer["meta_info"].as_object_mut().unwrap().shift_remove("cached_tokens").unwrap();
     answer
@@ -138,7 +138,7 @@ fn ask(server: &Server, case: &Case) -> String {
     essence(case, &server.post(case.path, &case.body))
 }
 
-/// All cases, one after the other or all at once.
+/// Runs all cases, in sequence or at once.
 fn all(server: &Server, cases: &[Case], at_once: bool) -> Vec<String> {
     if !at_once {
         return cases.iter().map(|case| ask(server, case)).collect();
@@ -169,11 +169,12 @@ fn split_equals_mixed_however_the_work_is_cut() {
         "--mixed --chunked-prefill-size 7 --page-size 4 --threads 2",
         "--threads 1 --page-size 1 --chunked-prefill-size 16",
         "--threads 3 --page-size 4 --chunked-prefill-size 33 --max-running-requests 3",
-        "--threads 2 --page-size 16 --chunk-ms 1 --prefill-workers 2 --decode-workers 2 --chunked-prefill-size 64",
+        "--threads 2 --page-size 16 --chunk-ms 1 --prefill-workers 2 --decode-workers 2 \
+         --chunked-prefill-size 64",
     ] {
         let flags: Vec<&str> = flags.split(' ').collect();
         let server = Server::start(&flags);
-        // All computed, twice; then from what the cache has.
+        // First everything is computed, twice; then cached prefixes are used.
         for (at_once, flush) in [(false, false), (true, true), (true, false)] {
             if flush {
                 assert_eq!(server.post("/flush_cache", &json!({})).status(), 200);
@@ -189,7 +190,7 @@ fn split_equals_mixed_however_the_work_is_cut() {
     }
 }
 
-/// Long answers of many at once in a pool that holds a quarter of them.
+/// Many long answers at once, in a pool that holds a quarter of them.
 #[test]
 fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
     let greedy = |seed: u32| {
@@ -223,9 +224,9 @@ fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
         let count = |name| metrics.sum(name, "");
         let (retracted, recomputed) =
             (count("vllm:num_preemptions_total"), count("baton_recomputed_tokens_total"));
-        assert!(retracted > 0.0, "{flags}: nobody gave up a page");
+        assert!(retracted > 0.0, "{flags}: no request was retracted");
         assert_eq!(count("sglang:num_retracted_reqs"), 0.0);
-        // The log says all of it, in a line now and then.
+        // The log reports all retractions, in a line now and then.
         server.wait_until("told", |_| {
             let told = server.said("KV memory ran out").into_iter().map(|line| {
                 let (_, rest) = line.split_once(" count=").expect("a count");
@@ -278,7 +279,7 @@ fn other_types_and_architectures_split_as_they_mix() {
     }
 }
 
-/// The reference's greedy ids come out of the server, where no near tie stands before them.
+/// The server generates the reference's greedy ids, up to the first near tie.
 #[test]
 fn the_references_ids_come_out() {
     let golden = fixture("").join(format!("../goldens/tiny/{MODEL}.json"));

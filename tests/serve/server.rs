@@ -2,7 +2,7 @@
 
 use crate::client::{Client, PATIENCE, Reply};
 use crate::metrics::Metrics;
-use baton::front::http::Method;
+use baton::http::Method;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -33,11 +33,11 @@ pub struct Server {
     child: Child,
     pub address: SocketAddr,
     log: Arc<Mutex<String>>,
-    /// The directory of a model made for this server.
+    /// Directory of a model that was made for this server.
     _made: Option<Made>,
 }
 
-/// A model's directory that ends with its server.
+/// A model's directory, deleted together with its server.
 struct Made(PathBuf);
 
 impl Drop for Made {
@@ -52,7 +52,7 @@ impl Server {
         Server::start_model(&fixture(MODEL), flags)
     }
 
-    /// The usual model with a context so long that a request of [`endless`] does not end by itself.
+    /// The usual model with a context that is long enough for a request of [`endless`].
     pub fn start_long(flags: &[&str]) -> Server {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -93,7 +93,7 @@ impl Server {
         let kept = log.clone();
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                // Shown with a test that fails.
+                // Shown if the test fails.
                 eprintln!("{line}");
                 kept.lock().unwrap().extend([&line, "\n"]);
                 let address = line.split_once(" ready address=").map(|(_, rest)| rest);
@@ -106,13 +106,13 @@ impl Server {
         Server { child, address, log, _made: None }
     }
 
-    /// Lines of its log that hold this.
+    /// Lines of its log that contain `words`.
     pub fn said(&self, words: &str) -> Vec<String> {
         let log = self.log.lock().unwrap();
         log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
     }
 
-    /// The names of its threads.
+    /// The names of the server's threads.
     pub fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let name = |task: std::io::Result<std::fs::DirEntry>| {
@@ -151,7 +151,7 @@ impl Server {
         Metrics::parse(reply.text())
     }
 
-    /// Waits until nothing runs or holds a page.
+    /// Waits until no request runs and no page is held.
     #[track_caller]
     pub fn wait_until_idle(&self) {
         self.wait_until("idle", |metrics| {
@@ -159,7 +159,7 @@ impl Server {
         });
     }
 
-    /// Waits until the metrics say so.
+    /// Waits until `so` holds for the metrics.
     #[track_caller]
     pub fn wait_until(&self, what: &str, so: impl Fn(&Metrics) -> bool) {
         let begun = Instant::now();
@@ -173,8 +173,7 @@ impl Server {
         }
     }
 
-    /// The server answers as if nothing had been. Requests whose clients left may still be on their way in,
-    /// and fill the queue for a moment.
+    /// The server still works. Requests of departed clients can fill the queue for a moment.
     #[track_caller]
     pub fn check_works(&self) {
         let body = serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
@@ -187,7 +186,7 @@ impl Server {
         assert_eq!(reply.ok()["usage"]["completion_tokens"], 4);
     }
 
-    /// Its model answers to `name`.
+    /// The server answers to the model name `name`.
     #[track_caller]
     pub fn check_works_as(&self, name: &str) {
         let body = serde_json::json!({"model": name, "prompt": [5], "max_tokens": 1});
@@ -219,7 +218,7 @@ impl Drop for Server {
     }
 }
 
-/// A stream that goes on until somebody ends it.
+/// A stream that runs until its client stops it.
 pub fn endless() -> Value {
     serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 60000, "temperature": 0, "ignore_eos": true, "stream": true})
 }

@@ -1,44 +1,45 @@
-//! The load mode: that its arithmetic is that of its models, that nothing is left over, that it repeats itself, and that
-//! what must be worse is.
+//! The load mode: its arithmetic is that of its models, nothing is left over, and runs repeat
+//! themselves. Settings that must be worse are worse.
 
-use baton::config::flags::{Engine, SimCommand};
-use baton::config::resolved::DecodeAllocation;
-use baton::config::{self, Invocation, Surroundings};
-use baton::sim::load::cluster::Cluster;
-use baton::sim::load::place::{Search, Standing};
-use baton::sim::load::plan::Plan;
-use baton::sim::load::report::Summary;
+use baton::cli::flags::{SimCommand, SimEngine};
+use baton::cli::{self, HostInfo, Invocation};
+use baton::ids::DecodeAllocation;
+use baton::planner::cluster::LoadCluster;
+use baton::planner::place::{FleetResult, Search};
+use baton::planner::plan::LoadPlan;
+use baton::planner::report::Summary;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// An excerpt of a trace of Mooncake.
+/// An excerpt of a Mooncake trace.
 const TRACE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/mooncake_conversation_100.jsonl");
 
-/// What `baton sim --load` with these words means.
-fn plan(words: &str) -> Result<Plan, String> {
+/// The plan of `baton sim --load` with these words.
+fn plan(words: &str) -> Result<LoadPlan, String> {
     let arguments = ["baton", "sim", "--load"].into_iter().chain(words.split_whitespace());
-    match config::parse(arguments, &Surroundings::of_this_process()) {
-        Ok(Invocation::Sim(flags)) => Plan::new(&flags).map_err(|error| error.to_string()),
+    match cli::parse(arguments, &HostInfo::of_this_process()) {
+        Ok(Invocation::Sim(flags)) => LoadPlan::new(&flags).map_err(|error| error.to_string()),
         Ok(_) => unreachable!("that is another command"),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// What comes of it; that nothing is left over is looked for at its end.
+/// Runs the plan. The run itself checks that nothing is left over.
 fn simulate(words: &str) -> Summary {
     super::quiet();
     let plan = plan(words).unwrap_or_else(|error| panic!("{words}: {error}"));
     let arrivals = plan.arrivals().unwrap_or_else(|error| panic!("{words}: {error}"));
-    Cluster::new(&plan, &arrivals).run().unwrap_or_else(|failure| panic!("{words}: {failure}"))
+    LoadCluster::new(&plan, &arrivals).run().unwrap_or_else(|failure| panic!("{words}: {failure}"))
 }
 
 /// A trace of these requests: milliseconds, prompt, answer, blocks.
 fn trace(name: &str, requests: &[(u32, u32, u32, &str)]) -> PathBuf {
     let line = |&(at, input, output, blocks): &(u32, u32, u32, &str)| {
         format!(
-            "{{\"timestamp\": {at}, \"input_length\": {input}, \"output_length\": {output}, \"hash_ids\": [{blocks}]}}\n"
+            "{{\"timestamp\": {at}, \"input_length\": {input}, \
+             \"output_length\": {output}, \"hash_ids\": [{blocks}]}}\n"
         )
     };
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.jsonl"));
@@ -46,8 +47,9 @@ fn trace(name: &str, requests: &[(u32, u32, u32, &str)]) -> PathBuf {
     path
 }
 
-/// A token takes 50 µs to read and 1 µs to move, a step 10 ms besides, a message 0.1 ms.
-const PLAIN: &str = "--prefill 1 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 --kv-bytes-per-token 25000 \
+/// A token takes 50 µs to compute and 1 µs to move, a step 10 ms more, a message 0.1 ms.
+const PLAIN: &str = "--prefill 1 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 \
+          --kv-bytes-per-token 25000 \
                      --nic-gigabytes 25 --latency-us 100 --kv-tokens 65536";
 
 #[test]
@@ -55,20 +57,23 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
     let path = trace("idle", &[(0, 12_000, 5, "1,2"), (5000, 1024, 1, "1,2")]);
     let one = simulate(&format!("{PLAIN} --trace-file {} --requests 1", path.display()));
     let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5, "{a} is not {b}");
-    // Two chunks, of which the first travels while the second is computed; request, Destination and the last byte.
+    // Two chunks: the first is transferred while the second is computed. Then the request,
+    // Destination and the last byte.
     let ttft = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 3.808 + 3.0 * 0.1;
     close(one.ttft_ms.mean, ttft);
-    // The first token is told before the step that brings the second.
+    // The first token is sent before the step of the second.
     close(one.e2e_ms.mean, ttft + 4.0 * 10.0);
     close(one.tpot_ms.mean, 10.0);
-    // Late: nothing travels before all is computed; request, Interest, Ready, Destination and the last byte.
+    // Late: nothing is transferred before all is computed. Then the request, Interest, Ready,
+    // Destination and the last byte.
     let late =
         format!("{PLAIN} --trace-file {} --requests 1 --decode-allocation late", path.display());
     let late_ttft = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 12.0 + 5.0 * 0.1;
     close(simulate(&late).ttft_ms.mean, late_ttft);
     assert_eq!((one.kv_bytes, one.prefix_reuse), (12_000 * 25_000, 0.0));
 
-    // Both workers have all of the second's prompt but what is computed for its logits: the last page.
+    // Both workers have the second prompt except the part that is computed for its logits: the last
+    // page.
     let two = simulate(&format!("{PLAIN} --trace-file {}", path.display()));
     close(two.ttft_ms.mean * 2.0 - ttft, 10.0 + 0.05 * 16.0 + 0.016 + 3.0 * 0.1);
     assert_eq!(two.kv_bytes, (12_000 + 16) * 25_000);
@@ -80,7 +85,7 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
     assert_eq!(without.prefix_reuse, 0.0);
 }
 
-/// What only its prefill worker has travels while the rest is computed.
+/// KV that only the prefill worker has is transferred while the rest is computed.
 #[test]
 fn what_the_cache_has_leaves_before_the_pass() {
     let path =
@@ -95,12 +100,13 @@ fn what_the_cache_has_leaves_before_the_pass() {
 
 #[test]
 fn who_shares_a_nic_waits_for_it() {
-    // Two prompts of a page, each of which takes its NICs for 16 s, and nothing else takes time.
+    // Two prompts of a page, each of which uses its NICs for 16 s. Nothing else takes time.
     let path = trace("nic", &[(0, 16, 1, ""), (0, 16, 1, "")]);
     let ttft = |prefill: u32, decode: u32| {
         let words = format!(
-            "--prefill {prefill} --decode {decode} --prefill-ms 0,0,0 --decode-ms 0,0,0 --kv-bytes-per-token 1000000000 \
-             --nic-gigabytes 1 --latency-us 0 --kv-tokens 65536 --policy round_robin --trace-file {}",
+            "--prefill {prefill} --decode {decode} --prefill-ms 0,0,0 --decode-ms 0,0,0 \
+             --kv-bytes-per-token 1000000000 --nic-gigabytes 1 --latency-us 0 \
+             --kv-tokens 65536 --policy round_robin --trace-file {}",
             path.display()
         );
         let summary = simulate(&words);
@@ -126,7 +132,7 @@ fn a_load_repeats_itself_and_another_seed_is_another() {
     assert_eq!(one, figures(SMALL));
     assert_ne!(one["hash"], figures(&format!("{SMALL} --seed 2"))["hash"]);
     assert_eq!(one["completed"], 400);
-    // One form, wherever it is shown.
+    // The same hash, wherever it is shown.
     let summary = simulate(SMALL);
     assert_eq!((summary.hash.len(), one["hash"].as_str()), (16, Some(summary.hash.as_str())));
     assert!(summary.to_string().ends_with(&format!("hash {}", summary.hash)));
@@ -135,7 +141,8 @@ fn a_load_repeats_itself_and_another_seed_is_another() {
 #[test]
 fn a_trace_is_served_to_its_end() {
     let words = format!(
-        "--prefill 2 --decode 2 --page-size 64 --kv-tokens 131072 --requests 16 --trace-file {TRACE}"
+        "--prefill 2 --decode 2 --page-size 64 --kv-tokens 131072 --requests 16 \
+         --trace-file {TRACE}"
     );
     let summary = simulate(&words);
     assert_eq!((summary.requests, summary.completed), (16, 16));
@@ -156,7 +163,7 @@ fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
     assert!(summary.refused["overloaded"] == refused && refused > 300, "{:?}", summary.refused);
     assert_eq!(summary.completed + refused, 400);
     assert!(summary.good <= summary.completed && summary.goodput < 0.3);
-    // Where memory lets one or two in, places in the batch are no places to wait.
+    // If memory admits only one or two, places in the batch are no places to wait.
     let scarce = SMALL.replace("16384", "256");
     let places =
         "--prefill 1 --decode 1 --rate 1e5 --max-running-requests 64 --max-queued-requests 2";
@@ -166,14 +173,16 @@ fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
 
 #[test]
 fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
-    // Every other prompt is long, so that who takes turns gives all long ones to one of two workers.
+    // Every other prompt is long, so a policy that takes turns gives all long ones to one of two
+    // workers.
     let long_and_short = (0..60)
         .map(|index| (index * 150, if index % 2 == 0 { 4000 } else { 40 }, 3, ""))
         .collect::<Vec<_>>();
     let path = trace("turns", &long_and_short);
     let words = |policy: &str, prefill: u32| {
         format!(
-            "--prefill {prefill} --decode 2 --prefill-ms 10,0.08,0 --kv-tokens 65536 --policy {policy} --trace-file {}",
+            "--prefill {prefill} --decode 2 --prefill-ms 10,0.08,0 --kv-tokens 65536 \
+             --policy {policy} --trace-file {}",
             path.display()
         )
     };
@@ -196,9 +205,9 @@ fn who_has_no_prefill_worker_reads_itself() {
     let alone = PLAIN.replace("--prefill 1", "--prefill 0");
     let summary = simulate(&format!("{alone} --trace-file {}", path.display()));
     let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5, "{a} is not {b}");
-    // Two chunks and a message; what the first left in the cache is not computed again.
+    // Two chunks and a message. What the first request left in the cache is not computed again.
     let first = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 0.1;
-    // Told with the step behind the pass.
+    // Sent with the step after the pass.
     close(summary.ttft_ms.max, first + 10.0);
     close(summary.ttft_ms.p50, 10.0 + 0.05 * 16.0 + 0.1);
     close(summary.e2e_ms.max, first + 4.0 * 10.0);
@@ -212,7 +221,7 @@ fn packed_traces_of_both_kinds_are_read() {
     let arrivals =
         |file: &str| plan(&format!("--trace-file {data}/{file}")).unwrap().arrivals().unwrap();
     let conversation = arrivals("mooncake/conversation_trace.jsonl.zst");
-    let input = |list: &[baton::sim::load::arrivals::Arrival]| {
+    let input = |list: &[baton::planner::arrivals::RequestArrival]| {
         list.iter().map(|request| u64::from(request.input)).sum::<u64>()
     };
     assert_eq!((conversation.list().len(), input(conversation.list())), (12_031, 144_793_823));
@@ -231,9 +240,9 @@ fn recorded_runs_are_run_again_beside_theirs() {
     );
     let words =
         format!("--against {data} --rows poly_4P4D --requests 100 --policies round_robin,slo");
-    assert!(baton::sim::load::run(&plan(&words).unwrap()).unwrap());
+    assert!(baton::planner::run(&plan(&words).unwrap()).unwrap());
     let none = plan(&format!("--against {data} --rows none")).unwrap();
-    assert!(baton::sim::load::run(&none).unwrap_err().to_string().contains("none of its runs"));
+    assert!(baton::planner::run(&none).unwrap_err().to_string().contains("none of its runs"));
     assert!(plan(&format!("--against {data} --policy slo")).unwrap_err().contains("--policy"));
 }
 
@@ -272,13 +281,13 @@ fn what_makes_no_sense_is_refused_by_name() {
     refused("--decode-ms 1,2,-3", "--decode-ms 1,2,-3: a step of up to 819200 tokens");
     refused("--decode-ms 1,2,3,-4", "--decode-ms 1,2,3,-4: a step");
     refused("--decode-ms 1,2,inf", "--decode-ms 1,2,inf: three or four numbers that are finite");
-    // What grows ever more slowly is none below 0.
+    // A cost that grows more and more slowly is still above 0.
     assert!(plan("--kv-tokens 1048576 --decode-ms 5.74,5.1508e-5,0,-2.3411e-11").is_ok());
     refused("--rate -1", "--rate -1: a number above 0");
     refused("--slo-ttft-ms=-1", "--slo-ttft-ms -1");
     refused("--slo-ttft-ms 0", "--slo-ttft-ms 0: above 0");
     refused("--slo-itl-ms 0", "--slo-itl-ms 0: above 0");
-    refused("--flow dual", "--flow and --load: under load both workers are asked at once");
+    refused("--flow dual", "--flow and --load: under load both workers are called at once");
     refused("--trace-file /nowhere.jsonl", "--trace-file /nowhere.jsonl");
     refused("--seeds 3", "cannot be used with '--seeds <K>'");
     refused("--calm", "cannot be used with '--calm'");
@@ -296,14 +305,15 @@ fn what_makes_no_sense_is_refused_by_name() {
     refused(&format!("--trace-file {}", path.display()), "line 2: output_length 0");
 }
 
-/// Long prompts before a decode worker that is short of KV: what waits for pages is read meanwhile, and pages that nothing
-/// is in yet are nobody's. Where there are pages enough, late is a little later.
+/// Long prompts with a decode worker that is short of KV. Waiting prompts are computed meanwhile,
+/// and empty pages are not reserved. With enough pages, late is a little later.
 #[test]
 fn late_allocation_pays_where_decode_is_short_of_kv() {
     let requests: Vec<_> = (0..40).map(|at| (at * 100, 8000, 100, "")).collect();
     let path = trace("late", &requests);
     let ttft = |allocation: &str, tokens: u32| {
-        let words = "--prefill 2 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 --disable-radix-cache";
+        let words = "--prefill 2 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 \
+            --disable-radix-cache";
         let file = path.display();
         simulate(&format!(
             "{words} --kv-tokens {tokens} --trace-file {file} --decode-allocation {allocation}"
@@ -313,7 +323,7 @@ fn late_allocation_pays_where_decode_is_short_of_kv() {
     };
     let (early, late) = (ttft("early", 20_000), ttft("late", 20_000));
     assert!(late < early * 0.9, "short of KV: {late} ms beside {early} ms");
-    // Here a Destination is seen when the pass is over, and waits for up to one.
+    // A Destination is seen at the end of a pass, so it waits for up to one pass.
     let (early, late) = (ttft("early", 800_000), ttft("late", 800_000));
     assert!(
         early < late && late < early + 10.0 + 0.05 * 8192.0,
@@ -321,24 +331,26 @@ fn late_allocation_pays_where_decode_is_short_of_kv() {
     );
 }
 
-/// Of the recorded engine KV leaves when a prompt is computed, whatever its prefill worker computes next.
+/// In the recorded engine, KV is transferred when a prompt is computed, whatever its prefill worker
+/// computes next.
 #[test]
 fn the_recorded_engine_hands_over_while_the_next_prompt_is_read() {
     super::quiet();
     let path = trace("recorded", &[(0, 8192, 5, ""), (0, 8192, 5, "")]);
     let plan = plan(&format!("{PLAIN} --trace-file {}", path.display())).unwrap();
-    let plan = Plan { engine: Engine::Recorded, allocation: DecodeAllocation::Late, ..plan };
+    let plan = LoadPlan { engine: SimEngine::Recorded, allocation: DecodeAllocation::Late, ..plan };
     let arrivals = plan.arrivals().unwrap();
-    let two = Cluster::new(&plan, &arrivals).run().unwrap();
-    // The request's way, its pass, the word that it is read, all of its KV, and the step that generates its first token.
+    let two = LoadCluster::new(&plan, &arrivals).run().unwrap();
+    // The request's transfer, its pass, the message that it is computed, all of its KV, and the
+    // step of its first token.
     let first = 0.1 + (10.0 + 0.05 * 8192.0) + 0.1 + 8.192 + 10.0;
     assert!((two.ttft_ms.p50 - first).abs() < 1e-5, "{} is not {first}", two.ttft_ms.p50);
 }
 
-/// What `baton sim place` with these words means.
+/// The plan of `baton sim place` with these words.
 fn search(words: &str) -> Result<Search, String> {
     let arguments = ["baton", "sim", "place"].into_iter().chain(words.split_whitespace());
-    match config::parse(arguments, &Surroundings::of_this_process()) {
+    match cli::parse(arguments, &HostInfo::of_this_process()) {
         Ok(Invocation::Sim(flags)) => match &flags.command {
             Some(SimCommand::Place(place)) => Search::new(place).map_err(|error| error.to_string()),
             None => unreachable!("that is another command"),
@@ -348,16 +360,17 @@ fn search(words: &str) -> Result<Search, String> {
     }
 }
 
-/// What it finds.
-fn place(words: &str) -> Result<Vec<Standing>, String> {
+/// The result of the search.
+fn place(words: &str) -> Result<Vec<FleetResult>, String> {
     search(words)?.run().map_err(|error| error.to_string())?.map_err(|failure| failure.to_string())
 }
 
-/// A fleet at a time.
+/// One fleet at a time.
 #[test]
 fn a_search_tells_what_is_under_way() {
     super::quiet();
-    let words = "--workers 3 --rate 1 --prefill-ms 0,1,0 --decode-ms 4,0,1 --slo-ttft-ms 2000 --slo-itl-ms 11 \
+    let words = "--workers 3 --rate 1 --prefill-ms 0,1,0 --decode-ms 4,0,1 --slo-ttft-ms 2000 \
+        --slo-itl-ms 11 \
                  --requests 20 --kv-tokens 8192";
     let told = Mutex::new(Vec::new());
     let found =
@@ -372,14 +385,16 @@ fn a_search_tells_what_is_under_way() {
     }
 }
 
-/// A prefill worker reads a thousand tokens a second, a decode worker generates 640 within the limit. So three read what
-/// one answers, or one what three answer; who does both keeps streams waiting.
+/// A prefill worker computes a thousand tokens a second, and a decode worker generates 640 within
+/// the limit. So three compute what one answers, or one computes what three answer. A mixed worker
+/// delays its streams.
 #[test]
 fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     super::quiet();
     let load = |input: u32, output: u32| {
         format!(
-            "--prefill-ms 0,1,0 --decode-ms 4,0,1 --input-len {input} --output-len {output} --slo-ttft-ms 2000 \
+            "--prefill-ms 0,1,0 --decode-ms 4,0,1 --input-len {input} --output-len {output} \
+             --slo-ttft-ms 2000 \
              --slo-itl-ms 11 --requests 120 --kv-tokens 8192 --page-size 64"
         )
     };
@@ -391,7 +406,7 @@ fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     assert_eq!((best.fleet.prefill, best.fleet.decode), (3, 1), "{found:?}");
     assert_eq!(found.len(), 4, "each split, and workers that do both");
     assert!(found[..3].windows(2).all(|pair| pair[0].factor >= pair[1].factor), "{found:?}");
-    // Who is best serves that rate as it was told, and misses a higher one.
+    // The best fleet sustains the reported rate, and misses a higher one.
     let flags = load(450, 64).replace("--requests 120", &format!("--requests {}", best.requests));
     let at = |rate: f64| simulate(&format!("--prefill 3 --decode 1 --rate {rate} {flags}")).goodput;
     assert!(
@@ -403,12 +418,12 @@ fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     let twice = [(); 2].map(|()| format!("{:?}", find(2, 100, 64)));
     assert_eq!(twice[0], twice[1], "it repeats itself");
     assert!(found.iter().all(|one| one.is_bounded));
-    // However few are asked for, each rate is judged by all who come in the same time.
+    // However few requests are given, each rate is judged by all that arrive in the same time.
     let flags = load(450, 64).replace("--requests 120", "--requests 5");
     let few = place(&format!("--workers 1 --rate 1 {flags}")).unwrap();
     let more = place(&format!("--workers 1 --rate 1 {}", load(450, 64))).unwrap();
     assert!(few[0].is_bounded, "they would keep the limits if they came at once: {few:?}");
-    // Of some twenty requests chance makes up a lot.
+    // With about twenty requests, chance matters much.
     let ratio = few[0].requests_per_s / more[0].requests_per_s;
     assert!((0.3..3.0).contains(&ratio), "{few:?} {more:?}");
     assert!(place("--trace-file x").unwrap_err().contains("--workers"));

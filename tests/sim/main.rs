@@ -1,15 +1,15 @@
-//! The simulated cluster: seeds that must go well, and replays that must be replays.
+//! The simulated cluster: seeds that must succeed, and exact replays.
 
 mod load;
-// Only builds with debug assertions ask for them.
+// Only builds with debug assertions have failpoints.
 #[cfg(debug_assertions)]
 mod planted;
 
-use baton::config::flags::{SimFlow, SimTransfer};
-use baton::config::resolved::{LogConfig, LogLevel};
+use baton::cli::flags::{SimFlow, SimTransfer};
 use baton::obs::log;
+use baton::obs::log::{LogConfig, LogLevel};
 use baton::sim::campaign::{Campaign, run};
-use baton::sim::cluster::Report;
+use baton::sim::cluster::SeedReport;
 use baton::sim::plan::{Plan, Scale};
 use std::ops::RangeInclusive;
 use std::process::Command;
@@ -23,13 +23,13 @@ const SCALE: Scale = Scale {
     flow: SimFlow::Auto,
 };
 
-/// What workers warn of is what is simulated.
+/// Warnings of workers are part of the simulation, so they are not logged.
 fn quiet() {
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
 }
 
-/// Runs a seed, or panics with what replays it.
-fn well(seed: u64, scale: Scale) -> Report {
+/// Runs a seed, or panics with the command that replays it.
+fn well(seed: u64, scale: Scale) -> SeedReport {
     let (result, _) = run(&Plan::new(seed, scale), None);
     let campaign = Campaign { seed, seeds: 1, scale, trace: None };
     result.unwrap_or_else(|failure| panic!("{}", campaign.tell(seed, &failure)))
@@ -44,7 +44,7 @@ fn all_requests_end_well_whatever_the_order_of_steps() {
     }
 }
 
-/// A pool of either side that fills up with what waits for the other one's would show here.
+/// A pool that fills up with requests that wait for the other side would show here.
 #[test]
 fn all_requests_end_well_in_whatever_order_workers_are_asked() {
     quiet();
@@ -56,7 +56,7 @@ fn all_requests_end_well_in_whatever_order_workers_are_asked() {
     }
 }
 
-/// Of two tests, so that two cores have something to do.
+/// Split into two tests, so that two cores are used.
 fn go_wrong(seeds: RangeInclusive<u64>) {
     quiet();
     let mut failures = 0;
@@ -77,9 +77,13 @@ fn whatever_else_goes_wrong_they_do_too() {
     go_wrong(151..=300);
 }
 
-/// A connection between two workers that was cut and brought what was written to it all the same; a clock that jumped while
-/// a lane had not proven itself; a decode worker that said Done and had another role at once; a prefill worker that had one
-/// before its leg came; lanes on which nothing came from the start; more to tell than a mover had room for.
+/// Failures that these seeds once found:
+/// - a cut connection between two workers that still delivered its data;
+/// - a clock that jumped before a lane was proven;
+/// - a decode worker that sent Done and changed its role at once;
+/// - a prefill worker that changed its role before its leg arrived;
+/// - lanes without any data from the start;
+/// - more messages than a mover had room for.
 #[test]
 fn seeds_that_once_failed_go_well() {
     use SimFlow::{DecodeFirst, Dual};
@@ -99,7 +103,7 @@ fn seeds_that_once_failed_go_well() {
     }
 }
 
-/// In whatever order they are asked, and also where nothing else happens.
+/// In every flow, and also if nothing else happens.
 #[test]
 fn workers_change_their_roles_while_they_serve() {
     quiet();
@@ -139,7 +143,7 @@ fn a_seed_repeats_itself_to_the_last_happening() {
     assert_eq!(hashes.len() as u64, SEEDS, "another seed is another story");
 }
 
-/// The command, its exit status and what it says.
+/// The command, its exit status and its output.
 fn command(args: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_baton")).arg("sim").args(args).output().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();

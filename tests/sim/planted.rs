@@ -1,31 +1,32 @@
-//! Mistakes planted in production code, each of which the simulation must find.
+//! Failpoints in production code: the simulation must find each mistake.
 //!
-//! Not among them is the proof of a copy by the lease word: no seed of the first two hundred has pages of a void
-//! lease overwritten just before their copy. `tests/handoff.rs` and the model `pull` of `tools/model` do that.
+//! The proof of a copy by the lease word is not among them. In the first two hundred seeds, no page
+//! of a void lease is overwritten just before its copy. `tests/handoff.rs` and the model `pull` of
+//! `tools/model` cover that.
 
 use super::{SCALE, quiet};
-use baton::config::flags::{SimFlow, SimTransfer};
+use baton::cli::flags::{SimFlow, SimTransfer};
 use baton::sim::campaign::run;
 use baton::sim::checkers::Checker;
-use baton::sim::cluster::Failure;
+use baton::sim::cluster::SeedFailure;
 use baton::sim::plan::{Plan, Scale};
-use baton::stdx::planted::{plant, planted};
+use baton::stdx::failpoint::{active_failpoint, set_failpoint};
 use std::panic;
 
-/// Seeds until which each must be found.
+/// Each mistake must be found within this many seeds.
 const SEEDS: u64 = 400;
 
-/// What must be said of a mistake.
+/// What the simulation must report for a mistake.
 struct Mistake {
-    /// As the code asks for it.
+    /// Name of the failpoint.
     name: &'static str,
-    /// Which checker must speak, whatever others have to say.
+    /// The checker that must report it.
     by: Checker,
-    /// What it must say of it, among other things.
+    /// A part of the checker's message.
     saying: &'static str,
-    /// How KV moves in clusters where it is made.
+    /// The transport of the clusters in which the mistake is active.
     transfer: SimTransfer,
-    /// In which order workers are asked there.
+    /// The flow of these clusters.
     flow: SimFlow,
 }
 
@@ -33,22 +34,22 @@ const fn mistake(name: &'static str, by: Checker, saying: &'static str) -> Mista
     Mistake { name, by, saying, transfer: SimTransfer::Shm, flow: SimFlow::Dual }
 }
 
-/// One that is made only where NICs write.
+/// A mistake that happens only if NICs write.
 const fn rdma(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
     Mistake { transfer: SimTransfer::Rdma, ..mistake(name, by, saying) }
 }
 
-/// One that is made only where streams carry KV.
+/// A mistake that happens only if streams carry KV.
 const fn tcp(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
     Mistake { transfer: SimTransfer::Tcp, ..mistake(name, by, saying) }
 }
 
-/// One that is made only where prefill keeps KV for decode.
+/// A mistake that happens only if prefill keeps KV for decode.
 const fn kept(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
     Mistake { flow: SimFlow::PrefillFirst, ..mistake(name, by, saying) }
 }
 
-/// One that is made only where decode asks prefill.
+/// A mistake that happens only if decode asks prefill.
 const fn asked(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
     Mistake { flow: SimFlow::DecodeFirst, ..mistake(name, by, saying) }
 }
@@ -60,7 +61,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("page is kept before it is full", Checker::Tokens, "is right"),
     mistake("page is free while leased", Checker::Assertion, "overflow"),
     mistake("waiting chunk is dropped", Checker::Ends, "corrupt"),
-    mistake("prefix is sent again", Checker::Assertion, "its destination holds that"),
+    mistake("prefix is sent again", Checker::Assertion, "the destination holds these tokens"),
     mistake("slot is not given back", Checker::Idle, "slots"),
     mistake("room stays after its request", Checker::Idle, "open rooms"),
     mistake("held off for an hour", Checker::Ends, "peer_lost"),
@@ -114,9 +115,10 @@ const MISTAKES: &[Mistake] = &[
     mistake("who has turned is not followed back", Checker::Ends, "nothing was done to it"),
 ];
 
-/// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.
+/// The first seed, calm or not, with this report, and the complete report. Otherwise the other
+/// reports.
 fn find(mistake: &Mistake) -> Result<String, Vec<String>> {
-    plant(Some(mistake.name));
+    set_failpoint(Some(mistake.name));
     let mut others = Vec::new();
     let mut seeds = (1..=SEEDS).flat_map(|seed| [(seed, true), (seed, false)]);
     let found = seeds.find_map(|(seed, faults)| {
@@ -127,7 +129,7 @@ fn find(mistake: &Mistake) -> Result<String, Vec<String>> {
             flow: mistake.flow,
             ..SCALE
         };
-        let Failure { by, what, .. } = run(&Plan::new(seed, scale), None).0.err()?;
+        let SeedFailure { by, what, .. } = run(&Plan::new(seed, scale), None).0.err()?;
         let said = format!("{by:?}, seed {seed}: {}", what.lines().next().unwrap_or(""));
         if (by, what.contains(mistake.saying)) == (mistake.by, true) {
             return Some(said);
@@ -135,7 +137,7 @@ fn find(mistake: &Mistake) -> Result<String, Vec<String>> {
         others.push(said);
         None
     });
-    plant(None);
+    set_failpoint(None);
     found.ok_or(others)
 }
 
@@ -144,7 +146,7 @@ fn every_planted_mistake_is_found_by_the_checker_of_its_rule() {
     quiet();
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if planted().is_none() {
+        if active_failpoint().is_none() {
             usual(info);
         }
     }));

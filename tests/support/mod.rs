@@ -1,5 +1,6 @@
-//! A cluster of one engine, stepped by hand: a pseudo-model whose output depends on every byte of KV it
-//! reads, movers that copy pages, and a `ctl` that only opens slots and passes messages on.
+//! A cluster of one engine, which tests step by hand. The output of its pseudo-model depends on
+//! every byte of KV that it reads. Movers copy pages, and `ctl` only opens slots and passes
+//! messages on.
 
 pub mod mover;
 pub mod rig;
@@ -14,10 +15,10 @@ impl Rng {
 
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
-        baton::sim::model::mix(self.0)
+        baton::stdx::rng::scramble(self.0)
     }
 
-    /// In `low..=high`.
+    /// A number in `low..=high`.
     pub fn within(&mut self, low: u32, high: u32) -> u32 {
         low + (self.next() % u64::from(high - low + 1)) as u32
     }

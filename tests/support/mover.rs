@@ -1,4 +1,5 @@
-//! Both movers of one hand-off between a prefill and a decode worker: copies tokens from pages to pages.
+//! Both movers of one hand-off between a prefill and a decode worker. They copy tokens from pages
+//! to pages.
 
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
@@ -7,9 +8,10 @@ use baton::kv::lease::{Lease, MoverRight};
 use baton::sched::worker::KvMemory;
 use baton::sim::model::{LAYERS, cell};
 use baton::transfer::aux::AuxRecord;
-use baton::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand, Target};
+use baton::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand};
 use baton::transfer::pages::PageLists;
 use baton::transfer::status::{Move, StatusTable};
+use baton::transfer::target::Target;
 use crossbeam_channel::{Receiver, Sender};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,15 +33,15 @@ pub struct TestMover {
     right: MoverRight,
     begun: HashMap<SlotId, (Generation, Target, Lease)>,
     expected: HashMap<SlotId, (Generation, Room, Lease)>,
-    /// The token that comes next, by slot of the destination.
+    /// The next token of each destination slot.
     next: HashMap<SlotId, u32>,
-    /// Tokens copied.
+    /// Number of copied tokens.
     pub copied: u32,
-    /// Source commands taken per step; 0 holds all back.
+    /// Source commands taken per step; 0 stops the source.
     pub speed: usize,
-    /// Fails the source's slot at its next chunk.
+    /// Whether the source's slot fails at its next chunk.
     pub corrupt: bool,
-    /// What happens to a record on its way.
+    /// Changes an aux record in transit.
     pub spoil: fn(&mut AuxRecord),
 }
 
@@ -86,7 +88,7 @@ impl TestMover {
             DestinationCommand::Cancel { slot, generation } => {
                 self.end_expected(slot, generation, None)
             }
-            _ => panic!("no sessions here"),
+            _ => panic!("this mover has no sessions"),
         }
     }
 
@@ -102,7 +104,7 @@ impl TestMover {
                 self.copy(slot, generation, tokens, last);
             }
             SourceCommand::Cancel { slot, generation } => self.end_begun(slot, generation),
-            _ => panic!("no sessions here"),
+            _ => panic!("this mover has no sessions"),
         }
     }
 
@@ -132,7 +134,7 @@ impl TestMover {
         assert_eq!(
             next,
             Some(tokens.start),
-            "what the destination holds is not its transfer's to write"
+            "a transfer must not write what the destination already holds"
         );
         self.copied += tokens.end - tokens.start;
         self.copy_tokens(slot, target.slot, tokens);

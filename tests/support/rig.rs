@@ -1,4 +1,4 @@
-//! Engine, movers and a stand-in for `ctl`, in one thread.
+//! Engine, movers and a substitute for `ctl`, in one thread.
 
 use super::mover::{Side, TestMover};
 use baton::cause::Cause;
@@ -8,30 +8,33 @@ use baton::kv::region::Region;
 use baton::kv::tier::Tier;
 use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
+use baton::sched::channel::{EngineChannel, events_per_turn};
 use baton::sched::config::SchedConfig;
 use baton::sched::decode::DecodeWorker;
 use baton::sched::engine::Engine;
-use baton::sched::mail::{Mail, events_per_turn};
-use baton::sched::mailbox::{Command, Event, Outcome};
+use baton::sched::messages::{
+    EngineCommand, EngineEvent, FinishReason, RequestEvent, TransferEvent,
+};
 use baton::sched::mixed::MixedWorker;
 use baton::sched::prefill::PrefillWorker;
-use baton::sched::request::{Request, Stamps};
+use baton::sched::request::{EngineRequest, Stamps};
 use baton::sched::stats::WorkerStats;
 use baton::sched::worker::{Activity, KvMemory, Worker};
 use baton::sim::model::{PseudoModel, VOCAB, Watch, layout};
-use baton::stdx::bell::Bell;
+use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::seal_thread;
-use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
+use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::handle::{Receiver, Sender};
 use baton::transfer::pages::PageLists;
 use baton::transfer::status::{Move, State, StatusTable};
+use baton::transfer::target::{SessionId, Target};
 use crossbeam_channel as channel;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Prefill or mixed.
+/// The prefill or mixed worker.
 pub const FIRST: WorkerId = WorkerId(0);
 pub const DECODE: WorkerId = WorkerId(1);
 
@@ -67,7 +70,7 @@ impl Setup {
     }
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub prompt: Vec<u32>,
@@ -75,7 +78,7 @@ pub struct Wanted {
     pub sampling: SamplingParams,
     pub stop_tokens: Vec<u32>,
     pub top_logprobs: usize,
-    /// Whose prefix cache; none: nobody's.
+    /// The salt of its prefix cache; `None`: it shares no cache.
     pub salt: Option<Salt>,
     pub patience: Duration,
 }
@@ -94,15 +97,15 @@ impl Wanted {
     }
 }
 
-/// What was told of one leg.
+/// The events of one leg.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
     pub tokens: Vec<Sampled>,
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<FinishReason>,
     pub released: bool,
 }
 
-/// One request: its legs' ids. Mixed has one leg.
+/// The ids of one request's legs. A mixed worker has a single leg.
 #[derive(Clone, Copy, Debug)]
 pub struct Legs {
     pub prefill: Option<RequestId>,
@@ -118,9 +121,9 @@ pub struct Use {
     pub room: Room,
 }
 
-pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<Request> {
+pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<EngineRequest> {
     let tokens = wanted.prompt.len() + wanted.max_new as usize;
-    Box::new(Request {
+    Box::new(EngineRequest {
         id,
         worker: place.worker,
         room: place.room,
@@ -143,7 +146,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
     })
 }
 
-/// What `ctl` has of one worker.
+/// The part of `ctl` for one worker.
 struct Front {
     status: Arc<StatusTable>,
     free: Vec<SlotId>,
@@ -155,39 +158,39 @@ pub struct Rig {
     pub engine: Engine,
     pub watch: Arc<Watch>,
     pub mover: Option<TestMover>,
-    pub commands: channel::Sender<Command>,
-    pub events: channel::Receiver<Event>,
+    pub commands: channel::Sender<EngineCommand>,
+    pub events: channel::Receiver<EngineEvent>,
     fronts: Vec<Front>,
     to_destination: Option<channel::Sender<DestinationCommand>>,
     uses: HashMap<RequestId, Use>,
     pub told: HashMap<RequestId, Told>,
-    /// Prompt tokens that nobody computed.
+    /// Prompt tokens that were not computed, by request.
     pub cached: HashMap<RequestId, u32>,
-    /// Caches emptied.
+    /// Number of emptied caches.
     pub flushed: usize,
     base: Instant,
     next: u64,
-    /// `ctl` holds these back while set.
+    /// While set, `ctl` holds back the commands of this kind.
     pub hold_sessions: bool,
     pub hold_grants: bool,
-    held: Vec<Command>,
-    /// Whether a failed leg ends the other.
+    held: Vec<EngineCommand>,
+    /// Whether the failure of one leg ends the other.
     pub join_legs: bool,
-    /// Decode takes pages when prefill has computed.
+    /// Whether decode takes pages only after prefill has computed.
     pub late: bool,
     keep: bool,
 }
 
-/// The ends of a worker's rings that are not the worker's.
+/// The other ends of a worker's rings.
 struct Far<C> {
     side: Side<C>,
     commands: channel::Sender<C>,
-    bell: Arc<Bell>,
+    bell: Arc<EventCount>,
     ends: channel::Receiver<baton::transfer::command::LeaseEnd>,
 }
 
-fn quiet_bell() -> Arc<Bell> {
-    Arc::new(Bell::new(|| ()))
+fn quiet_bell() -> Arc<EventCount> {
+    Arc::new(EventCount::new(|| ()))
 }
 
 fn kv(page_size: u32, pages: u32) -> KvMemory {
@@ -271,7 +274,7 @@ impl Rig {
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
         let model = PseudoModel::new(watch.clone(), setup.config.batch_limits().logits);
-        let mail = Mail::new(inbox, outbox, quiet_bell());
+        let mail = EngineChannel::new(inbox, outbox, quiet_bell());
         let fronts = stats.into_iter().map(|(stats, status, pages)| Front {
             status,
             free: (0..setup.slots as u32).map(SlotId).collect(),
@@ -301,7 +304,7 @@ impl Rig {
         }
     }
 
-    /// Tokens handed over.
+    /// Number of transferred tokens.
     pub fn copied(&self) -> u32 {
         self.mover.as_ref().map_or(0, |mover| mover.copied)
     }
@@ -322,14 +325,14 @@ impl Rig {
         self.fronts.iter().all(|front| !front.free.is_empty())
     }
 
-    /// Of its slot.
+    /// The state of the request's slot.
     pub fn state(&self, id: RequestId) -> State {
         let Use { worker, slot, .. } = self.uses[&id];
         self.fronts[worker.index()].status.load(slot).state
     }
 
-    /// What is held back.
-    pub fn take_held(&mut self) -> Vec<Command> {
+    /// Takes the commands that are held back.
+    pub fn take_held(&mut self) -> Vec<EngineCommand> {
         std::mem::take(&mut self.held)
     }
 
@@ -337,7 +340,7 @@ impl Rig {
         self.fronts[worker.index()].free.len()
     }
 
-    /// Both legs at once, as a router sends them.
+    /// Sends both legs at once, as a router does.
     pub fn submit(&mut self, wanted: &Wanted) -> Legs {
         let room = Room(self.next);
         let first = self.submit_leg(FIRST, room, wanted);
@@ -348,15 +351,18 @@ impl Rig {
         let (awaited, at) = if self.late { (FIRST, first) } else { (DECODE, decode) };
         let Use { slot, generation, .. } = self.uses[&at];
         self.pass_on(match self.late {
-            true => Command::Awaited { worker: awaited, slot, generation },
-            false => {
-                Command::SessionReady { worker: awaited, slot, generation, session: SessionId(0) }
-            }
+            true => EngineCommand::Awaited { worker: awaited, slot, generation },
+            false => EngineCommand::SessionReady {
+                worker: awaited,
+                slot,
+                generation,
+                session: SessionId(0),
+            },
         });
         Legs { prefill: Some(first), decode }
     }
 
-    /// To decode, which reads the prompt itself.
+    /// Sends a request to decode, which also does its prefill.
     pub fn submit_alone(&mut self, wanted: &Wanted) -> RequestId {
         self.submit_to(DECODE, Room(self.next), true, wanted)
     }
@@ -365,7 +371,7 @@ impl Rig {
         self.submit_to(worker, room, false, wanted)
     }
 
-    /// To prefill alone, which keeps the KV; the room to claim it in.
+    /// Sends a request only to prefill, which keeps the KV. Returns the room in which to claim it.
     pub fn submit_kept(&mut self, wanted: &Wanted) -> (RequestId, Room) {
         let room = Room(self.next);
         self.keep = true;
@@ -374,18 +380,18 @@ impl Rig {
         (id, room)
     }
 
-    /// Decode shows interest in what prefill keeps.
+    /// A decode worker asks for KV that prefill keeps.
     pub fn await_kept(&mut self, kept: RequestId) {
         let Use { slot, generation, .. } = self.uses[&kept];
-        self.pass_on(Command::Awaited { worker: FIRST, slot, generation });
+        self.pass_on(EngineCommand::Awaited { worker: FIRST, slot, generation });
     }
 
-    /// To decode, what prefill has kept in this room.
+    /// Sends a decode request for the KV that prefill kept in this room.
     pub fn claim(&mut self, room: Room, wanted: &Wanted) -> RequestId {
         let id = self.submit_leg(DECODE, room, wanted);
         let Use { slot, generation, .. } = self.uses[&id];
         let session = SessionId(0);
-        self.pass_on(Command::SessionReady { worker: DECODE, slot, generation, session });
+        self.pass_on(EngineCommand::SessionReady { worker: DECODE, slot, generation, session });
         id
     }
 
@@ -405,13 +411,13 @@ impl Rig {
         (request.alone, request.keep) = (alone, self.keep);
         self.uses.insert(id, Use { worker, slot, generation, room });
         self.told.insert(id, Told::default());
-        self.commands.send(Command::Submit(request)).unwrap();
+        self.commands.send(EngineCommand::Submit(request)).unwrap();
         id
     }
 
-    pub fn abort_command(&self, id: RequestId) -> Option<Command> {
+    pub fn abort_command(&self, id: RequestId) -> Option<EngineCommand> {
         let Use { worker, slot, generation, .. } = *self.uses.get(&id)?;
-        Some(Command::Abort { worker, slot, generation, cause: Cause::ClientGone })
+        Some(EngineCommand::Abort { worker, slot, generation, cause: Cause::ClientGone })
     }
 
     pub fn abort(&mut self, id: RequestId) {
@@ -420,7 +426,7 @@ impl Rig {
         }
     }
 
-    /// One turn of everything.
+    /// One step of engine, mover and `ctl`.
     pub fn turn(&mut self) -> Activity {
         let activity = self.step_engine();
         if let Some(mover) = &mut self.mover {
@@ -436,7 +442,7 @@ impl Rig {
         self.engine.step(now)
     }
 
-    /// Takes in what the engine told.
+    /// Handles the engine's events.
     pub fn step_ctl(&mut self) {
         for command in std::mem::take(&mut self.held) {
             self.pass_on(command);
@@ -446,35 +452,47 @@ impl Rig {
         }
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: EngineEvent) {
         match event {
-            Event::Token { request, sampled, .. } => {
+            EngineEvent::Request(RequestEvent::Token { request, sampled, .. }) => {
                 let told = self.told.get_mut(&request).unwrap();
                 assert!(told.outcome.is_none(), "a token after the end");
                 told.tokens.push(sampled);
             }
-            Event::Expecting { slot, generation, session, room, tokens, .. } => {
+            EngineEvent::Transfer(TransferEvent::Expecting {
+                slot,
+                generation,
+                session,
+                room,
+                tokens,
+                ..
+            }) => {
                 let target = Target { session, slot, generation, room, prefix: tokens.start };
                 self.pass_on_destination(target);
             }
-            Event::Computed { request, .. } => {
+            EngineEvent::Transfer(TransferEvent::Computed { request, .. }) => {
                 let room = self.uses[&request].room;
-                // Its other leg may have been aborted and released meanwhile.
+                // Its other leg may already be aborted and released.
                 if let Some(Use { worker, slot, generation, .. }) = self.leg(DECODE, room) {
                     let session = SessionId(0);
-                    self.pass_on(Command::SessionReady { worker, slot, generation, session });
+                    self.pass_on(EngineCommand::SessionReady { worker, slot, generation, session });
                 }
             }
-            Event::Flushed { .. } => self.flushed += 1,
-            Event::Finished { request, outcome, cached_tokens, .. } => {
+            EngineEvent::Request(RequestEvent::Flushed { .. }) => self.flushed += 1,
+            EngineEvent::Request(RequestEvent::Finished {
+                request,
+                outcome,
+                cached_tokens,
+                ..
+            }) => {
                 self.cached.insert(request, cached_tokens);
                 let told = self.told.get_mut(&request).unwrap();
                 assert!(told.outcome.replace(outcome).is_none(), "Finished twice");
-                if let (Outcome::Failed(_), true) = (outcome, self.join_legs) {
+                if let (FinishReason::Failed(_), true) = (outcome, self.join_legs) {
                     self.end_other_leg(request);
                 }
             }
-            Event::Released(request) => {
+            EngineEvent::Request(RequestEvent::Released(request)) => {
                 let told = self.told.get_mut(&request.id).unwrap();
                 assert!(told.outcome.is_some(), "Released before Finished");
                 assert!(!std::mem::replace(&mut told.released, true), "Released twice");
@@ -491,14 +509,15 @@ impl Rig {
         self.uses.values().find(|leg| leg.worker == worker && leg.room == room).copied()
     }
 
-    /// The manager's part of a Destination: grants the source's slot, or tells that the room is over.
+    /// The manager's handling of a `Destination` message: it grants the source's slot, or reports
+    /// that the room is over.
     fn pass_on_destination(&mut self, target: Target) {
         let source = self.leg(FIRST, target.room).filter(|source| {
             self.fronts[0].status.advance(source.slot, source.generation, Move::Grant).is_ok()
         });
         match source {
             Some(Use { slot, generation, .. }) => {
-                self.pass_on(Command::Granted { worker: FIRST, slot, generation, target });
+                self.pass_on(EngineCommand::Granted { worker: FIRST, slot, generation, target });
             }
             None => {
                 let Target { slot, generation, .. } = target;
@@ -511,10 +530,10 @@ impl Rig {
         }
     }
 
-    fn pass_on(&mut self, command: Command) {
+    fn pass_on(&mut self, command: EngineCommand) {
         let hold = match command {
-            Command::SessionReady { .. } => self.hold_sessions,
-            Command::Granted { .. } => self.hold_grants,
+            EngineCommand::SessionReady { .. } => self.hold_sessions,
+            EngineCommand::Granted { .. } => self.hold_grants,
             _ => false,
         };
         if hold {
@@ -529,11 +548,11 @@ impl Rig {
         let other = if worker == FIRST { DECODE } else { FIRST };
         if let Some(Use { worker, slot, generation, .. }) = self.leg(other, room) {
             let cause = Cause::OtherLeg;
-            self.commands.send(Command::Abort { worker, slot, generation, cause }).unwrap();
+            self.commands.send(EngineCommand::Abort { worker, slot, generation, cause }).unwrap();
         }
     }
 
-    /// Turns until every request is released.
+    /// Takes turns until every request is released.
     pub fn finish(&mut self) {
         for _ in 0..20_000 {
             if self.uses.is_empty() {
@@ -544,7 +563,7 @@ impl Rig {
         panic!("stuck: {:?}", self.fronts.iter().map(|front| &front.stats).collect::<Vec<_>>());
     }
 
-    /// Nothing runs, so nothing may be held.
+    /// No request runs, so no resource may be held.
     pub fn check_empty(&mut self) {
         while self.turn() == Activity::Busy || !self.commands.is_empty() {}
         assert_eq!(self.turn(), Activity::Idle);
@@ -568,7 +587,7 @@ impl Rig {
         assert!(self.mover.as_ref().is_none_or(TestMover::is_empty));
     }
 
-    pub fn outcome(&self, id: RequestId) -> Option<Outcome> {
+    pub fn outcome(&self, id: RequestId) -> Option<FinishReason> {
         self.told[&id].outcome
     }
 
@@ -577,7 +596,7 @@ impl Rig {
     }
 }
 
-/// What a request yields when it has a mixed worker for itself.
+/// The result of a request that has a mixed worker to itself.
 pub fn alone(wanted: &Wanted) -> Told {
     let mut setup = Setup::new();
     setup.config.chunked_prefill_size = 128;

@@ -1,5 +1,5 @@
-//! A poster or poller that does not come back to its ring for longer than any deadline: its rooms fail all the same,
-//! their pages stay leased until nothing can land in them, and what it does late lands nowhere.
+//! A poster or poller that hangs for longer than any deadline. Its rooms fail nevertheless. Their
+//! pages stay leased until no write can reach them. Its late work has no effect.
 
 use super::{SESSION, at_every_point, next_room_works, reopen};
 use crate::rig::{At, Handoff, Rig};
@@ -25,7 +25,7 @@ fn turns(rig: &mut Rig, count: usize) {
     }
 }
 
-/// The deadlines of both sides, of which neither asks a mover; whether there was something to fail at the source.
+/// Both sides' deadlines expire without asking a mover. Returns whether the source failed a slot.
 fn deadline(rig: &Rig, handoff: &Handoff) -> bool {
     let failed = rig.fail(handoff, At::Source, Cause::Deadline);
     if failed {
@@ -40,13 +40,13 @@ fn deadline(rig: &Rig, handoff: &Handoff) -> bool {
     failed
 }
 
-/// The room's pages on both sides stay its own until the source is quiet. Whether it is not.
+/// Both sides keep the room's pages until the source is quiet. Returns whether they still wait.
 fn is_fenced(rig: &Rig, handoff: &Handoff, failed: bool) -> bool {
     let waits = failed && !rig.has_withdrawn();
-    assert_eq!(rig.source.leased.contains_key(&handoff.from.0), waits, "the source's lease");
+    assert_eq!(rig.source.leased.contains_key(&handoff.from.0), waits, "lease of the source");
     assert!(
         !waits || rig.destination.leased.contains_key(&handoff.to.0),
-        "the destination's lease"
+        "lease of the destination"
     );
     waits
 }
@@ -72,7 +72,7 @@ fn a_thread_that_comes_back_late_ends_what_it_had() {
     }
 }
 
-/// The answer is overdue: the destination resets the session, then the source hears of it.
+/// The answer is overdue. First the destination resets the session, then the source.
 #[test]
 fn a_thread_that_comes_back_to_a_session_that_was_reset_does_nothing() {
     for hangs in [Hangs::Posters, Hangs::Pollers] {
@@ -89,14 +89,14 @@ fn a_thread_that_comes_back_to_a_session_that_was_reset_does_nothing() {
             rig.step_source();
             assert!(
                 rig.holds_no_lease(handoff),
-                "a thread that hangs between its turns is not waited for"
+                "the session must not wait for a thread that hangs between its turns"
             );
             rig.reuse_source(handoff);
             let rails = rig.ways[0].rails.as_ref().unwrap();
             let has_posted = |&pair: &u32| rails.fabric.counts(pair).requests > 0;
-            assert!(!rails.pairs.iter().any(has_posted), "a queue pair is there");
+            assert!(!rails.pairs.iter().any(has_posted), "a queue pair is left");
             rig.release(handoff);
-            // The next session has the same threads, which find the last one first.
+            // The next session uses the same threads, which still have the last session's state.
             reopen(rig);
             turns(rig, 7);
             set(rig, None);
@@ -105,13 +105,14 @@ fn a_thread_that_comes_back_to_a_session_that_was_reset_does_nothing() {
     }
 }
 
-/// A room whose poster hangs as it posts, with both deadlines over; then the destination has reset the session.
+/// A room with a poster that hangs while it posts, after both deadlines. Then the destination
+/// resets the session.
 fn hang_in_a_turn() -> (Rig, Handoff) {
     let mut rig = Rig::new(Kind::Threads(1));
     let handoff = rig.begin(SESSION, 1, 40);
     fabric(&rig).stall(true);
     rig.chunks(&handoff, 16);
-    rig.until("it hangs", |rig| fabric(rig).has_stalled());
+    rig.until("the poster hangs", |rig| fabric(rig).has_stalled());
     let failed = deadline(&rig, &handoff);
     turns(&mut rig, 20);
     assert!(is_fenced(&rig, &handoff, failed));
@@ -126,7 +127,7 @@ fn fabric(rig: &Rig) -> &Fabric {
     &rig.ways[0].rails.as_ref().unwrap().fabric
 }
 
-/// It has the queue pairs: its session ends once it has let go of them.
+/// The poster holds the queue pairs, so the session ends after it releases them.
 #[test]
 fn a_poster_that_hangs_in_a_turn_is_waited_for() {
     let (mut rig, handoff) = hang_in_a_turn();
@@ -139,7 +140,7 @@ fn a_poster_that_hangs_in_a_turn_is_waited_for() {
             rails.fabric.stall(false);
         });
         rig.step_source();
-        assert!(is_back.load(Ordering::Relaxed), "the session has ended under its poster");
+        assert!(is_back.load(Ordering::Relaxed), "the session ended before its poster");
     });
     rig.ways[0].rails = Some(rails);
     assert!(rig.holds_no_lease(&handoff));
@@ -150,14 +151,15 @@ fn a_poster_that_hangs_in_a_turn_is_waited_for() {
     next_room_works(&mut rig, SESSION);
 }
 
-/// Nobody can say what a thread that never lets go would still post: no page is given away, the process ends.
+/// A thread that never returns could still post, so its pages must not be reused. The process
+/// aborts.
 #[test]
 fn a_poster_that_never_comes_back_ends_the_process() {
     const NAME: &str = "hangs::a_poster_that_never_comes_back_ends_the_process";
     if env::var_os(NAME).is_some() {
         let (mut rig, _) = hang_in_a_turn();
         rig.step_source();
-        // The session has ended under its poster.
+        // The session ended before its poster.
         process::exit(1);
     }
     let mut again = Command::new(env::current_exe().unwrap());

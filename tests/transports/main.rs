@@ -1,5 +1,5 @@
-//! One suite over all transports: exact bytes, nothing outside leased pages, aborts and deaths at every
-//! point, stale notices, nonsense.
+//! One suite over all transports: exact bytes, no write outside leased pages, aborts and deaths at
+//! every point, stale notices, invalid input.
 
 mod hangs;
 mod rig;
@@ -10,10 +10,11 @@ use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::limits::RDMA_BREAKS_MAX;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
-use baton::sys::verbs::Fault;
-use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
+use baton::sys::verbs::CompletionError;
+use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::mover::Report;
 use baton::transfer::status::State;
+use baton::transfer::target::SessionId;
 use baton::transfer::transport::{Arrival, Post};
 use rig::{At, Rig, layer_major, layer_major_of, on_ranks, page_major};
 use std::io::Write;
@@ -24,7 +25,7 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
-/// Every way for bytes, streams also in small parts.
+/// Every transport that moves bytes; streams also in small parts.
 const KINDS: [Kind; 15] = [
     Kind::Shm,
     Kind::ShmLanes(2),
@@ -42,10 +43,10 @@ const KINDS: [Kind; 15] = [
     Kind::Slabs(5000, 2100),
     Kind::Slabs(2048, 1 << 40),
 ];
-/// The ways with a state in between that a step can end in.
+/// Transports with intermediate states, in which a step can end.
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
 
-/// Those of sources that write by themselves, posted by the mover or by others.
+/// Transports with a source that writes itself; the mover or other threads post.
 const WRITTEN: [Kind; 6] = [
     Kind::Rdma(1),
     Kind::Rdma(3),
@@ -100,7 +101,7 @@ fn what_the_destination_holds_already_is_neither_sent_nor_written() {
     }
 }
 
-/// A source that writes by itself has no pages to write what it was not asked for to.
+/// Not for a source that writes itself: it has no addresses of pages that were not requested.
 #[test]
 fn what_the_destination_holds_already_cannot_be_sent() {
     for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
@@ -114,7 +115,7 @@ fn what_the_destination_holds_already_cannot_be_sent() {
             let wrong = rig.begin_behind(SESSION, 1, 16..40);
             rig.scripts[0].set(|faults| faults.spoil = Some(spoil));
             rig.chunk(&wrong, 16..40);
-            rig.until("it is heard", |rig| rig.states(&wrong)[1] == State::Failed);
+            rig.until("the destination fails", |rig| rig.states(&wrong)[1] == State::Failed);
             rig.fail(&wrong, At::Source, Cause::OtherLeg);
             rig.until("leases end", |rig| rig.holds_no_lease(&wrong));
             rig.release(&wrong);
@@ -126,7 +127,7 @@ fn what_the_destination_holds_already_cannot_be_sent() {
 #[test]
 fn heads_reach_the_ranks_that_hold_them() {
     for kind in KINDS {
-        // Two heads: a head each, both on one, and each on two.
+        // The model has two heads: one rank per head, one rank for both, and two ranks per head.
         for ranks in [(1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1), (1, 4)] {
             for (from, to) in [
                 (page_major(16), page_major(16)),
@@ -196,7 +197,7 @@ fn frames_and_streams_fill_up_with_large_chunks() {
     for lanes in [1, 3] {
         let mut rig = Rig::with_layouts(Kind::Tcp(lanes), layout, layout);
         rig.watches = false;
-        // The destination lets 8 MiB wait: the streams are full, and the source waits for room.
+        // The destination holds 8 MiB back: the streams fill up, and the source waits for space.
         let handoff = rig.begin(SESSION, 1, 512);
         rig.chunk(&handoff, 0..512);
         rig.scripts[1].set(|faults| faults.hold = true);
@@ -221,7 +222,7 @@ fn a_frame_begun_is_finished_under_its_lease() {
         while rig.turn() {}
         assert!(rig.fail(&handoff, At::Source, Cause::Deadline));
         rig.turn();
-        assert!(rig.source.leased.contains_key(&handoff.from.0), "its frames are half sent");
+        assert!(rig.source.leased.contains_key(&handoff.from.0), "its frames are partly sent");
         assert!(rig.fail(&handoff, At::Destination, Cause::Deadline));
         rig.scripts[1].set(|faults| faults.hold = false);
         rig.until_failed(&handoff);
@@ -244,7 +245,8 @@ fn the_fake_transport_moves_nothing() {
     rig.assert_idle();
 }
 
-/// What a room needs after trouble: the same session or a new one, the same slots and pages.
+/// After a failure the next rooms work, in the same session or a new one, with the same slots and
+/// pages.
 fn next_room_works(rig: &mut Rig, session: SessionId) {
     for (room, tokens) in [(900, 40), (901, 3)] {
         let handoff = rig.begin(session, room, tokens);
@@ -254,7 +256,7 @@ fn next_room_works(rig: &mut Rig, session: SessionId) {
     rig.assert_idle();
 }
 
-/// Runs a hand-off `points` points far; whether it ended by itself.
+/// Runs a hand-off for `points` points. Returns whether it completed.
 fn run(rig: &mut Rig, points: usize) -> (rig::Handoff, bool) {
     let handoff = rig.begin(SESSION, 7, 40);
     rig.chunks(&handoff, 16);
@@ -265,14 +267,14 @@ fn run(rig: &mut Rig, points: usize) -> (rig::Handoff, bool) {
     (handoff, over)
 }
 
-/// At every point: a hand-off is run so far, `trouble` comes, and the next room works in the session that
-/// `trouble` names.
+/// Runs a hand-off up to each point and then `trouble`. The next room must work in the session that
+/// `trouble` returns.
 fn at_every_point(kind: Kind, mut trouble: impl FnMut(&mut Rig, &rig::Handoff) -> SessionId) {
     for points in 0..2000 {
         let mut rig = Rig::new(kind);
         let (handoff, over) = run(&mut rig, points);
         if over {
-            assert!(points > 3, "nothing was in between");
+            assert!(points > 3, "there was no intermediate point");
             return;
         }
         let session = trouble(&mut rig, &handoff);
@@ -290,7 +292,7 @@ fn a_destination_may_cancel_at_every_point_and_no_byte_lands_later() {
             rig.step_destination();
             assert!(!rig.destination.leased.contains_key(&handoff.to.0));
             rig.reuse(handoff);
-            // The source goes on as long as it has not heard.
+            // The source continues until it gets the message.
             for _ in 0..7 {
                 rig.turn();
             }
@@ -312,12 +314,17 @@ fn a_source_may_cancel_at_every_point_and_its_pages_are_read_no_longer() {
             rig.until("the source's lease ends", |rig| {
                 !rig.source.leased.contains_key(&handoff.from.0)
             });
-            assert_eq!(rig.has_withdrawn(), failed, "withdrawn is said when asked for");
+            assert_eq!(
+                rig.has_withdrawn(),
+                failed,
+                "the source reports Withdrawn if it was failed"
+            );
             rig.reuse_source(handoff);
             for _ in 0..7 {
                 rig.turn();
             }
-            // All had left the source, or the destination hears of it by Status.
+            // Either all bytes had left the source, or the destination gets the failure by
+            // `Status`.
             rig.fail(handoff, At::Destination, Cause::Deadline);
             rig.until("the destination's lease ends", |rig| rig.holds_no_lease(handoff));
             rig.reuse(handoff);
@@ -356,7 +363,7 @@ fn a_session_may_be_closed_at_every_point_from_either_side() {
                 let other = if at == At::Source { At::Destination } else { At::Source };
                 let has_streams = !matches!(kind, Kind::Shm | Kind::ShmLanes(_));
                 if !has_streams {
-                    // Who has no stream hears it from the control plane.
+                    // A side without a stream learns it from the control plane.
                     rig.close(SESSION, other);
                 }
                 rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
@@ -416,7 +423,7 @@ fn what_was_held_back_lands_nowhere_once_the_lease_has_ended() {
             assert!(rig.fail(&handoff, At::Destination, Cause::Deadline));
             rig.step_destination();
             rig.reuse(&handoff);
-            // The same slot and pages, another room.
+            // The same slot and pages, for another room.
             let (_, _, pages) = &handoff.to;
             rig.destination.pool.release(pages);
             script.set(|faults| faults.hold = false);
@@ -451,10 +458,10 @@ fn frames_of_an_earlier_generation_change_nothing() {
         for _ in 0..50 {
             rig.turn();
         }
-        assert_eq!(rig.states(&new)[1], State::WaitingForInput, "a stale frame was taken in");
+        assert_eq!(rig.states(&new)[1], State::WaitingForInput, "a stale frame was accepted");
         rig.chunks(&new, 16);
         rig.until_success(&new);
-        // And once more, when nobody holds the slot.
+        // And once more, when no request holds the slot.
         for (relay, bytes) in rig.ways[0].relays.iter_mut().zip(&recorded) {
             relay.inject(bytes);
         }
@@ -464,7 +471,8 @@ fn frames_of_an_earlier_generation_change_nothing() {
 
 #[test]
 fn a_notice_that_comes_twice_changes_nothing() {
-    // Of several lanes one may repeat itself while another has not ended: out of order, as any nonsense.
+    // Of several lanes, one could repeat itself before another has ended. That is out of order,
+    // like any invalid input.
     for kind in [Kind::Shm, Kind::Tcp(1), Kind::Relayed(1, 170)] {
         let mut rig = Rig::new(kind);
         for room in 0..4 {
@@ -497,7 +505,7 @@ fn a_post_that_vanished_leaves_nothing_behind_but_its_own_room() {
     }
 }
 
-/// What a wrong post is, and whether its room hears of it at once.
+/// The kind of wrong post, and whether its room fails at once.
 #[allow(clippy::type_complexity)] // A table that is read in one place.
 const SPOILT: [(&str, fn(&mut Post), bool); 10] = [
     ("another generation", |post| post.target.generation.0 += 1, false),
@@ -512,7 +520,7 @@ const SPOILT: [(&str, fn(&mut Post), bool); 10] = [
     ("a record of another room", |post| post.last.as_mut().unwrap().room ^= 1, true),
 ];
 
-/// Of a source that writes by itself only the room's name is seen: what it writes within its grant is its word.
+/// Not for a source that writes itself: within its grant only the room's name can be checked.
 #[test]
 fn a_wrong_post_harms_its_own_session_at_most() {
     for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
@@ -546,16 +554,16 @@ fn page_numbers_beyond_the_pool_are_not_followed() {
     let wrong = rig.begin(SESSION, 1, 40);
     rig.source.memory.lists.store(wrong.from.0, &[PageId(u32::MAX), PageId(32), PageId(0)]);
     rig.chunk(&wrong, 0..40);
-    rig.until("it is heard", |rig| rig.states(&wrong)[1] == State::Failed);
+    rig.until("the destination fails", |rig| rig.states(&wrong)[1] == State::Failed);
     assert!(rig.fail(&wrong, At::Source, Cause::OtherLeg));
     rig.until_failed(&wrong);
     next_room_works(&mut rig, SESSION);
 }
 
-/// Every byte of the heads that a source sends, changed; what comes of it stays in the session.
+/// Changes each byte of the heads that a source sends. The effect stays in the session.
 #[test]
 fn no_byte_of_a_head_is_trusted() {
-    // One page in frames of 300, 300, 300 and 124 bytes, the last with the record.
+    // One page in frames of 300, 300, 300 and 124 bytes; the last one has the aux record.
     let (frame, last, end) = (48 + 300, 3 * (48 + 300), 4 * 48 + 200 + 1024);
     for at in (0..48).chain(frame..frame + 48).chain(last..last + 248) {
         for change in [0x01, 0x80, 0xff] {
@@ -611,12 +619,12 @@ fn a_destination_that_speaks_loses_the_session() {
     let (near, far) = pair();
     way::open_tcp_source(&mut rig, OTHER, vec![near]);
     (&far).write_all(b"hello").unwrap();
-    rig.until("it is lost", |rig| rig.lost(At::Source));
+    rig.until("the session is lost", |rig| rig.lost(At::Source));
     next_room_works(&mut rig, SESSION);
 }
 
-/// What granted a frame is in the mover's ring before the frame comes, but perhaps not before the mover
-/// has looked into the ring and then reads the stream.
+/// The grant is in the mover's ring before the frame arrives. But the mover can read the stream
+/// after it has last read the ring.
 #[test]
 fn a_frame_that_overtakes_its_grant_is_not_lost() {
     for kind in
@@ -629,7 +637,7 @@ fn a_frame_that_overtakes_its_grant_is_not_lost() {
     }
 }
 
-/// Done is the peer's word; pages that are still sent from stay leased whatever it says.
+/// `Done` is only the peer's claim. Pages that are still being sent stay leased.
 #[test]
 fn done_before_the_last_byte_has_left_ends_no_lease() {
     let mut rig = Rig::new(Kind::Relayed(1, 170));
@@ -702,7 +710,7 @@ fn lanes_end_one_by_one_in_the_status_word() {
     rig.assert_idle();
 }
 
-/// The one test that seals, as the count is the process's.
+/// The only test that seals threads, because the count of violations is per process.
 #[test]
 fn movers_neither_allocate_nor_free_while_bytes_move() {
     let rdma = [Kind::Rdma(2), Kind::Rails(2), Kind::Split(2), Kind::Threads(2)];
@@ -710,7 +718,7 @@ fn movers_neither_allocate_nor_free_while_bytes_move() {
         let mut rig = Rig::new(kind);
         for room in 0..20 {
             if kind.is_rdma() && room % 5 == 4 {
-                // Threads of their own are sealed from start to end: they give sessions back, too.
+                // The posters' own threads are sealed from start to end. They return sessions, too.
                 rig.close(SESSION, At::Source);
                 rig.close(SESSION, At::Destination);
                 rig.turn();
@@ -740,11 +748,11 @@ fn movers_neither_allocate_nor_free_while_bytes_move() {
     let seal = seal_thread();
     let allocated = vec![1u8];
     drop(seal);
-    assert_eq!(violations(), 1, "the allocator does not watch");
+    assert_eq!(violations(), 1, "the allocator does not count violations");
     drop(allocated);
 }
 
-/// A mover parks on its streams: room in one that was full wakes it, and an idle one does not.
+/// A mover parks on its streams: space in a full stream wakes it, and an idle stream does not.
 #[test]
 fn streams_wake_a_parked_mover_and_let_an_idle_one_sleep() {
     use std::time::{Duration, Instant};
@@ -762,13 +770,13 @@ fn streams_wake_a_parked_mover_and_let_an_idle_one_sleep() {
     rig.chunk(&handoff, 0..512);
     while rig.step_source() {}
     while rig.step_destination() {}
-    assert!(!idle(&rig, Duration::from_secs(60)), "room in a stream wakes nobody");
+    assert!(!idle(&rig, Duration::from_secs(60)), "space in a stream does not wake the mover");
     rig.until_success(&handoff);
     while rig.turn() {}
     assert!(idle(&rig, Duration::from_millis(20)), "a drained stream keeps its mover awake");
 }
 
-/// The destination of a source that writes by itself.
+/// For a destination with a source that writes itself.
 #[test]
 fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
     for kind in WRITTEN {
@@ -797,7 +805,7 @@ fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
     }
 }
 
-/// A mover that has stood still finds more to tell than there is room for, and with it the end of a session.
+/// A mover that was stalled has more reports than the ring holds, and the end of a session.
 #[test]
 fn no_word_is_lost_however_much_there_is_to_tell() {
     const CANCELLED: usize = 10 * rig::SLOTS;
@@ -812,10 +820,10 @@ fn no_word_is_lost_however_much_there_is_to_tell() {
         };
         rig.reports.iter().filter(of_source).count()
     };
-    rig.until("all is told", |rig| told(rig) == CANCELLED && rig.lost(At::Source));
+    rig.until("all reports arrive", |rig| told(rig) == CANCELLED && rig.lost(At::Source));
 }
 
-/// A decode worker may end, or have another role, as soon as it has everything.
+/// A decode worker can exit or change its role as soon as it has all bytes.
 #[test]
 fn what_is_told_to_be_there_is_handed_over_though_the_session_ends_at_every_point() {
     for kind in WRITTEN.into_iter().chain([Kind::Shm, Kind::Tcp(1), Kind::Tcp(3)]) {
@@ -836,7 +844,7 @@ fn what_is_told_to_be_there_is_handed_over_though_the_session_ends_at_every_poin
     }
 }
 
-/// With the leases nothing is left that would read the pages, or write to where they went.
+/// After the leases end, no queue pair is left that could read or write their pages.
 #[test]
 fn queue_pairs_are_gone_when_their_sources_leases_have_ended_at_every_point() {
     for kind in WRITTEN {
@@ -849,7 +857,7 @@ fn queue_pairs_are_gone_when_their_sources_leases_have_ended_at_every_point() {
             let rails = rig.ways[0].rails.as_ref().unwrap();
             for &pair in &rails.pairs {
                 let counts = rails.fabric.counts(pair);
-                assert_eq!((counts.doorbells, counts.requests), (0, 0), "a queue pair is there");
+                assert_eq!((counts.doorbells, counts.requests), (0, 0), "a queue pair is left");
             }
             rig.close(SESSION, At::Destination);
             rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
@@ -872,7 +880,11 @@ fn a_source_that_writes_may_cancel_at_every_point() {
             rig.until("the source's lease ends", |rig| {
                 !rig.source.leased.contains_key(&handoff.from.0)
             });
-            assert_eq!(rig.has_withdrawn(), failed, "withdrawn is said when asked for");
+            assert_eq!(
+                rig.has_withdrawn(),
+                failed,
+                "the source reports Withdrawn if it was failed"
+            );
             rig.reuse_source(handoff);
             rig.fail(handoff, At::Destination, Cause::Deadline);
             rig.until("the destination's lease ends", |rig| rig.holds_no_lease(handoff));
@@ -886,7 +898,7 @@ fn a_source_that_writes_may_cancel_at_every_point() {
     }
 }
 
-/// Of a chunk that takes more work requests than lanes have room for, some are posted, some wait.
+/// A chunk with more work requests than the lanes have room for: some are posted, some wait.
 #[test]
 fn what_is_half_posted_may_be_withdrawn() {
     for kind in WRITTEN {
@@ -895,7 +907,11 @@ fn what_is_half_posted_may_be_withdrawn() {
             let handoff = rig.begin(SESSION, 1, 64);
             rig.chunk(&handoff, 0..64);
             run_on(&mut rig, points);
-            assert_ne!(rig.states(&handoff)[1], State::Success, "{kind:?}: room for all of it");
+            assert_ne!(
+                rig.states(&handoff)[1],
+                State::Success,
+                "{kind:?}: the lanes had room for the whole chunk"
+            );
             assert!(rig.fail(&handoff, At::Source, Cause::Deadline));
             rig.until("the source's lease ends", |rig| {
                 !rig.source.leased.contains_key(&handoff.from.0)
@@ -919,7 +935,7 @@ fn run_on(rig: &mut Rig, points: usize) {
     }
 }
 
-/// Packets are on the wire, no answer comes: only a reset makes sure that they land nowhere.
+/// Packets are on the wire, and no answer comes. Only a reset ensures that they cannot land.
 #[test]
 fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
     for kind in WRITTEN {
@@ -941,7 +957,7 @@ fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
             run_on(&mut rig, 30);
             rig.step_destination();
             if begun {
-                // Threads may have been told of it too late to post anything.
+                // Threads may have got the chunk too late to post any of it.
                 let dropped = matches!(kind, Kind::Threads(_)) && rig.has_withdrawn();
                 assert_ne!(
                     rig.destination.leased.contains_key(&handoff.to.0),
@@ -949,12 +965,13 @@ fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
                     "packets are on the wire"
                 );
             }
-            // The answer is overdue: `ctl` closes the session on its side, and the source hears of it later.
+            // The answer is overdue: `ctl` closes the session on its side, and the source learns it
+            // later.
             rig.close(SESSION, At::Destination);
             rig.step_destination();
             assert!(
                 !rig.destination.leased.contains_key(&handoff.to.0),
-                "a session that is gone holds nothing"
+                "a closed session holds no lease"
             );
             rig.reuse(&handoff);
             let fabric = rig.ways[0].rails.take().unwrap().fabric;
@@ -975,10 +992,10 @@ fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
 #[test]
 fn a_fault_ends_its_session_and_a_new_one_works() {
     let faults = [
-        (Fault::RemoteAccess, Cause::Denied),
-        (Fault::LocalOperation, Cause::Unreachable),
-        (Fault::NoAnswer, Cause::Unreachable),
-        (Fault::LocalProtection, Cause::Internal),
+        (CompletionError::RemoteAccess, Cause::Denied),
+        (CompletionError::LocalOperation, Cause::Unreachable),
+        (CompletionError::NoAnswer, Cause::Unreachable),
+        (CompletionError::LocalProtection, Cause::Internal),
     ];
     let kinds = [Kind::Rdma(2), Kind::Split(1), Kind::Threads(1)];
     for ((fault, cause), kind) in
@@ -992,10 +1009,13 @@ fn a_fault_ends_its_session_and_a_new_one_works() {
         rig.chunks(&handoff, 16);
         rig.until("the session is lost", |rig| rig.lost(At::Source));
         assert!(!rig.source.leased.contains_key(&handoff.from.0));
-        assert!(rig.destination.leased.contains_key(&handoff.to.0), "it has heard nothing yet");
+        assert!(
+            rig.destination.leased.contains_key(&handoff.to.0),
+            "the destination has no message yet"
+        );
         assert_eq!(rig.cause(&handoff), Some(cause));
-        assert_eq!(rig.cause(&beside), Some(Cause::Flushed), "it only stood beside");
-        // Its link is hung up.
+        assert_eq!(rig.cause(&beside), Some(Cause::Flushed), "the other room was only flushed");
+        // The control link closes.
         rig.close(SESSION, At::Destination);
         rig.until_failed(&handoff);
         rig.until_failed(&beside);
@@ -1004,7 +1024,8 @@ fn a_fault_ends_its_session_and_a_new_one_works() {
     }
 }
 
-/// Sessions go on over the NICs that work; what breaks again and again is left out, alone it is tried all the same.
+/// Sessions continue over the working NICs. A NIC that fails repeatedly is left out, unless it is
+/// the only one.
 #[test]
 fn a_nic_that_breaks_is_left_out() {
     const NICS: usize = 2;
@@ -1021,32 +1042,33 @@ fn leave_a_nic_out<const NICS: usize>(kind: Kind) {
         broken += 1;
         let handoff = rig.begin(SESSION, broken, 40);
         let rails = rig.ways[0].rails.as_ref().unwrap();
-        // A lane of the second.
-        rails.fabric.fail_next(rails.pairs[3], Fault::NoAnswer);
+        // A lane of the second NIC.
+        rails.fabric.fail_next(rails.pairs[3], CompletionError::NoAnswer);
         rig.chunks(&handoff, 16);
         rig.until("the session is lost", |rig| rig.lost(At::Source));
         rig.close(SESSION, At::Destination);
         rig.until_failed(&handoff);
         reopen(&mut rig);
     }
-    assert_eq!(broken, u64::from(RDMA_BREAKS_MAX), "one may be an accident");
-    assert_eq!(lanes(&rig), 2, "those of the first");
+    assert_eq!(broken, u64::from(RDMA_BREAKS_MAX), "a single failure is tolerated");
+    assert_eq!(lanes(&rig), 2, "only the lanes of the first NIC");
     next_room_works(&mut rig, SESSION);
     for room in 10..10 + u64::from(RDMA_BREAKS_MAX) {
         let handoff = rig.begin(SESSION, room, 40);
         let rails = rig.ways[0].rails.as_ref().unwrap();
-        rails.fabric.fail_next(rails.pairs[0], Fault::NoAnswer);
+        rails.fabric.fail_next(rails.pairs[0], CompletionError::NoAnswer);
         rig.chunks(&handoff, 16);
         rig.until("the session is lost", |rig| rig.states(&handoff)[0] == State::Failed);
         rig.close(SESSION, At::Destination);
         rig.until_failed(&handoff);
         reopen(&mut rig);
     }
-    assert_eq!(lanes(&rig), 2 * NICS, "none is trusted, all are tried");
+    assert_eq!(lanes(&rig), 2 * NICS, "if all NICs have failed, all are used");
     next_room_works(&mut rig, SESSION);
 }
 
-/// Regions too small for the pool are one NIC's misfortune, and the worker's only where all have them.
+/// A NIC with regions too small for the pool is left out. It is an error only if all NICs are like
+/// that.
 #[test]
 fn a_nic_that_takes_the_pool_in_too_small_regions_only_is_left_out() {
     let rig = Rig::new(Kind::Fake);
@@ -1062,7 +1084,7 @@ fn a_nic_that_takes_the_pool_in_too_small_regions_only_is_left_out() {
     assert!(refused.ends_with(&alone.to_string()), "{alone}");
 }
 
-/// Another session over the same NICs.
+/// Opens another session over the same NICs.
 fn reopen(rig: &mut Rig) {
     rig.reports.clear();
     let Some(way::Rails { nics, fabric, posters, .. }) = rig.ways[0].rails.take() else { return };
@@ -1070,14 +1092,15 @@ fn reopen(rig: &mut Rig) {
     rig.ways[0].rails.as_mut().unwrap().posters = posters;
 }
 
-/// Both sides know why: the source by its completion, the destination by what its NIC does to its queue pairs.
+/// Both sides know the cause: the source from its completion, the destination from the state of its
+/// queue pairs.
 #[test]
 fn a_write_that_is_refused_is_so_on_both_sides() {
     let kind = Kind::Astray;
     let mut rig = Rig::new(kind);
     let handoff = rig.begin(SESSION, 1, 40);
     rig.chunks(&handoff, 16);
-    rig.until("both have lost it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
+    rig.until("both lose it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
     rig.until_failed(&handoff);
     assert_eq!(rig.cause(&handoff), Some(Cause::Denied));
     assert_eq!(rig.destination.handle.status(handoff.to.0).cause, Some(Cause::Denied));

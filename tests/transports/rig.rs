@@ -1,5 +1,5 @@
-//! Both movers of one pair of workers, stepped by hand, with the test in the place of both schedulers and
-//! of `ctl`. Keeps an image of what the destination's memory must hold.
+//! Both movers of one pair of workers, stepped by hand. The test replaces both schedulers and
+//! `ctl`, and keeps an image of the expected memory of the destination.
 
 use crate::way::{Kind, Way};
 use baton::cause::Cause;
@@ -9,11 +9,12 @@ use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
 use baton::model::logprobs::{Sampled, TopLogprobs};
-use baton::stdx::bell::Bell;
+use baton::sched::first_token::FirstTokenRecord;
+use baton::stdx::event_count::EventCount;
 use baton::sys::event::WaitSet;
 use baton::transfer::aux::AuxRecord;
-use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
-use baton::transfer::copiers::Copiers;
+use baton::transfer::command::{DestinationCommand, SourceCommand};
+use baton::transfer::copy_pool::CopyPool;
 use baton::transfer::handle::{Handle, Receiver, Sender};
 use baton::transfer::mover::destination::DestinationMover;
 use baton::transfer::mover::source::SourceMover;
@@ -21,6 +22,7 @@ use baton::transfer::mover::{Links, Report};
 use baton::transfer::pages::PageLists;
 use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{Move, State, StatusTable};
+use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::Memory;
 use baton::transfer::transport::faulty::Script;
 use crossbeam_channel as channel;
@@ -31,27 +33,28 @@ use std::sync::Arc;
 pub const SLOTS: usize = 8;
 /// Tokens of each pool.
 pub const POOL: u32 = 512;
-/// Of each mover.
+/// Sessions of each mover.
 const SESSIONS: usize = 4;
-/// Turns without an end, each with a nap when nothing moved: far beyond what any transfer here takes.
+/// Maximum turns of a wait, each with a nap if nothing moved. No transfer here needs nearly as
+/// many.
 const TURNS_MAX: usize = 20_000;
 
 pub fn page_major(page_size: u32) -> KvLayout {
     KvLayout::page_major(page_size, 2, 2, 4, KvDtype::F16)
 }
 
-/// Every layer, K and V, in a block of its own over all pages, as other engines keep it.
+/// A layout with one block over all pages per layer and per K or V, as in other engines.
 pub fn layer_major(page_size: u32) -> KvLayout {
     layer_major_of(page_major(page_size))
 }
 
-/// The same of any layout.
+/// The layer-major form of any layout.
 pub fn layer_major_of(ours: KvLayout) -> KvLayout {
     let KvLayout { page_size, layers, kv_heads, head_dim, dtype, .. } = ours;
     KvLayout::layer_major(page_size, layers, kv_heads, head_dim, dtype, POOL.div_ceil(page_size))
 }
 
-/// A layout of one rank, of a model's only heads, on so many ranks.
+/// Divides a layout with all heads of a model on one rank over `ranks` ranks.
 pub fn on_ranks(whole: KvLayout, ranks: u32) -> KvLayout {
     let held = KvLayout::heads_per_rank(whole.kv_heads, ranks).expect("even");
     let KvLayout { page_size, layers, kv_heads, head_dim, dtype, .. } = whole;
@@ -70,25 +73,26 @@ pub struct Side<H, C> {
     pub handle: H,
     pub commands: channel::Sender<C>,
     pub reports: channel::Receiver<Report>,
-    /// Pages are taken from the last, so that runs are cut where the other side has neighbours.
+    /// Whether pages are taken from the last, so that runs are split if the other side's are
+    /// adjacent.
     reversed: bool,
-    /// What transfers hold.
+    /// Pages that transfers hold.
     pub leased: HashMap<SlotId, Vec<PageId>>,
 }
 
-/// Which side.
+/// The side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Source,
     Destination,
 }
 
-/// A room and both its slots.
+/// A room, with its slot and pages on both sides.
 #[derive(Clone, Debug)]
 pub struct Handoff {
     pub room: Room,
     pub tokens: u32,
-    /// Tokens that the destination holds already.
+    /// Tokens that the destination already has.
     pub prefix: u32,
     pub from: (SlotId, Generation, Vec<PageId>),
     pub to: (SlotId, Generation, Vec<PageId>),
@@ -100,18 +104,18 @@ pub struct Rig {
     pub source_mover: SourceMover,
     pub destination_mover: DestinationMover,
     pub ways: Vec<Way>,
-    /// Where the source's mover would park, and the destination's.
+    /// Where the movers of the source and of the destination would park.
     pub waits: [Arc<WaitSet>; 2],
-    /// Of the source's half and of the destination's.
+    /// Faults of the source's half and of the destination's half.
     pub scripts: [Script; 2],
-    /// What the movers said but for Arrived.
+    /// All reports of the movers except `Arrived`.
     pub reports: Vec<(At, Report)>,
-    /// The last record that came, by the destination's slot.
+    /// The last received aux record, by the destination's slot.
     pub aux: HashMap<SlotId, AuxRecord>,
-    /// Compares the destination's memory after every step.
+    /// Whether each step compares the destination's memory with the image.
     pub watches: bool,
     rooms: HashMap<Room, Handoff>,
-    /// Withdrawn at the source, and their destinations not told.
+    /// Withdrawn slots of the source, with destinations that do not know it yet.
     quiet: Vec<(SlotId, Generation)>,
     kind_moves_nothing: bool,
     image: Vec<u8>,
@@ -153,7 +157,7 @@ impl Rig {
         rig
     }
 
-    /// Sets up a session in the place `index`; a former one there is over.
+    /// Opens a session at `index`. A previous one there has ended.
     pub fn open_at(&mut self, index: usize, kind: Kind) -> SessionId {
         let session = SessionId(index as u32);
         let way = Way::open(self, session, kind);
@@ -169,19 +173,21 @@ impl Rig {
         self.open_at(self.ways.len(), kind)
     }
 
-    /// Both legs are here, pages are leased, the source's are full of the room's bytes.
+    /// Both legs have arrived, the pages are leased, and the source's pages have the room's bytes.
     pub fn begin(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
         self.begin_behind(session, room, 0..tokens)
     }
 
-    /// As [`Rig::begin`], where the destination holds what lies before `tokens`, in pages that somebody else reads.
+    /// Like [`Rig::begin`], but the destination already has the tokens before `tokens`, in pages
+    /// that another request reads.
     pub fn begin_behind(&mut self, session: SessionId, room: u64, tokens: Range<u32>) -> Handoff {
         let (handoff, grant) = self.prepare(session, room, tokens);
         grant(self);
         handoff
     }
 
-    /// As [`Rig::begin`], but the first bytes come to the destination's mover just before its command.
+    /// Like [`Rig::begin`], but the first bytes reach the destination's mover just before its
+    /// command.
     pub fn begin_overtaken(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
         let (handoff, grant) = self.prepare(session, room, 0..tokens);
         self.chunk(&handoff, 0..tokens);
@@ -191,7 +197,7 @@ impl Rig {
         handoff
     }
 
-    /// All but telling the destination's mover, which is left to the caller.
+    /// Everything except the command to the destination's mover, which the caller sends.
     fn prepare(
         &mut self,
         session: SessionId,
@@ -222,12 +228,13 @@ impl Rig {
     pub fn chunk(&self, handoff: &Handoff, tokens: Range<u32>) {
         let first =
             Sampled { token: handoff.room.0 as u32, logprob: -0.5, top: TopLogprobs::EMPTY };
-        let last = (tokens.end == handoff.tokens).then(|| AuxRecord::new(handoff.room, &first, 0));
+        let last = (tokens.end == handoff.tokens)
+            .then(|| FirstTokenRecord::new(&first, 0).to_aux(handoff.room));
         let (slot, generation, _) = handoff.from;
         self.source.handle.chunk(slot, generation, tokens, last);
     }
 
-    /// All chunks, each of which ends at a multiple of `size` tokens.
+    /// Sends all chunks; each ends at a multiple of `size` tokens.
     pub fn chunks(&self, handoff: &Handoff, size: u32) {
         let mut start = handoff.prefix;
         while start < handoff.tokens {
@@ -237,7 +244,8 @@ impl Rig {
         }
     }
 
-    /// Part of a turn: the source's mover, the network, its pollers, its posters, the destination's mover.
+    /// A part of a turn: the source's mover, the network, its pollers, its posters, or the
+    /// destination's mover.
     pub fn point(&mut self) -> bool {
         self.points += 1;
         match self.points % self.turn_points() {
@@ -249,14 +257,14 @@ impl Rig {
         }
     }
 
-    /// Posters and pollers may be the source's mover's own.
+    /// Points of a turn: three if the source's mover posts and polls itself.
     fn turn_points(&self) -> usize {
         if self.ways.iter().any(Way::is_split) { 5 } else { 3 }
     }
 
     pub fn step_ways(&mut self) -> bool {
         if self.ways.iter().any(Way::has_threads) {
-            // Threads are woken by then, or not.
+            // Give the threads time to wake up.
             std::thread::sleep(std::time::Duration::from_micros(20));
         }
         self.ways.iter_mut().fold(false, |moved, way| moved | way.step())
@@ -292,7 +300,7 @@ impl Rig {
         panic!("never: {what}; reports {:?}", self.reports);
     }
 
-    /// Both sides have Success, all leases are back and every byte is where it belongs.
+    /// Waits until both sides have `Success`, all leases are back, and every byte is in place.
     #[track_caller]
     pub fn until_success(&mut self, handoff: &Handoff) {
         self.until("success", |rig| {
@@ -300,11 +308,11 @@ impl Rig {
         });
         let aux = self.aux[&handoff.to.0];
         assert!(aux.belongs_to(handoff.room, handoff.to.1));
-        assert_eq!(aux.first().token, handoff.room.0 as u32);
+        assert_eq!(FirstTokenRecord::of_aux(&aux).token, handoff.room.0 as u32);
         self.release(handoff);
     }
 
-    /// The room has failed on both sides and its leases are back.
+    /// Waits until the room has failed on both sides and its leases are back.
     #[track_caller]
     pub fn until_failed(&mut self, handoff: &Handoff) {
         self.until("failure", |rig| {
@@ -313,7 +321,7 @@ impl Rig {
         self.release(handoff);
     }
 
-    /// At the source and at the destination.
+    /// The states at the source and at the destination.
     pub fn states(&self, handoff: &Handoff) -> [State; 2] {
         [
             self.source.status.load(handoff.from.0).state,
@@ -321,7 +329,7 @@ impl Rig {
         ]
     }
 
-    /// Why it failed at the source.
+    /// The cause of the failure at the source.
     pub fn cause(&self, handoff: &Handoff) -> Option<Cause> {
         self.source.handle.status(handoff.from.0).cause
     }
@@ -331,14 +339,14 @@ impl Rig {
             && !self.destination.leased.contains_key(&handoff.to.0)
     }
 
-    /// As a deadline, a client gone or the other side's Abort do it.
+    /// Fails a slot, as a deadline, a departed client or the other side's `Abort` does.
     pub fn fail(&self, handoff: &Handoff, at: At, cause: Cause) -> bool {
         let failed = match at {
             At::Source => self.source.handle.fail(handoff.from.0, handoff.from.1, cause),
             At::Destination => self.destination.handle.fail(handoff.to.0, handoff.to.1, cause),
         };
         if self.states(handoff) == [State::Success, State::Failed] {
-            // All that was posted has completed: asked, `ctl` says so at once.
+            // All posted writes have completed, so `ctl` answers `Quiet` at once.
             let (slot, generation, _) = handoff.to;
             self.destination.commands.send(DestinationCommand::Quiet { slot, generation }).unwrap();
         }
@@ -354,14 +362,14 @@ impl Rig {
         }
     }
 
-    /// Gives the destination's pages of a room that is over to somebody else, who writes them.
+    /// Gives the destination's pages of an ended room to another request, which writes them.
     pub fn reuse(&mut self, handoff: &Handoff) {
         assert!(!self.destination.leased.contains_key(&handoff.to.0), "still leased");
         fill(&self.destination.memory, &handoff.to.2, 0xdead);
         self.resync(&handoff.to.2);
     }
 
-    /// The same at the source.
+    /// Does the same with the source's pages.
     pub fn reuse_source(&mut self, handoff: &Handoff) {
         assert!(!self.source.leased.contains_key(&handoff.from.0), "still leased");
         fill(&self.source.memory, &handoff.from.2, 0xbeef);
@@ -372,7 +380,7 @@ impl Rig {
         self.destination.pool.release(&handoff.to.2);
     }
 
-    /// Every lease and page has come back.
+    /// Every lease and page is back.
     #[track_caller]
     pub fn assert_idle(&mut self) {
         self.assert_image();
@@ -388,7 +396,7 @@ impl Rig {
             .any(|(side, report)| *side == at && matches!(report, Report::Lost { .. }))
     }
 
-    /// The source's mover has said of a room that nothing of it is under way.
+    /// Whether the source's mover has reported that no write of a room is in flight.
     pub fn has_withdrawn(&self) -> bool {
         let withdrawn = |(at, report): &(At, Report)| {
             *at == At::Source && matches!(report, Report::Withdrawn { .. })
@@ -396,22 +404,22 @@ impl Rig {
         self.reports.iter().any(withdrawn)
     }
 
-    /// Takes in ends and reports; plays `ctl` where a source must hear that it was pulled from.
+    /// Handles ends and reports. Acts as `ctl` and tells a source that its pages were read.
     fn collect(&mut self) {
         while let Some(end) = self.source.handle.poll_end() {
             let pages = self.source.leased.remove(&end.ended.slot()).expect("a lease ends once");
-            self.source.pool.end(end.ended, &pages);
+            self.source.pool.end_lease(end.ended, &pages);
         }
         while let Some(end) = self.destination.handle.poll_end() {
             let slot = end.ended.slot();
             let pages = self.destination.leased.remove(&slot).expect("a lease ends once");
-            self.destination.pool.end(end.ended, &pages);
+            self.destination.pool.end_lease(end.ended, &pages);
             match end.aux {
                 Some(aux) => {
                     self.aux.insert(slot, aux);
                     self.expect_bytes(Room(aux.room));
                 }
-                // What landed under the lease stands, but no more is to come.
+                // Bytes that were written under the lease stay, but no more may come.
                 None => self.resync(&pages),
             }
         }
@@ -430,7 +438,7 @@ impl Rig {
         }
     }
 
-    /// Plays `ctl` where a destination has failed and its source is quiet.
+    /// Acts as `ctl` after a destination has failed and its source is quiet.
     fn answer(&mut self) {
         let rooms = &self.rooms;
         let status = &self.destination.status;
@@ -455,13 +463,13 @@ impl Rig {
         self.source.commands.send(SourceCommand::Done { slot, generation }).unwrap();
     }
 
-    /// What the destination's pages must hold now.
+    /// Sets the image to the bytes that the destination's pages must now have.
     fn expect_bytes(&mut self, room: Room) {
         let Handoff { tokens, prefix, to: (_, _, pages), .. } = &self.rooms[&room];
         if self.kind_moves_nothing {
             return;
         }
-        // Whole tiles move.
+        // Transfers move whole tiles.
         let tile =
             gcd(self.source.memory.layout.page_size, self.destination.memory.layout.page_size);
         let layout = &self.destination.memory.layout;
@@ -475,7 +483,7 @@ impl Rig {
         }
     }
 
-    /// Takes over what these pages hold.
+    /// Copies the content of these pages into the image.
     fn resync(&mut self, pages: &[PageId]) {
         let memory = &self.destination.memory;
         let now = read(memory);
@@ -486,7 +494,7 @@ impl Rig {
         }
     }
 
-    /// Outside the pages that transfers hold not one byte is other than it must be.
+    /// Outside leased pages, every byte equals the image.
     #[track_caller]
     pub fn assert_image(&mut self) {
         if !self.watches {
@@ -503,8 +511,8 @@ impl Rig {
     }
 }
 
-fn bell() -> Arc<Bell> {
-    Arc::new(Bell::new(|| ()))
+fn bell() -> Arc<EventCount> {
+    Arc::new(EventCount::new(|| ()))
 }
 
 fn memory(layout: KvLayout, copy_lanes: usize) -> Memory {
@@ -515,8 +523,8 @@ fn memory(layout: KvLayout, copy_lanes: usize) -> Memory {
         layout,
         pages,
         lists: Arc::new(PageLists::new(SLOTS, POOL as usize).unwrap()),
-        tally: Arc::default(),
-        copiers: Copiers::new(copy_lanes).unwrap(),
+        counters: Arc::default(),
+        copy_pool: CopyPool::new(copy_lanes).unwrap(),
     }
 }
 
@@ -552,7 +560,7 @@ fn side<M, C>(
 }
 
 impl<H, C> Side<H, C> {
-    /// A slot and pages for a request, those of `tokens` leased.
+    /// Takes a slot and pages for a request, and leases the pages of `tokens`.
     fn take(&mut self, tokens: Range<u32>) -> ((SlotId, Generation, Vec<PageId>), Lease) {
         let slot = self.free_slot();
         let generation = self.status.open(slot);
@@ -579,7 +587,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// (token, which head of it, offset in the region) of the first `tokens` tokens of a list of pages, on all ranks.
+/// (token, index of its head, offset in the region) for the first `tokens` tokens of a list of
+/// pages, on all ranks.
 fn elements(
     layout: &KvLayout,
     pages: &[PageId],

@@ -1,14 +1,16 @@
-//! Sets sessions up, as `ctl` would, and stands between their ends: a relay passes a stream on a few bytes
-//! at a time, holds it, cuts it, remembers it, adds to it.
+//! Sets up sessions, as `ctl` would, and connects their ends. A relay forwards a stream a few bytes
+//! at a time, and can hold it, cut it, record it or add bytes.
 
 use crate::rig::{Rig, SLOTS};
 use baton::ids::SessionGeneration;
-use baton::stdx::bell::Bell;
-use baton::sys::event::EventCounter;
+use baton::stdx::event_count::EventCount;
+use baton::sys::event::EventFd;
 use baton::sys::verbs::provider::Fabric;
-use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
+use baton::transfer::command::{DestinationCommand, SourceCommand};
+use baton::transfer::event_loop::LoopTask;
 use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
+use baton::transfer::target::SessionId;
 use baton::transfer::transport::fake::Fake;
 use baton::transfer::transport::faulty::Faulty;
 use baton::transfer::transport::rdma::{
@@ -17,7 +19,6 @@ use baton::transfer::transport::rdma::{
 use baton::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use baton::transfer::transport::tcp::{FRAME_MAX, Preamble, TcpDestination, TcpSource};
 use baton::transfer::transport::{Arrival, DestinationHalf, Memory, SourceHalf};
-use baton::transfer::waiter::Turns;
 use baton::wire::message::Token;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -28,64 +29,66 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Shm,
-    /// So many threads that copy.
+    /// Number of copying threads.
     ShmLanes(usize),
-    /// So many lanes.
+    /// Number of lanes.
     Tcp(usize),
-    /// The same with as much room in the kernel as it gives.
+    /// Number of lanes, with the kernel's default socket buffers.
     Wide(usize),
-    /// So many lanes with short frames, through relays that pass so many bytes at a time.
+    /// Number of lanes with short frames, and the bytes that their relays forward at a time.
     Relayed(usize, usize),
-    /// So many lanes, on a fabric that is stepped.
+    /// Number of lanes on a stepped fabric.
     Rdma(usize),
-    /// So many NICs on each side, with two lanes each.
+    /// Number of NICs on each side, with two lanes each.
     Rails(usize),
-    /// So many NICs on each side, with two lanes each; at the source each has a poster and a poller, which are stepped.
+    /// Number of NICs on each side, with two lanes each. At the source each NIC has a stepped
+    /// poster and poller.
     Split(usize),
-    /// The same with threads that run.
+    /// The same with running threads.
     Threads(usize),
-    /// Two NICs on each side, which take regions of so many bytes at the source and at the destination.
+    /// Two NICs on each side, with these limits of region size at the source and at the
+    /// destination.
     Slabs(u64, u64),
-    /// Queue pairs whose source was told of memory that is not the destination's.
+    /// Queue pairs with a source that has a wrong address of the destination's memory.
     Astray,
     Fake,
 }
 
 impl Kind {
-    /// The source writes by itself.
+    /// Whether the source writes into the destination's memory itself.
     pub fn is_rdma(self) -> bool {
         use Kind::*;
         matches!(self, Rdma(_) | Rails(_) | Split(_) | Threads(_) | Slabs(..) | Astray)
     }
 }
 
-/// What lies between the ends of a session.
+/// The connection between the two ends of a session.
 #[derive(Default)]
 pub struct Way {
     pub relays: Vec<Relay>,
     pub rails: Option<Rails>,
 }
 
-/// Two NICs on a fabric of their own.
+/// The NICs of both sides on their own fabric.
 pub struct Rails {
     pub fabric: Fabric,
-    /// Queue pairs that write, by lane.
+    /// Writing queue pairs, by lane.
     pub pairs: Vec<u32>,
-    /// The source's and the destination's.
+    /// The NICs of the source and of the destination.
     pub nics: [Arc<Nics>; 2],
-    /// Where the source is told of the destination's pages.
+    /// Where the destination's pages are announced to the source.
     pub targets: Arc<PageLists>,
     pub posters: Posters,
     next: usize,
 }
 
-/// Who posts and reaps at the source, where that is not its mover.
+/// The threads that post and poll at the source, unless its mover does.
 #[derive(Default)]
 pub struct Posters {
     pub stepped: Vec<Split>,
-    /// Of those that are stepped: none comes back to its ring.
+    /// Which of the stepped threads hang.
     pub hangs: Option<Hangs>,
-    /// There are some that run.
+    /// Whether real threads run.
     pub runs: bool,
     pub running: DataThreads,
 }
@@ -101,11 +104,11 @@ pub struct Relay {
     ends: Option<(TcpStream, TcpStream)>,
     bytes: usize,
     pub hold: bool,
-    /// All that went by, after the preamble.
+    /// All forwarded bytes after the preamble.
     pub passed: Vec<u8>,
 }
 
-/// Short enough that a chunk takes several.
+/// Short enough that a chunk needs several frames.
 const SHORT_FRAME: u64 = 300;
 
 impl Way {
@@ -130,7 +133,7 @@ impl Way {
             Kind::Split(count) | Kind::Threads(count) => {
                 let (mut nics, fabric) = nics(rig, count, 2);
                 let source = Arc::get_mut(&mut nics[0]).unwrap();
-                let stepped = source.split(&Arc::new(Bell::new(|| ())), false).unwrap();
+                let stepped = source.split(&Arc::new(EventCount::new(|| ())), false).unwrap();
                 let mut posters = Posters { stepped, ..Posters::default() };
                 if let Kind::Threads(_) = kind {
                     posters.runs = true;
@@ -161,7 +164,7 @@ impl Way {
     fn shm(rig: &mut Rig, session: SessionId, template: Template) -> Way {
         let memory = &rig.source.memory;
         let (ring, cursor) = (ShmRing::new().unwrap(), ShmCursor::new().unwrap());
-        let shown = cursor.descriptors(&EventCounter::new().unwrap()).unwrap();
+        let shown = cursor.descriptors(&EventFd::new().unwrap()).unwrap();
         let descriptors = ring.descriptors(memory).unwrap();
         let shape = PeerShape {
             pool_bytes: memory.region.len() as u64,
@@ -176,7 +179,7 @@ impl Way {
         Way::default()
     }
 
-    /// NICs outlive sessions, and know what became of them.
+    /// A session over these NICs. They outlive sessions.
     pub fn rdma(
         rig: &mut Rig,
         session: SessionId,
@@ -187,7 +190,7 @@ impl Way {
         Way::rdma_to(rig, session, template, nics, fabric, 0)
     }
 
-    /// The source writes so far beside.
+    /// Like `rdma`, with an address that is wrong by `beside` bytes.
     fn rdma_to(
         rig: &mut Rig,
         session: SessionId,
@@ -263,7 +266,7 @@ impl Way {
         moved | self.rails.as_mut().is_some_and(Rails::step)
     }
 
-    /// Whether posters run beside the steps.
+    /// Whether posters run as threads beside the steps.
     pub fn has_threads(&self) -> bool {
         self.rails.as_ref().is_some_and(|rails| rails.posters.runs)
     }
@@ -281,7 +284,7 @@ impl Way {
         self.splits(Hangs::Pollers).fold(false, |moved, split| moved | split.poller.0.step())
     }
 
-    /// Those to step, unless these hang.
+    /// The posters and pollers to step, unless these hang.
     fn splits(&mut self, unless: Hangs) -> impl Iterator<Item = &mut Split> {
         let posters = self.rails.iter_mut().map(|rails| &mut rails.posters);
         posters
@@ -294,7 +297,7 @@ impl Way {
     }
 }
 
-/// What `ctl` does with a stream on the data port, if it reads so many bytes too many.
+/// What `ctl` does with a stream on the data port, with `early` bytes read too many.
 pub fn prove(mut stream: TcpStream, (lane, lanes): (usize, usize), early: usize) -> Arrival {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut bytes = [0; Preamble::BYTES];
@@ -325,14 +328,14 @@ pub fn open_destination(rig: &mut Rig, session: SessionId, half: impl Destinatio
     rig.step_destination();
 }
 
-/// A source's half over streams that nobody has proven.
+/// A source half over streams that are not proven.
 pub fn open_tcp_source(rig: &mut Rig, session: SessionId, streams: Vec<TcpStream>) {
     let id = (Token([7; 16]), SessionGeneration(5));
     let half = TcpSource::new(streams, id, template(rig), SLOTS, rig.waits[0].clone()).unwrap();
     open_source(rig, session, half);
 }
 
-/// A session of one lane, whose stream has not been read.
+/// A session of one lane with an unread stream.
 pub fn open_tcp_without_lane(rig: &mut Rig, session: SessionId) -> TcpStream {
     let (near, far) = pair();
     open_tcp_source(rig, session, vec![near]);
@@ -347,12 +350,12 @@ fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     read
 }
 
-/// Both sides' NICs, so many each.
+/// Both sides' NICs, `count` each.
 fn nics(rig: &Rig, count: usize, lanes: usize) -> ([Arc<Nics>; 2], Fabric) {
     nics_of(rig, count, lanes, [1 << 40; 2])
 }
 
-/// The same with regions of at most so many bytes.
+/// Both sides' NICs, with regions of at most this many bytes.
 fn nics_of(rig: &Rig, count: usize, lanes: usize, regions: [u64; 2]) -> ([Arc<Nics>; 2], Fabric) {
     let fabric = Fabric::new();
     let settings = Settings { lanes, requests: 12, pieces: 3 };
@@ -370,7 +373,7 @@ fn nics_of(rig: &Rig, count: usize, lanes: usize, regions: [u64; 2]) -> ([Arc<Ni
     ([side(&rig.source.memory, regions[0]), side(&rig.destination.memory, regions[1])], fabric)
 }
 
-/// A worker's NICs, which take regions of so many bytes.
+/// A worker's NICs with these limits of region size.
 pub fn nics_over(memory: &Memory, region_max: &[u64]) -> std::io::Result<Nics> {
     let fabric = Fabric::new();
     let nic = |(number, &bytes)| {
@@ -385,14 +388,14 @@ pub fn template(rig: &Rig) -> Template {
     Template::new(&rig.source.memory.layout, &rig.destination.memory.layout).unwrap()
 }
 
-/// Both ends of a loopback connection with little room.
+/// Both ends of a loopback connection with small buffers.
 pub fn pair() -> (TcpStream, TcpStream) {
     let (near, far) = wide_pair();
     [&near, &far].into_iter().for_each(narrow);
     (near, far)
 }
 
-/// Both ends of a loopback connection as the kernel makes it.
+/// Both ends of a loopback connection with the kernel's default buffers.
 pub fn wide_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -403,12 +406,12 @@ fn pairs(count: usize, pair: impl Fn() -> (TcpStream, TcpStream)) -> Vec<(TcpStr
     (0..count).map(|_| pair()).collect()
 }
 
-/// Little room in the kernel, so that streams fill up and writes come in parts.
+/// Shrinks the kernel's buffers, so that streams fill up and writes are partial.
 #[allow(unsafe_code)]
 fn narrow(stream: &TcpStream) {
     let bytes: libc::c_int = 32 << 10;
     for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
-        // SAFETY: an open socket and a live integer of the length given.
+        // SAFETY: an open socket and a live integer of the given length.
         let set = unsafe {
             let value = std::ptr::from_ref(&bytes).cast();
             libc::setsockopt(
@@ -424,7 +427,7 @@ fn narrow(stream: &TcpStream) {
 }
 
 impl Rails {
-    /// One request of one lane after the other.
+    /// Steps one request, of one lane after the other.
     fn step(&mut self) -> bool {
         (0..self.pairs.len()).any(|_| {
             self.next += 1;
@@ -457,20 +460,20 @@ impl Relay {
         })
     }
 
-    /// Both streams close.
+    /// Closes both streams.
     pub fn cut(&mut self) {
         self.ends = None;
     }
 
-    /// Bytes from nowhere, to the destination.
+    /// Sends injected bytes to the destination.
     pub fn inject(&mut self, bytes: &[u8]) {
         if let Some((_, down)) = &mut self.ends {
-            // The destination may have hung up on what came before.
+            // The destination may already have closed the stream.
             let _ = down.write_all(bytes);
         }
     }
 
-    /// What the source has sent, instead of passing it.
+    /// Takes bytes from the source instead of forwarding them.
     pub fn take(&mut self, bytes: usize) -> Vec<u8> {
         let (up, _) = self.ends.as_mut().unwrap();
         up.set_nonblocking(false).unwrap();

@@ -1,13 +1,13 @@
-//! JSON into template values and back, keys in their order, as Python's `json` writes it.
+//! Converts JSON to template values and back, with keys in order, as Python's `json` writes it.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
-/// Deepest nesting that is written; what clients send is bounded by the parser.
+/// Deepest nesting that is written. The parser bounds the nesting of client input.
 const DEPTH_MAX: usize = 128;
 
-/// A request's JSON as a template sees it.
+/// Converts a request's JSON to a template value.
 pub(super) fn to_value(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),

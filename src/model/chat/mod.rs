@@ -1,8 +1,9 @@
-//! Messages to the text that a model was trained on, by the Jinja template in its files, as
-//! transformers renders it.
+//! Chat messages to prompt text, by the Jinja template in the model's files, as transformers
+//! renders it.
 //!
-//! Thread: `tok`. Invariants: rendering reads no clock and no file; output depends on the input alone.
-//! Leaves to others: what an API accepts as a message, tokenising the text.
+//! Thread: `tok`.
+//! Invariants: rendering reads no clock and no file. The output depends only on the input.
+//! Not here: the message format of an API, tokenising the text.
 
 mod json;
 mod strftime;
@@ -15,29 +16,29 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a template is given.
+/// The input of a template.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversation<'a> {
-    /// Objects with `role` and `content`, passed through as they are.
+    /// Objects with `role` and `content`, passed through unchanged.
     pub messages: &'a [Json],
-    /// Tools in the form of OpenAI's interface.
+    /// Tools in OpenAI's format.
     pub tools: Option<&'a [Json]>,
-    /// Further variables, such as `enable_thinking`; they override what the model's files say.
+    /// Further variables, such as `enable_thinking`. They override those of the model's files.
     pub variables: Option<&'a serde_json::Map<String, Json>>,
-    /// End with the head of the answer that is wanted.
+    /// Whether to end with the head of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// What `strftime_now` says, in UTC.
+    /// The time that `strftime_now` returns, in UTC.
     pub now: SystemTime,
 }
 
-/// A template cannot be used, or does not take a conversation.
+/// A template cannot be used, or does not accept a conversation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChatError {
-    /// The model's files hold no template; a base model has none.
+    /// The model's files hold no template, as for a base model.
     Missing,
-    /// The template itself says what is wrong with the conversation.
+    /// The template itself reports an error in the conversation.
     Refused(String),
-    /// The template is broken, or the conversation is not of the shape that it expects.
+    /// The template is broken, or the conversation does not have the expected shape.
     Template(String),
 }
 
@@ -53,7 +54,7 @@ impl fmt::Display for ChatError {
 
 impl std::error::Error for ChatError {}
 
-/// A compiled template and the model's special tokens that it may name.
+/// A compiled template and the special tokens that it can use.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -80,17 +81,17 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, source: source.to_owned(), special })
     }
 
-    /// As it stands in the model's files.
+    /// The template as in the model's files.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// All that decides what is rendered, for comparison.
+    /// Everything that determines the rendered text, for comparison.
     pub fn rules(&self) -> String {
         format!("{:?} {}", self.special, self.source)
     }
 
-    /// The text of a conversation.
+    /// Renders a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, ChatError> {
         let list = |items: &[Json]| items.iter().map(json::to_value).collect::<Value>();
         let seconds =
@@ -114,7 +115,8 @@ impl ChatTemplate {
             .collect();
         let template = self.environment.get_template(NAME).map_err(explain)?;
         let variables = Value::from_pairs(variables);
-        // minijinja 3.0 panics at `[][::-1]`, which published templates evaluate for no messages.
+        // minijinja 3.0 panics at `[][::-1]`. Published templates evaluate it for an empty message
+        // list.
         catch_unwind(AssertUnwindSafe(|| template.render(variables)))
             .unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::InvalidOperation, "it cannot be evaluated"))
@@ -142,8 +144,8 @@ fn strftime_now(state: &State, format: String) -> Result<String, Error> {
     })
 }
 
-/// `{% generation %}` marks an answer for training and says nothing about the text; it becomes a
-/// condition that always holds, with the same whitespace control.
+/// `{% generation %}` marks an answer for training and does not change the text. It becomes a
+/// condition that is always true, with the same whitespace control.
 fn without_generation_tags(source: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(start) = rest.find("{%") {
@@ -201,7 +203,7 @@ mod tests {
                 ..conversation(&golden.messages)
             });
             match (&golden.rendered, rendered) {
-                // Where minijinja panics; see `render`.
+                // minijinja panics here; see `render`.
                 (Some(_), Err(ChatError::Template(_))) if golden.name == "tools/empty" => {}
                 (Some(expected), rendered) => {
                     assert_eq!(rendered.as_ref(), Ok(expected), "{}", golden.name)
@@ -250,7 +252,7 @@ mod tests {
         assert!(looping.unwrap().render(&conversation(&[])).is_err());
     }
 
-    /// On a stack as small as that of the thread `tok`.
+    /// Runs on a stack as small as that of the thread `tok`.
     #[test]
     fn no_template_takes_the_process_with_it() {
         let deep = |open: &str, close: &str| {

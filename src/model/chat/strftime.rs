@@ -1,4 +1,4 @@
-//! Dates in templates, in UTC and English.
+//! Formats dates for templates, in UTC and English.
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -17,7 +17,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] =
     ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
-/// `seconds` since 1970 by `format`; the error is a specifier that is not known.
+/// Formats `seconds` since 1970 with `format`. The error is the unknown specifier.
 pub(super) fn format(seconds: u64, format: &str) -> Result<String, String> {
     let (days, second) = (seconds / 86400, seconds % 86400);
     let (year, month, day) = civil(days);
@@ -63,8 +63,8 @@ pub(super) fn format(seconds: u64, format: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Year, month and day of a day counted from 1970-01-01. Years begin in March, so that a leap day is
-/// the last of one; an era is 400 years.
+/// Year, month and day of a day counted from 1970-01-01. Years start in March, so that a leap day
+/// is the last day of a year. An era is 400 years.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

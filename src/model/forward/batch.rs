@@ -1,4 +1,4 @@
-//! The input of one step, in arrays of fixed capacity that the engine fills anew each turn.
+//! The input of one step, in arrays of fixed capacity that the engine refills each turn.
 
 use crate::ids::PageId;
 use std::ops::Range;
@@ -6,41 +6,41 @@ use std::ops::Range;
 /// Which positions of a row need logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Logits {
-    /// None: a chunk that is not the last.
+    /// None: for a chunk that is not the last.
     None,
-    /// The last token's.
+    /// Those of the last token.
     Last,
-    /// Every token's (tests and scoring).
+    /// Those of every token (tests and scoring).
     All,
 }
 
-/// Capacities; what they cost in scratch memory is the forward pass's to say.
+/// Capacities of a batch. The forward pass decides how much scratch memory they need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchLimits {
-    /// Tokens of one step, over all rows.
+    /// Most tokens of one step, over all rows.
     pub tokens: usize,
-    /// Sequences of one step.
+    /// Most sequences of one step.
     pub rows: usize,
-    /// Positions with logits of one step.
+    /// Most positions with logits of one step.
     pub logits: usize,
-    /// Tokens of one sequence, prompt and output.
+    /// Most tokens of one sequence, prompt and output.
     pub context: usize,
-    /// Page references of one step, over all rows.
+    /// Most page references of one step, over all rows.
     pub pages: usize,
 }
 
-/// One sequence's part of a step.
+/// The part of one sequence in a step.
 #[derive(Clone, Debug)]
 pub struct Row {
     tokens: Range<usize>,
     pages: Range<usize>,
-    /// Position of the first token; earlier ones are in KV already.
+    /// Position of the first token. The KV of earlier ones is in place.
     pub start: u32,
     /// Positions that need logits.
     pub logits: Logits,
 }
 
-/// The batch does not take another row; which capacity is spent.
+/// The exhausted capacity, if the batch cannot take another row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchFull {
     /// [`BatchLimits::tokens`].
@@ -55,7 +55,7 @@ pub enum BatchFull {
     Pages,
 }
 
-/// Sequences to run together. Holds at least one token per row.
+/// Sequences to run together, with at least one token per row.
 #[derive(Debug)]
 pub struct Batch {
     limits: BatchLimits,
@@ -85,8 +85,8 @@ impl Batch {
         self.logits = 0;
     }
 
-    /// Adds a sequence: run `tokens` at positions `start..`, with `pages` in order of position
-    /// covering at least `start + tokens.len()` tokens. Nothing is added when it does not fit.
+    /// Adds a sequence: run `tokens` at positions `start..`. `pages` are in order of position and
+    /// cover at least `start + tokens.len()` tokens. Adds nothing if the sequence does not fit.
     pub fn push(
         &mut self,
         tokens: &[u32],
@@ -97,7 +97,7 @@ impl Batch {
         self.push_joined([tokens, &[]], start, pages, logits)
     }
 
-    /// The same of tokens that lie in two parts.
+    /// Like [`Batch::push`], for tokens in two parts.
     pub fn push_joined(
         &mut self,
         parts: [&[u32]; 2],
@@ -140,7 +140,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Sequences in order of `push`.
+    /// Sequences in the order in which they were added.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
@@ -150,7 +150,7 @@ impl Batch {
         &self.tokens
     }
 
-    /// Where a row's tokens stand in [`Batch::tokens`].
+    /// The range of a row's tokens in [`Batch::tokens`].
     pub fn token_range(&self, row: &Row) -> Range<usize> {
         row.tokens.clone()
     }
@@ -160,12 +160,12 @@ impl Batch {
         &self.pages[row.pages.clone()]
     }
 
-    /// Positions with logits so far.
+    /// Number of positions with logits so far.
     pub fn wanted_logits(&self) -> usize {
         self.logits
     }
 
-    /// The capacities.
+    /// The capacities of the batch.
     pub fn limits(&self) -> &BatchLimits {
         &self.limits
     }

@@ -1,5 +1,5 @@
-//! The configuration of a model from its GGUF metadata. What would change results and is not
-//! served is refused by name, since leaving it out would still give fluent text.
+//! Reads the configuration of a model from its GGUF metadata. Unsupported features that change
+//! results are refused by name, because without them the text would still look fluent.
 
 use super::header::{TensorInfo, Value};
 use super::metadata::Metadata;
@@ -8,7 +8,7 @@ use crate::model::config::{Architecture, ModelConfig, RopeScaling};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 
-/// Keys below the architecture that change the computation and are not served.
+/// Keys below the architecture that change the computation and are not supported.
 const REFUSED: [&str; 15] = [
     "attention.sliding_window",
     "attention.scale",
@@ -100,7 +100,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     })
 }
 
-/// End of sequence, of turn and of message: any of them ends a generation.
+/// Ids for end of sequence, turn and message. Each of them ends a generation.
 fn eos(metadata: &Metadata<'_>) -> Result<Vec<u32>, LoadError> {
     let mut ids = Vec::new();
     for name in ["eos", "eot", "eom"] {
@@ -142,7 +142,7 @@ impl Reader<'_> {
             .ok_or_else(|| self.metadata.missing(&self.key(part), "a positive number"))
     }
 
-    /// `part`, where it is given, says `value`.
+    /// Checks that `part`, if present, has the value `value`.
     fn equal(&self, part: &str, value: usize) -> Result<(), LoadError> {
         match self.optional_size(part)? {
             Some(found) if found != value => Err(self.wrong(part, value, found)),
@@ -186,7 +186,7 @@ impl Reader<'_> {
                         .required_u32(&self.key("rope.scaling.original_context_length"))?,
                     beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                     beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                    // ggml multiplies YaRN's own factor by the one given.
+                    // ggml multiplies YaRN's own factor by the given one.
                     attention_factor: given.map(|given| given * (0.1 * factor.ln() + 1.0)),
                 })
             }
@@ -195,9 +195,9 @@ impl Reader<'_> {
     }
 }
 
-/// Llama 3 files hold no parameters of their rope scaling but its result, a divisor per frequency.
-/// All published models share the parameters below but the factor; a tensor that they do not
-/// reproduce is refused.
+/// Recovers the parameters of Llama 3 rope scaling. The files hold only the result, one divisor per
+/// frequency. All published models share the parameters below, except the factor. A tensor that
+/// they do not reproduce is refused.
 fn llama3_scaling(
     metadata: &Metadata<'_>,
     info: &TensorInfo,
@@ -225,7 +225,7 @@ fn llama3_scaling(
         if !close {
             return refuse(
                 "the divisors of Llama 3 (factors 1 and 4 of 8192 tokens)",
-                format!("{found} at {index} where {expected} belongs"),
+                format!("{found} at {index} instead of {expected}"),
             );
         }
     }

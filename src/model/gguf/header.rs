@@ -1,8 +1,8 @@
-//! The head of a GGUF file over a byte slice: metadata and tensor table, without I/O.
+//! Parses the head of a GGUF file from a byte slice: metadata and tensor table, without I/O.
 //!
-//! Invariants: nothing is read past the slice, every count is checked against what is left before
-//! memory is taken for it, and each tensor's data lies inside the slice. Never panics.
-//! Leaves to others: what the metadata mean (`config`, `tokenizer`).
+//! Invariants: nothing is read past the slice. Every count is checked against the remaining bytes
+//! before memory is allocated. Each tensor's data lies inside the slice. Never panics.
+//! Not here: the meaning of the metadata (`config`, `tokenizer`).
 
 use crate::limits::{GGUF_METADATA_MAX, GGUF_NAME_MAX, GGUF_TENSORS_MAX};
 use crate::model::tensor::TensorType;
@@ -10,32 +10,32 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-/// Why the bytes are not a GGUF file that can be served.
+/// The reason why the bytes are not a supported GGUF file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GgufError {
     /// The first four bytes are not `GGUF`.
     Magic,
     /// A version other than 2 and 3.
     Version(u32),
-    /// The file ends inside the thing named.
+    /// The file ends inside the named part.
     Truncated {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// Where.
+        /// Position in bytes.
         at: usize,
     },
     /// A count or length above its bound.
     TooMany {
-        /// What is counted.
+        /// The counted items.
         what: &'static str,
-        /// The file's number.
+        /// The number in the file.
         count: u64,
-        /// The bound.
+        /// The limit.
         limit: u64,
     },
-    /// A key or a tensor's name is not UTF-8.
+    /// A key or a tensor name is not UTF-8.
     Name {
-        /// Where.
+        /// Position in bytes.
         at: usize,
     },
     /// A key or tensor occurs twice.
@@ -47,9 +47,9 @@ pub enum GgufError {
         /// The type's number.
         kind: u32,
     },
-    /// `general.alignment` is no power of two from 8 to 64 KiB.
+    /// `general.alignment` is not a power of two from 8 to 64 KiB.
     Alignment(u64),
-    /// A tensor of a type that is not served.
+    /// A tensor of an unsupported type.
     TensorType {
         /// Its name.
         tensor: String,
@@ -60,10 +60,10 @@ pub enum GgufError {
     Shape {
         /// Its name.
         tensor: String,
-        /// Fastest first.
+        /// Dimensions, fastest first.
         shape: Vec<u64>,
     },
-    /// A tensor's data reach past the end of the file, or start unaligned.
+    /// A tensor's data reaches past the end of the file, or starts unaligned.
     Data {
         /// Its name.
         tensor: String,
@@ -95,7 +95,8 @@ impl fmt::Display for GgufError {
             }
             GgufError::TensorType { tensor, kind } => write!(
                 f,
-                "tensor {tensor}: expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K, found {}",
+                "tensor {tensor}: expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K \
+                 or Q6_K, found {}",
                 type_name(*kind)
             ),
             GgufError::Shape { tensor, shape } => {
@@ -103,7 +104,8 @@ impl fmt::Display for GgufError {
             }
             GgufError::Data { tensor, end, length } => write!(
                 f,
-                "tensor {tensor}: expected aligned data within the file's {length} bytes, found them to end at {end}"
+                "tensor {tensor}: expected aligned data within the file's {length} bytes, found an \
+                 end at {end}"
             ),
         }
     }
@@ -111,7 +113,7 @@ impl fmt::Display for GgufError {
 
 impl std::error::Error for GgufError {}
 
-/// A metadata value. Integers of all widths are one kind each way.
+/// A metadata value. Integers of all widths become one signed and one unsigned kind.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
     /// u8 to u64.
@@ -122,7 +124,7 @@ pub enum Value {
     Float(f64),
     /// A boolean.
     Bool(bool),
-    /// Where a string's bytes stand; they need not be UTF-8.
+    /// The byte range of a string; it can be other than UTF-8.
     String(Range<usize>),
     /// A list, read on demand.
     Array(Array),
@@ -142,12 +144,12 @@ impl Array {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The elements, given the bytes that the header was parsed from.
+    /// The elements, read from the bytes that the header was parsed from.
     pub fn values<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = Value> + use<'a> {
         let kind = self.kind;
         let mut cursor = Cursor { bytes, at: self.start };
@@ -155,16 +157,16 @@ impl Array {
     }
 }
 
-/// Where a tensor's data lie and what they are.
+/// The place and type of a tensor's data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorInfo {
     /// Element or block type.
     pub dtype: TensorType,
-    /// Output features, 1 for a vector.
+    /// Output features; 1 for a vector.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Bytes of the file.
+    /// Byte range in the file.
     pub data: Range<usize>,
 }
 
@@ -173,7 +175,7 @@ pub struct TensorInfo {
 pub struct Header {
     /// Values by key.
     pub metadata: BTreeMap<String, Value>,
-    /// Tensors by the file's names.
+    /// Tensors by the names in the file.
     pub tensors: BTreeMap<String, TensorInfo>,
     /// Bytes before the tensors' data.
     pub length: usize,
@@ -229,7 +231,7 @@ impl Header {
     }
 }
 
-/// A row of the tensor table as it stands in the file.
+/// A row of the tensor table as stored in the file.
 struct TableEntry {
     name: String,
     shape: Vec<u64>,
@@ -238,7 +240,7 @@ struct TableEntry {
 }
 
 impl TableEntry {
-    /// Checks type, shape and place against a file of `length` bytes whose data start at `start`.
+    /// Checks type, shape and place against a file of `length` bytes with data from `start` on.
     fn place(
         self,
         start: usize,
@@ -273,7 +275,7 @@ impl TableEntry {
     }
 }
 
-/// Value types by their number in the file.
+/// Value types by their numbers in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Unsigned(u8),
@@ -431,7 +433,7 @@ fn tensor_type(kind: u32) -> Option<TensorType> {
     })
 }
 
-/// What ggml calls a type that is not served.
+/// ggml's name of an unsupported type.
 fn type_name(kind: u32) -> String {
     let name = match kind {
         9 => "Q8_1",
@@ -464,11 +466,11 @@ fn type_name(kind: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::gguf::writer::Writer;
+    use crate::model::gguf::writer::GgufWriter;
     use proptest::prelude::*;
 
     fn sample() -> Vec<u8> {
-        Writer::default()
+        GgufWriter::default()
             .string("general.architecture", "llama")
             .u32("answer", 42)
             .i32("below", -7)
@@ -519,18 +521,18 @@ mod tests {
     fn refuses_by_name() {
         let refusal = |bytes: Vec<u8>| Header::parse(&bytes).unwrap_err().to_string();
         assert!(refusal(b"GGML....".to_vec()).contains("GGUF"));
-        let iq = Writer::default().tensor("blk.0.ffn_up.weight", &[32], 20, &[]).finish();
+        let iq = GgufWriter::default().tensor("blk.0.ffn_up.weight", &[32], 20, &[]).finish();
         let message = refusal(iq);
         assert!(message.contains("blk.0.ffn_up.weight") && message.contains("IQ4_NL"), "{message}");
-        let partial = Writer::default().tensor("t", &[33], 8, &[0; 64]).finish();
+        let partial = GgufWriter::default().tensor("t", &[33], 8, &[0; 64]).finish();
         assert!(refusal(partial).contains("[33]"));
-        let huge = Writer::default().tensor("t", &[32, u64::MAX], 8, &[0; 64]).finish();
+        let huge = GgufWriter::default().tensor("t", &[32, u64::MAX], 8, &[0; 64]).finish();
         assert!(refusal(huge).contains("tensor t"));
-        let wrapped = Writer::default().tensor("t", &[1 << 62], 0, &[0; 64]).finish();
+        let wrapped = GgufWriter::default().tensor("t", &[1 << 62], 0, &[0; 64]).finish();
         assert!(refusal(wrapped).contains("tensor t"));
-        let twice = Writer::default().u32("a", 1).u32("a", 2).finish();
+        let twice = GgufWriter::default().u32("a", 1).u32("a", 2).finish();
         assert!(refusal(twice).contains("a occurs twice"));
-        let alignment = Writer::default().u32("general.alignment", 48).finish();
+        let alignment = GgufWriter::default().u32("general.alignment", 48).finish();
         assert!(refusal(alignment).contains("found 48"));
     }
 

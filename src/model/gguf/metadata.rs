@@ -1,4 +1,5 @@
-//! Typed access to a GGUF file's metadata; a value of the wrong type is an error that names its key.
+//! Typed access to a GGUF file's metadata. A value of the wrong type is an error that names its
+//! key.
 
 use super::header::{Header, Value};
 use crate::model::weights::LoadError;
@@ -16,7 +17,7 @@ pub struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    /// The text under `key`.
+    /// The string under `key`.
     pub fn string(&self, key: &str) -> Result<Option<&'a str>, LoadError> {
         match self.header.metadata.get(key) {
             None => Ok(None),
@@ -44,7 +45,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The truth under `key`.
+    /// The boolean under `key`.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
         match self.header.metadata.get(key) {
             None => Ok(None),
@@ -53,7 +54,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The texts under `key`.
+    /// The strings under `key`.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, LoadError> {
         self.list(key, "a list of UTF-8 strings", |value| match value {
             Value::String(range) => std::str::from_utf8(&self.bytes[range]).ok(),
@@ -66,12 +67,12 @@ impl<'a> Metadata<'a> {
         self.list(key, "a list of numbers of 32 bits", |value| integer(&value))
     }
 
-    /// As [`Metadata::u32`], of a key that must be there.
+    /// Like [`Metadata::u32`], for a required key.
     pub fn required_u32(&self, key: &str) -> Result<u32, LoadError> {
         self.u32(key)?.ok_or_else(|| self.missing(key, "a number"))
     }
 
-    /// The error for a key that is not there.
+    /// The error for a missing key.
     pub fn missing(&self, key: &str, expected: &str) -> LoadError {
         LoadError::field(self.file, key, expected, "nothing")
     }

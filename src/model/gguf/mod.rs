@@ -1,13 +1,16 @@
 //! A model in one GGUF file.
 //!
-//! Owns the mapping, its parsed head and the names under which tensors are asked for.
-//! Invariants: every tensor that the configuration demands is there in its shape, and no other.
-//! Leaves to others: dequantisation (`quant`, `forward`), the tokenizer in the metadata (`tokenizer`).
+//! Owns: the mapping, its parsed head and the canonical names of its tensors.
+//! Invariants: every tensor that the configuration requires is present with its shape, and no
+//! other.
+//! Not here: dequantisation (`quant`, `forward`), the tokenizer in the metadata (`tokenizer`).
 
 pub mod config;
 pub mod header;
 pub mod metadata;
 pub mod names;
+#[cfg(test)]
+mod tests;
 #[cfg(test)]
 pub(crate) mod writer;
 
@@ -34,12 +37,12 @@ pub struct GgufFile {
 struct Entry {
     info: TensorInfo,
     order: RowOrder,
-    /// The data of a vector whose elements the file holds in another order.
+    /// The reordered data of a vector, if the file stores its elements in another order.
     natural: Option<Vec<u8>>,
 }
 
 impl GgufFile {
-    /// Maps `path` and checks that it holds a whole model that can be served.
+    /// Maps `path` and checks that it holds a complete, supported model.
     pub fn open(path: &Path) -> Result<GgufFile, LoadError> {
         let mapped = Mapped::open(path)?;
         let header =
@@ -64,7 +67,7 @@ impl GgufFile {
         &self.config
     }
 
-    /// The metadata, which hold tokenizer and chat template too.
+    /// The metadata, which also holds tokenizer and chat template.
     pub fn metadata(&self) -> Metadata<'_> {
         Metadata { file: self.mapped.path(), bytes: self.mapped.bytes(), header: &self.header }
     }
@@ -89,7 +92,7 @@ impl WeightSource for GgufFile {
     }
 }
 
-/// Says in which order the rows of a tensor stand; vectors are put into natural order here.
+/// Finds the row order of a tensor. Vectors are converted to natural order here.
 fn entry(config: &ModelConfig, name: &str, info: &TensorInfo, bytes: &[u8]) -> Entry {
     let mut entry = Entry { info: info.clone(), order: RowOrder::Natural, natural: None };
     let rotated = ["attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias"];
@@ -118,6 +121,3 @@ fn entry(config: &ModelConfig, name: &str, info: &TensorInfo, bytes: &[u8]) -> E
 fn plain(dtype: TensorType) -> bool {
     dtype.block().0 == 1
 }
-
-#[cfg(test)]
-mod tests;

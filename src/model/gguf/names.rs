@@ -1,4 +1,4 @@
-//! GGUF's tensor names in Hugging Face's spelling.
+//! Converts GGUF's tensor names to Hugging Face's names.
 
 /// Divisors of rotary frequencies; not a weight.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -17,7 +17,7 @@ const PARTS: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The canonical name of a tensor; an unknown one is left as it is.
+/// The canonical name of a tensor. An unknown name stays unchanged.
 pub fn canonical(name: &str) -> String {
     match name {
         "token_embd.weight" => return "model.embed_tokens.weight".into(),

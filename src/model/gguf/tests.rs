@@ -1,14 +1,16 @@
-use super::writer::Writer;
+//! GGUF files that are read, and those that are refused.
+
+use super::writer::GgufWriter;
 use super::*;
 use crate::model::config::RopeScaling;
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
 
-/// A whole model of one layer: two heads of two elements, four ids.
-fn writer() -> Writer {
+/// A complete model of one layer: two heads of two elements, four ids.
+fn writer() -> GgufWriter {
     let matrix = [0; 64];
-    let mut writer = Writer::default()
+    let mut writer = GgufWriter::default()
         .string("general.architecture", "llama")
         .u32("llama.embedding_length", 4)
         .u32("llama.block_count", 1)
@@ -27,11 +29,11 @@ fn writer() -> Writer {
     writer
 }
 
-fn whole() -> Writer {
+fn whole() -> GgufWriter {
     writer().tensor("blk.0.ffn_down.weight", &[4, 4], 0, &[0; 64])
 }
 
-fn open(writer: Writer) -> Result<GgufFile, String> {
+fn open(writer: GgufWriter) -> Result<GgufFile, String> {
     let scratch = Scratch::new();
     let path = scratch.path().join("model.gguf");
     std::fs::write(&path, writer.finish()).unwrap();
@@ -59,10 +61,10 @@ fn what_is_not_served_is_refused_by_name() {
     };
     for (message, parts) in [
         (
-            open(Writer::default().string("general.architecture", "gemma3")).unwrap_err(),
+            open(GgufWriter::default().string("general.architecture", "gemma3")).unwrap_err(),
             ["gemma3", "llama"],
         ),
-        (open(Writer::default()).unwrap_err(), ["general.architecture", "nothing"]),
+        (open(GgufWriter::default()).unwrap_err(), ["general.architecture", "nothing"]),
         (open(whole().u32("llama.expert_count", 8)).unwrap_err(), ["llama.expert_count", "8"]),
         (
             open(whole().f32("llama.attention.scale", 0.1)).unwrap_err(),
@@ -109,7 +111,7 @@ fn rope_scaling_is_read() {
     assert!(matches!(llama3.config().rope_scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
 }
 
-/// With the order of rows undone, a file holds what the directory that it was made from holds.
+/// With row order undone, a file holds the same tensors as the directory that it was made from.
 #[test]
 fn tensors_are_those_of_the_directory() {
     for (file, directory, tolerance) in [
@@ -131,7 +133,7 @@ fn tensors_are_those_of_the_directory() {
                 values
             });
             let largest = theirs.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-            // Norms are rounded to the directory's type, too.
+            // Norms are also rounded to the directory's type.
             let allowed =
                 if tolerance == 0.0 && theirs.len() == 64 { 0.01 } else { tolerance } * largest;
             assert_eq!(ours.len(), theirs.len());

@@ -1,8 +1,8 @@
 //! Builds small GGUF files for tests.
 
-/// A file in the making.
+/// A file under construction.
 #[derive(Default)]
-pub(crate) struct Writer {
+pub(crate) struct GgufWriter {
     entries: Vec<Vec<u8>>,
     tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
 }
@@ -12,8 +12,8 @@ fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-impl Writer {
-    fn entry(mut self, key: &str, kind: u32, value: impl IntoIterator<Item = u8>) -> Writer {
+impl GgufWriter {
+    fn entry(mut self, key: &str, kind: u32, value: impl IntoIterator<Item = u8>) -> GgufWriter {
         let mut entry = Vec::new();
         text(&mut entry, key);
         entry.extend(kind.to_le_bytes());
@@ -22,47 +22,53 @@ impl Writer {
         self
     }
 
-    fn list(self, key: &str, kind: u32, count: usize, values: Vec<u8>) -> Writer {
+    fn list(self, key: &str, kind: u32, count: usize, values: Vec<u8>) -> GgufWriter {
         let mut list = kind.to_le_bytes().to_vec();
         list.extend((count as u64).to_le_bytes());
         list.extend(values);
         self.entry(key, 9, list)
     }
 
-    pub(crate) fn u32(self, key: &str, value: u32) -> Writer {
+    pub(crate) fn u32(self, key: &str, value: u32) -> GgufWriter {
         self.entry(key, 4, value.to_le_bytes())
     }
 
-    pub(crate) fn i32(self, key: &str, value: i32) -> Writer {
+    pub(crate) fn i32(self, key: &str, value: i32) -> GgufWriter {
         self.entry(key, 5, value.to_le_bytes())
     }
 
-    pub(crate) fn f32(self, key: &str, value: f32) -> Writer {
+    pub(crate) fn f32(self, key: &str, value: f32) -> GgufWriter {
         self.entry(key, 6, value.to_le_bytes())
     }
 
-    pub(crate) fn bool(self, key: &str, value: bool) -> Writer {
+    pub(crate) fn bool(self, key: &str, value: bool) -> GgufWriter {
         self.entry(key, 7, [value.into()])
     }
 
-    pub(crate) fn string(self, key: &str, value: &str) -> Writer {
+    pub(crate) fn string(self, key: &str, value: &str) -> GgufWriter {
         let mut bytes = Vec::new();
         text(&mut bytes, value);
         self.entry(key, 8, bytes)
     }
 
-    pub(crate) fn strings(self, key: &str, values: &[&str]) -> Writer {
+    pub(crate) fn strings(self, key: &str, values: &[&str]) -> GgufWriter {
         let mut bytes = Vec::new();
         values.iter().for_each(|value| text(&mut bytes, value));
         self.list(key, 8, values.len(), bytes)
     }
 
-    pub(crate) fn i32s(self, key: &str, values: &[i32]) -> Writer {
+    pub(crate) fn i32s(self, key: &str, values: &[i32]) -> GgufWriter {
         self.list(key, 5, values.len(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// `shape` is fastest first, `kind` ggml's number.
-    pub(crate) fn tensor(mut self, name: &str, shape: &[u64], kind: u32, data: &[u8]) -> Writer {
+    /// `shape` is fastest first, `kind` is ggml's number.
+    pub(crate) fn tensor(
+        mut self,
+        name: &str,
+        shape: &[u64],
+        kind: u32,
+        data: &[u8],
+    ) -> GgufWriter {
         self.tensors.push((name.to_owned(), shape.to_vec(), kind, data.to_vec()));
         self
     }

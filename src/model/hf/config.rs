@@ -1,6 +1,6 @@
-//! `config.json` and `generation_config.json`, in the spelling of transformers 4 and of 5. What would
-//! change results and is not served is refused by name, since leaving it out would still give fluent
-//! text.
+//! Reads `config.json` and `generation_config.json`, in the formats of transformers 4 and 5.
+//! Unsupported features that change results are refused by name, because without them the text
+//! would still look fluent.
 
 use crate::limits::MODEL_JSON_MAX;
 use crate::model::config::{Architecture, ModelConfig, RopeScaling};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// Fields that change the computation and are served only as the value beside them, or null.
+/// Fields that change the computation. They must be null or have the value given here.
 const ONLY: [(&str, Value); 6] = [
     ("use_sliding_window", Value::Bool(false)),
     ("use_dual_chunk_attention", Value::Bool(false)),
@@ -20,16 +20,16 @@ const ONLY: [(&str, Value); 6] = [
     ("embedding_multiplier", Value::Null),
 ];
 
-/// Sampling that a model's makers advise; `None` where they do not say.
+/// Sampling parameters recommended by the model's makers; `None` if there is no recommendation.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SamplingDefaults {
     /// Divisor of logits.
     pub temperature: Option<f32>,
-    /// Share of likelihood that is kept.
+    /// Probability mass that is kept.
     pub top_p: Option<f32>,
     /// Number of tokens that are kept.
     pub top_k: Option<u32>,
-    /// Least likelihood beside the likeliest.
+    /// Minimum probability relative to the likeliest token.
     pub min_p: Option<f32>,
     /// Penalty on repeated tokens.
     pub repetition_penalty: Option<f32>,
@@ -49,7 +49,7 @@ pub fn read(directory: &Path) -> Result<ModelConfig, LoadError> {
     Ok(config)
 }
 
-/// The element type that `config.json` names, bfloat16 where it names none.
+/// The element type in `config.json`; bfloat16 if none is given.
 pub fn dtype(directory: &Path) -> Result<TensorType, LoadError> {
     let config = Object::read(&directory.join("config.json"))?;
     match config.string("dtype")?.or(config.string("torch_dtype")?) {
@@ -60,7 +60,7 @@ pub fn dtype(directory: &Path) -> Result<TensorType, LoadError> {
     }
 }
 
-/// Reads `generation_config.json`, where there is one.
+/// Reads `generation_config.json`, if it exists.
 pub fn sampling_defaults(directory: &Path) -> Result<SamplingDefaults, LoadError> {
     let path = directory.join("generation_config.json");
     if !path.exists() {
@@ -76,7 +76,7 @@ pub fn sampling_defaults(directory: &Path) -> Result<SamplingDefaults, LoadError
     })
 }
 
-/// A JSON file of bounded size.
+/// Reads a JSON file of bounded size.
 pub fn read_json(path: &Path) -> Result<Value, LoadError> {
     let length = std::fs::metadata(path).map_err(|error| LoadError::io(path, error))?.len();
     if length > MODEL_JSON_MAX as u64 {
@@ -149,7 +149,7 @@ fn rope(config: &Object) -> Result<(f32, RopeScaling), LoadError> {
         (Some(new), outer) => new.number("rope_theta")?.or(outer),
         (None, outer) => outer,
     };
-    // 10000 is the default of each of the architectures.
+    // 10000 is the default of every architecture.
     let theta = theta.unwrap_or(10000.0);
     if theta.is_nan() || theta <= 1.0 {
         return Err(config.wrong("rope_theta", "more than 1", theta));
@@ -198,7 +198,7 @@ fn rope(config: &Object) -> Result<(f32, RopeScaling), LoadError> {
     Ok((theta, scaling))
 }
 
-/// A JSON object of a file, and the path to it for errors.
+/// A JSON object of a file, and its path in the file for errors.
 struct Object {
     file: PathBuf,
     prefix: String,
@@ -222,7 +222,7 @@ impl Object {
         self.wrong(field, expected, "nothing")
     }
 
-    /// The field by `read`, absent where it is null.
+    /// Reads the field with `read`; `None` if it is null.
     fn field<'a, T>(
         &'a self,
         field: &str,
@@ -269,7 +269,7 @@ impl Object {
         self.optional_size(field)?.ok_or_else(|| self.missing(field, "a positive number"))
     }
 
-    /// One id or a list of them.
+    /// Reads one id or a list of ids.
     fn ids(&self, field: &str) -> Result<Vec<u32>, LoadError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = self.field(field, "an id or a list of ids", |value| match value {
@@ -294,7 +294,7 @@ impl Object {
         if activation != "silu" && activation != "swish" {
             return Err(self.wrong("hidden_act", "silu", activation));
         }
-        // Qwen's files name a window that `use_sliding_window` switches off.
+        // Qwen's files contain a window that `use_sliding_window` disables.
         if architecture == Architecture::Llama && !self.value["sliding_window"].is_null() {
             return Err(self.wrong("sliding_window", "null", &self.value["sliding_window"]));
         }

@@ -1,6 +1,7 @@
-//! The head of a safetensors file over a byte slice, without I/O.
+//! Parses the head of a safetensors file from a byte slice, without I/O.
 //!
-//! Invariants: each tensor's data lies inside the slice and has the size of its shape. Never panics.
+//! Invariants: each tensor's data lies inside the slice and has the size of its shape. Never
+//! panics.
 
 use crate::limits::SAFETENSORS_HEADER_MAX;
 use crate::model::tensor::TensorType;
@@ -10,39 +11,39 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-/// Where a tensor's data lie and what they are.
+/// The place and type of a tensor's data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorPlace {
     /// F32, F16 or BF16.
     pub dtype: TensorType,
-    /// Output features, 1 for a vector.
+    /// Output features; 1 for a vector.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Bytes of the file.
+    /// Byte range in the file.
     pub data: Range<usize>,
 }
 
-/// Why the bytes are not safetensors that can be served.
+/// The reason why the bytes are not a supported safetensors file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SafetensorsError {
-    /// A head longer than its bound.
+    /// The head is longer than its limit.
     HeaderLength(u64),
-    /// Not of the format, in the reader's words.
+    /// The format is wrong; the message of the reader.
     Malformed(String),
-    /// An element type or a number of dimensions that is not served.
+    /// An unsupported element type or number of dimensions.
     Tensor {
         /// Its name.
         tensor: String,
-        /// What would be served.
+        /// Supported values.
         expected: &'static str,
-        /// What is there.
+        /// The value in the file.
         found: String,
     },
 }
 
 impl SafetensorsError {
-    /// The same with the file that it is about.
+    /// Converts to an error that names the file.
     pub fn in_file(self, file: &Path) -> LoadError {
         match self {
             SafetensorsError::Tensor { tensor, expected, found } => {
@@ -58,7 +59,8 @@ impl fmt::Display for SafetensorsError {
         match self {
             SafetensorsError::HeaderLength(length) => write!(
                 f,
-                "safetensors header: expected at most {SAFETENSORS_HEADER_MAX} bytes, found {length}"
+                "safetensors header: expected at most {SAFETENSORS_HEADER_MAX} bytes, \
+                 found {length}"
             ),
             SafetensorsError::Malformed(why) => write!(f, "not whole safetensors: {why}"),
             SafetensorsError::Tensor { tensor, expected, found } => {

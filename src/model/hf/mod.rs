@@ -1,10 +1,13 @@
 //! A model in a Hugging Face directory: `config.json`, `generation_config.json`, safetensors.
 //!
-//! Invariants: every tensor that the configuration demands is there in its shape, and no other but
-//! those that are known to be derived. Leaves to others: tokenizer and chat template.
+//! Invariants: every tensor that the configuration requires is present with its shape. Other
+//! tensors are refused, except known derived ones.
+//! Not here: tokenizer and chat template.
 
 pub mod config;
 pub mod header;
+#[cfg(test)]
+mod tests;
 
 use super::config::ModelConfig;
 use super::inventory;
@@ -21,12 +24,12 @@ pub struct HfDirectory {
     path: PathBuf,
     shards: Vec<Mapped>,
     config: ModelConfig,
-    /// Shard and place by name.
+    /// Shard and place by tensor name.
     tensors: BTreeMap<String, (usize, TensorPlace)>,
 }
 
 impl HfDirectory {
-    /// Maps the weights of `path` and checks that they are a whole model that can be served.
+    /// Maps the weights in `path` and checks that they are a complete, supported model.
     pub fn open(path: &Path) -> Result<HfDirectory, LoadError> {
         let config = config::read(path)?;
         let mut directory = HfDirectory {
@@ -97,7 +100,7 @@ impl WeightSource for HfDirectory {
     }
 }
 
-/// The files that hold the weights: one, or those that an index names.
+/// The files that hold the weights: one file, or those in an index.
 fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
     const SINGLE: &str = "model.safetensors";
     let path = directory.join("model.safetensors.index.json");
@@ -122,6 +125,3 @@ fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
         })
         .collect()
 }
-
-#[cfg(test)]
-mod tests;

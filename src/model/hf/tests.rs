@@ -1,3 +1,5 @@
+//! Hugging Face directories that are read, and those that are refused.
+
 use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;
 use crate::model::config::{Architecture, RopeScaling};

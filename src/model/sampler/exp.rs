@@ -1,14 +1,14 @@
-//! An exponential that gives the same bits on every machine, and sums in a fixed order.
+//! An exponential with the same bits on every machine, and sums in a fixed order.
 
-/// Sums side by side; wide enough for any vector unit.
+/// Parallel sums; wide enough for any vector unit.
 const LANES: usize = 16;
-/// Elements that are summed in single precision before their sum goes into the whole.
+/// Elements that are summed in single precision before their sum is added to the total.
 const BLOCK: usize = 64 * LANES;
 
 /// `e^x` for `x <= 0` within two units in the last place; 0 below -87.
 #[inline]
 fn exp(x: f32) -> f32 {
-    // A number whose unit in the last place is 1: adding it leaves an integer in the low bits.
+    // The unit in the last place of this number is 1: adding it leaves an integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.max(-88.0);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
@@ -23,7 +23,7 @@ fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { mantissa * scale }
 }
 
-/// Writes `e^((logit - max) / temperature)` for every logit and gives their sum.
+/// Writes `e^((logit - max) / temperature)` for every logit and returns their sum.
 pub(super) fn sum(logits: &[f32], max: f32, temperature: f32, weights: &mut [f32]) -> f64 {
     let mut total = 0.0;
     for (logits, weights) in logits.chunks(BLOCK).zip(weights.chunks_mut(BLOCK)) {

@@ -1,8 +1,10 @@
+//! Samples against their distributions, and the same samples for the same seed.
+
 use super::*;
 use proptest::prelude::*;
 
 fn sample(logits: &[f32], params: SamplingParams, position: u32) -> Sampled {
-    Sampler::new(logits.len()).sample(logits, &params, Context::default(), position, 0)
+    Sampler::new(logits.len()).sample(logits, &params, TokenHistory::default(), position, 0)
 }
 
 const WARM: SamplingParams = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
@@ -21,7 +23,7 @@ fn logprobs_are_of_the_unscaled_softmax() {
     let sampled = Sampler::new(3).sample(
         &logits,
         &params,
-        Context { prompt: &[2], resumed: &[], output: &[2] },
+        TokenHistory { prompt: &[2], resumed: &[], output: &[2] },
         5,
         2,
     );
@@ -39,13 +41,13 @@ fn penalties_count_what_they_should() {
     let mut sampler = Sampler::new(4);
     let mut choose =
         |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;
-    let output = Context { prompt: &[0, 0, 0], resumed: &[], output: &[1, 1, 7] };
+    let output = TokenHistory { prompt: &[0, 0, 0], resumed: &[], output: &[1, 1, 7] };
     let frequency = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::GREEDY };
     assert_eq!(choose(frequency, output), 0, "the prompt does not count");
-    assert_eq!(choose(frequency, Context { prompt: &[], resumed: &[], output: &[0] }), 1);
+    assert_eq!(choose(frequency, TokenHistory { prompt: &[], resumed: &[], output: &[0] }), 1);
     let presence = SamplingParams { presence_penalty: 1.05, ..SamplingParams::GREEDY };
-    assert_eq!(choose(presence, Context { prompt: &[], resumed: &[], output: &[0, 0, 1] }), 2);
-    assert_eq!(choose(presence, Context::default()), 0, "counts are cleared");
+    assert_eq!(choose(presence, TokenHistory { prompt: &[], resumed: &[], output: &[0, 0, 1] }), 2);
+    assert_eq!(choose(presence, TokenHistory::default()), 0, "counts are cleared");
     let repetition = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::GREEDY };
     assert_eq!(choose(repetition, output), 2, "the prompt counts, once");
 }
@@ -100,7 +102,7 @@ fn odd_logits_and_parameters_are_harmless() {
                     seed: 1,
                 };
                 let context =
-                    Context { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
+                    TokenHistory { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
                 let sampled = Sampler::new(logits.len()).sample(logits, &params, context, 0, 50);
                 assert!((sampled.token as usize) < logits.len());
                 assert!(sampled.logprob.is_finite() && sampled.logprob <= 1e-6);
@@ -110,7 +112,7 @@ fn odd_logits_and_parameters_are_harmless() {
     }
 }
 
-/// Which ids are left, by a full sort, in descending order.
+/// The ids that remain, by a full sort, in descending order.
 fn left_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let weight = |id: u32| f64::from(((logits[id as usize] - max) / params.temperature).exp());
@@ -149,14 +151,14 @@ proptest! {
         let left = left_by_sorting(&logits, &params);
         let mut sampler = Sampler::new(logits.len());
         let mut at = |share| {
-            sampler.sample(&logits, &params, Context::default(), position, 0);
+            sampler.sample(&logits, &params, TokenHistory::default(), position, 0);
             sampler.logits.copy_from_slice(&logits);
             let max = argmax(&logits).1;
             sampler.draw(&params, max, share)
         };
         prop_assert_eq!(at(0.0), left[0]);
         prop_assert_eq!(at(1.0 - 1e-12), *left.last().unwrap());
-        let token = sampler.sample(&logits, &params, Context::default(), position, 0).token;
+        let token = sampler.sample(&logits, &params, TokenHistory::default(), position, 0).token;
         prop_assert!(left.contains(&token));
     }
 
@@ -166,7 +168,7 @@ proptest! {
     ) {
         let logits: Vec<f32> = steps.iter().map(|&s| s as f32).collect();
         let sampled = Sampler::new(logits.len())
-            .sample(&logits, &SamplingParams::GREEDY, Context::default(), 0, count);
+            .sample(&logits, &SamplingParams::GREEDY, TokenHistory::default(), 0, count);
         let all = left_by_sorting(&logits, &SamplingParams { min_p: 0.0, ..WARM });
         let expected = &all[..count.min(20).min(all.len())];
         let ids: Vec<u32> = sampled.top.as_slice().iter().map(|entry| entry.0).collect();

@@ -1,9 +1,9 @@
-//! Ids to text as they come, never cutting a character.
+//! Converts ids to text incrementally and never splits a character.
 
 use super::Tokenizer;
 use super::pieces::Decoding;
 
-/// The bytes of an unfinished character between two ids. Costs per id what its bytes cost.
+/// The bytes of an unfinished character between two ids. The cost per id is that of its bytes.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     skip_special: bool,
@@ -13,13 +13,13 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// For one text; `skip_special` leaves out special tokens.
+    /// A detokenizer for one text. `skip_special` omits special tokens.
     pub fn new(skip_special: bool) -> Detokenizer {
         Detokenizer { skip_special, started: false, pending: Vec::new() }
     }
 
-    /// Appends to `text` what is complete after `id`. A malformed sequence becomes U+FFFD as soon as
-    /// it is known to be one.
+    /// Appends the text that is complete after `id`. A malformed sequence becomes U+FFFD as soon as
+    /// it is detected.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, text: &mut String) {
         if self.skip_special && tokenizer.is_special(id) {
             return;
@@ -48,7 +48,7 @@ impl Detokenizer {
         self.pending.clear();
     }
 
-    /// Ends the text: a character that was never finished becomes U+FFFD.
+    /// Ends the text: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self, text: &mut String) {
         append(&self.pending, text);
         self.pending.clear();

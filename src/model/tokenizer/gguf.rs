@@ -1,4 +1,4 @@
-//! A tokenizer from GGUF metadata: byte-level BPE, and the pre-tokenizer that the file names.
+//! A tokenizer from GGUF metadata: byte-level BPE, and the pre-tokenizer given in the file.
 
 use super::Tokenizer;
 use crate::model::gguf::metadata::Metadata;
@@ -16,9 +16,9 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior};
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
 
-/// Words of Qwen 2 and later: digits alone.
+/// Words of Qwen 2 and later: single digits.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words of Llama 3: digits in threes.
+/// Words of Llama 3: groups of up to three digits.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
@@ -57,7 +57,7 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     Ok(tokenizer)
 }
 
-/// How a text is cut into words before merging, by the format's name.
+/// The pre-tokenizer with this name in the format: it splits a text into words before merging.
 fn words(pre: &str) -> Option<Sequence> {
     let level = |use_regex| PreTokenizerWrapper::from(ByteLevel::new(false, true, use_regex));
     let split = |regex: &str| {
@@ -92,7 +92,7 @@ fn bpe(metadata: &Metadata<'_>, tokens: &[&str], ignore_merges: bool) -> Result<
         .map_err(|error| LoadError::field(metadata.file, MERGES, "merges of its tokens", error))
 }
 
-/// Tokens that are found in a text before anything else: control tokens and those of a user.
+/// Tokens that are matched before anything else: control tokens and user-defined tokens.
 fn added(metadata: &Metadata<'_>, tokens: &[&str]) -> Result<Vec<AddedToken>, LoadError> {
     const TYPES: &str = "tokenizer.ggml.token_type";
     let types =

@@ -1,8 +1,8 @@
-//! Text to ids and back, whatever file the vocabulary comes from.
+//! Converts text to ids and back, for vocabularies of any file format.
 //!
-//! Thread: encoding on `tok`, decoding wherever ids arrive; nothing is changed after loading.
-//! Invariants: `decode` equals the concatenation of what a [`Detokenizer`] gives; no id panics.
-//! Leaves to others: the chat template (`chat`), which ids end a generation (`config`).
+//! Thread: encoding on `tok`, decoding on any thread. Nothing changes after loading.
+//! Invariants: `decode` equals the concatenated output of a [`Detokenizer`]. No id panics.
+//! Not here: the chat template (`chat`), the ids that end a generation (`config`).
 
 pub mod detokenizer;
 mod gguf;
@@ -22,12 +22,13 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     pieces: Pieces,
-    /// Put before and after a text that asks for special tokens, beyond what `inner` adds by itself.
+    /// Ids added before and after a text with special tokens, in addition to those that `inner`
+    /// adds.
     begin: Option<u32>,
     end: Option<u32>,
 }
 
-/// A text has no ids. Byte-level vocabularies know every text, so this names a broken vocabulary.
+/// A text has no ids. Byte-level vocabularies can encode every text, so the vocabulary is broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EncodeError(String);
 
@@ -40,20 +41,20 @@ impl fmt::Display for EncodeError {
 impl std::error::Error for EncodeError {}
 
 impl Tokenizer {
-    /// From the metadata of a GGUF file.
+    /// Reads the metadata of a GGUF file.
     pub fn from_gguf(
         metadata: &super::gguf::metadata::Metadata<'_>,
     ) -> Result<Tokenizer, LoadError> {
         gguf::read(metadata)
     }
 
-    /// From `tokenizer.json` in a Hugging Face directory.
+    /// Reads `tokenizer.json` in a Hugging Face directory.
     pub fn from_hf(directory: &Path) -> Result<Tokenizer, LoadError> {
         hf::read(directory)
     }
 
-    /// Each byte is the id of its value, for models without a tokenizer; ids from `vocab` on are
-    /// left out.
+    /// Makes a tokenizer with each byte as an id, for models without a tokenizer. Ids from `vocab`
+    /// on are omitted.
     pub fn of_bytes(vocab: usize, file: &Path) -> Result<Tokenizer, LoadError> {
         let tokens = (0..=0x143).filter_map(char::from_u32);
         let tokens = tokens.filter_map(|c| Some((c.to_string(), pieces::byte_of(c)?.into())));
@@ -67,15 +68,15 @@ impl Tokenizer {
     }
 
     fn new(mut inner: tokenizers::Tokenizer, file: &Path) -> Result<Tokenizer, LoadError> {
-        // Some published files carry what their training used.
+        // Some published files contain the settings of their training.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| LoadError::malformed(file, error))?;
         let pieces = Pieces::new(&inner, Decoding::of(&inner, file)?, file)?;
         Ok(Tokenizer { inner, pieces, begin: None, end: None })
     }
 
-    /// The ids of `text`; a special token written out in it becomes its id. `add_special` adds what
-    /// the model wants around a text, such as a beginning of sequence.
+    /// The ids of `text`. A special token written in it becomes its id. `add_special` adds the
+    /// tokens around a text that the model expects, such as a beginning of sequence.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
         let encoding = self
             .inner
@@ -85,7 +86,7 @@ impl Tokenizer {
         Ok(begin.into_iter().chain(encoding.get_ids().iter().copied()).chain(end).collect())
     }
 
-    /// The text of `ids`, with U+FFFD for bytes that are not UTF-8. Unknown ids have no text.
+    /// The text of `ids`, with U+FFFD for invalid UTF-8. Unknown ids have no text.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut text = String::new();
         let mut detokenizer = Detokenizer::new(skip_special);
@@ -96,7 +97,7 @@ impl Tokenizer {
         text
     }
 
-    /// The text of one id on its own.
+    /// The text of a single id.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(self.token_bytes(id)).into_owned()
     }
@@ -116,20 +117,21 @@ impl Tokenizer {
         self.pieces.len()
     }
 
-    /// Bytes of the longest text that `tokens` ids can stand for, each as long as the longest.
+    /// Upper bound in bytes of the text of `tokens` ids, based on the longest piece.
     pub fn longest_text(&self, tokens: usize) -> usize {
-        // Normal forms make a text shorter: NFC a syllable of three letters a third of it, NFKC a letter of four bytes one.
+        // Normal forms shorten a text: NFC a syllable of three letters to a third, NFKC a letter of
+        // four bytes to one byte.
         let shortened = if self.inner.get_normalizer().is_some() { 4 } else { 1 };
         tokens.saturating_mul(self.pieces.longest()).saturating_mul(shortened)
     }
 
-    /// All that decides ids and text, for comparison.
+    /// Everything that determines ids and text, for comparison.
     pub fn rules(&self) -> String {
         let inner = self.inner.to_string(false).unwrap_or_default();
         format!("{:?} {:?} {inner}", self.begin, self.end)
     }
 
-    /// Whether an id marks structure rather than text.
+    /// Whether an id is a special token instead of text.
     pub fn is_special(&self, id: u32) -> bool {
         self.pieces.is_special(id)
     }

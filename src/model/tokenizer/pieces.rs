@@ -1,22 +1,22 @@
-//! What each id adds to a text, as bytes, in one table.
+//! A table of the bytes that each id adds to a text.
 
 use crate::limits::TOKENIZER_VOCAB_MAX;
 use crate::model::weights::LoadError;
 use serde_json::Value;
 use std::path::Path;
 
-/// How the vocabulary writes bytes.
+/// The encoding of bytes in the vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Decoding {
-    /// GPT-2's printable stand-in for each byte.
+    /// GPT-2's: a printable character for each byte.
     ByteLevel,
-    /// SentencePiece's: `▁` for a space, `<0x0A>` for a byte; where asked for, a text loses one
-    /// leading space.
+    /// SentencePiece's: `▁` for a space, `<0x0A>` for a byte. With `strip` a text loses one leading
+    /// space.
     Fallback { strip: bool },
 }
 
 impl Decoding {
-    /// The decoder that a tokenizer states, or an error that shows it.
+    /// The decoder of a tokenizer, or an error that shows it.
     pub(super) fn of(inner: &tokenizers::Tokenizer, file: &Path) -> Result<Decoding, LoadError> {
         let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or(Value::Null);
         if decoder["type"] == "ByteLevel" {
@@ -40,12 +40,7 @@ impl Decoding {
                 _ => {}
             }
         }
-        Err(LoadError::field(
-            file,
-            "decoder",
-            "ByteLevel, or ByteFallback as Llama 2 has it",
-            decoder,
-        ))
+        Err(LoadError::field(file, "decoder", "ByteLevel, or ByteFallback as in Llama 2", decoder))
     }
 
     fn append(self, token: &str, bytes: &mut Vec<u8>) {
@@ -54,7 +49,7 @@ impl Decoding {
                 let start = bytes.len();
                 for c in token.chars() {
                     let Some(byte) = byte_of(c) else {
-                        // An added token, written as it is.
+                        // An added token, written literally.
                         bytes.truncate(start);
                         bytes.extend(token.as_bytes());
                         return;
@@ -76,8 +71,8 @@ impl Decoding {
     }
 }
 
-/// The byte that GPT-2 writes as `c`: printable Latin-1 stands for itself, the other bytes, in order,
-/// for the characters from U+0100.
+/// The byte that GPT-2 writes as `c`. Printable Latin-1 characters are their own bytes. The other
+/// bytes are, in order, the characters from U+0100.
 pub(super) fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(code as u8),
@@ -88,12 +83,12 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// The table.
+/// The bytes of all ids.
 pub(super) struct Pieces {
     bytes: Vec<u8>,
     /// End of each id's bytes; the sign bit marks a special token.
     ends: Vec<u32>,
-    /// Bytes of the longest.
+    /// Length of the longest piece in bytes.
     longest: usize,
     pub(super) decoding: Decoding,
 }
@@ -131,7 +126,7 @@ impl Pieces {
         Ok(Pieces { bytes, ends, longest, decoding })
     }
 
-    /// Bytes that an id adds at most.
+    /// Most bytes that one id adds.
     pub(super) fn longest(&self) -> usize {
         self.longest
     }

@@ -1,35 +1,35 @@
-//! What a reactor says: what has happened, and why bytes were not taken.
+//! Events of a reactor, and the errors of a send.
 
 use super::ListenerId;
 use crate::net::connection::{CloseReason, ConnId};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// What has happened.
+/// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A peer has connected.
+    /// A peer connected.
     Accepted {
-        /// To this listener.
+        /// The listener that accepted it.
         listener: ListenerId,
         /// The new connection.
         conn: ConnId,
-        /// The peer's address, over TCP.
+        /// The peer's address, if it is TCP.
         peer: Option<SocketAddr>,
     },
-    /// A dialled connection stands.
+    /// A dialled connection is established.
     Connected(ConnId),
     /// Bytes wait in [`Reactor::received`](super::Reactor::received).
     Received(ConnId),
-    /// The peer has closed its end; it may still be sent to, and `Closed` follows where it turns out to be gone.
+    /// The peer closed its end. Bytes can still be sent; `Closed` follows if the peer is gone.
     Eof(ConnId),
-    /// All that was queued has been handed to the kernel, after that took no more for a while.
+    /// All queued bytes were handed to the kernel, after it had refused more for a while.
     Drained(ConnId),
-    /// The connection is over.
+    /// The connection has ended.
     Closed {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// Why.
+        /// The reason.
         reason: CloseReason,
     },
     /// A [`Waker`](crate::net::Waker) was used.
@@ -40,12 +40,12 @@ pub enum Event {
     Hangup,
 }
 
-/// Bytes were not taken.
+/// Why bytes were not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendError {
-    /// The connection is over, or was given up.
+    /// The connection has ended, or its owner closed it.
     Closed,
-    /// Too much waits already: the reader is too slow. Nothing of it was taken.
+    /// Too many bytes wait already: the reader is too slow. No byte was taken.
     Full,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SendError::Closed => write!(f, "connection is closed"),
-            SendError::Full => write!(f, "peer reads too slowly, too many bytes wait for it"),
+            SendError::Full => write!(f, "peer reads too slowly: too many bytes are queued"),
         }
     }
 }

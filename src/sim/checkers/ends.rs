@@ -1,26 +1,27 @@
-//! Every request ends, once and in time; and well, unless something that was done to it explains how it failed.
+//! Every request ends once, in time, and successfully unless an injected fault explains its
+//! failure.
 
 use super::reasons::{Reasons, WEATHER};
 use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
-use crate::cluster::router::Role;
-use crate::config::resolved::Flow;
+use crate::config::Flow;
+use crate::ids::Leg;
 use crate::limits::KEPT_KV_LIFE;
-use crate::sched::mailbox::Outcome;
-use crate::sim::agenda::{MILLI, Nanos, SECOND};
+use crate::sched::messages::FinishReason;
 use crate::sim::plan::Plan;
 use crate::sim::router::LegName;
+use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 
-/// How long a request takes at most where nothing goes wrong, and how much longer for each that came before it and has
-/// not ended.
+/// Longest time of a request if nothing goes wrong, and the time added for each earlier request
+/// that has not ended.
 const SERVED: (Nanos, Nanos) = (10 * SECOND, 50 * MILLI);
-/// From the end of a request's time until its client has heard of that.
+/// Time from a request's deadline until its client hears of it.
 const ANSWERED: Nanos = 2 * SECOND;
 
-/// Two workers that were chosen for a request.
+/// The two workers of an attempt.
 #[derive(Clone, Debug)]
 struct Try {
-    /// Which of its tries: another decode worker may claim what was read in the same one.
+    /// Which attempt: another decode worker can claim the KV of the same one.
     attempt: u32,
     pair: [usize; 2],
     chosen: Nanos,
@@ -32,7 +33,7 @@ struct Try {
 struct Entry {
     begun: Nanos,
     patience: Nanos,
-    /// How long it may take in calm.
+    /// How long it can take if nothing goes wrong.
     served: Nanos,
     over: bool,
     tries: Vec<Try>,
@@ -40,22 +41,22 @@ struct Entry {
     doubled: bool,
     /// Its client went away.
     left: bool,
-    /// Somebody had it end.
+    /// It was aborted.
     aborted: bool,
-    /// It has left the router.
+    /// The router has sent it.
     sent: bool,
-    /// A worker that drains, or hangs, took nothing of it.
+    /// A worker that drains or hangs has refused it.
     turned_away: bool,
-    /// Nobody else is in its way, either.
+    /// It has to succeed: no other request competes with it.
     must_succeed: bool,
 }
 
 impl Try {
-    /// By role: when its leg came to the worker, or will have come.
+    /// By role: when the leg came to the worker; `Nanos::MAX` if it has not come.
     fn came(&self) -> [Nanos; 2] {
         let taken = match self.pair {
-            // Who serves alone takes one leg.
-            [one, other] if one == other => [self.taken[Role::Decode as usize]; 2],
+            // A worker that serves alone takes one leg.
+            [one, other] if one == other => [self.taken[Leg::Decode as usize]; 2],
             _ => self.taken,
         };
         taken.map(|taken| taken.unwrap_or(Nanos::MAX))
@@ -63,7 +64,7 @@ impl Try {
 }
 
 impl Entry {
-    /// Until when it has to be over.
+    /// When it must have ended.
     fn due(&self, reasons: &Reasons) -> Nanos {
         self.begun.max(reasons.quiet_from()) + self.served.min(self.patience + ANSWERED)
     }
@@ -72,11 +73,11 @@ impl Entry {
 /// What a plan excuses.
 #[derive(Clone, Copy, Debug)]
 struct Slack {
-    /// Workers have places for all requests.
+    /// Workers have slots for all requests.
     ample: bool,
-    /// How long places may be taken by nobody: by KV that waits for whoever claims it late.
+    /// How long slots can be taken by KV that no decode worker has claimed yet.
     unclaimed: Nanos,
-    /// How long after it was chosen a worker may be asked first.
+    /// Longest time from the choice of a worker until it is first asked.
     late: Nanos,
 }
 
@@ -85,7 +86,7 @@ struct Slack {
 pub struct Ends {
     entries: Vec<Entry>,
     open: usize,
-    /// Workers that serve without a second one.
+    /// Workers that can serve without a second one.
     lone: Vec<usize>,
     slack: Slack,
     /// When the last one ended.
@@ -100,13 +101,13 @@ impl Ends {
         Ends { entries: Vec::new(), open: 0, lone: Vec::new(), slack, last: 0 }
     }
 
-    /// Whether a worker serves without a second one from now on, where it must be.
+    /// Sets whether a worker can serve without a second one, if it must.
     pub fn set_lone(&mut self, worker: usize, is_lone: bool) {
         self.lone.retain(|&lone| lone != worker);
         self.lone.extend(is_lone.then_some(worker));
     }
 
-    /// The next request has begun, and waits so long.
+    /// The next request has begun. Its client waits for `patience`.
     pub fn begun(&mut self, begun: Nanos, patience: Nanos, must_succeed: bool) {
         let served = SERVED.0 + SERVED.1 * self.open as Nanos + self.slack.unclaimed;
         self.entries.push(Entry {
@@ -125,12 +126,12 @@ impl Ends {
         self.open += 1;
     }
 
-    /// These workers were chosen for a request, in this one of its tries.
+    /// This pair was chosen for a request in this attempt.
     pub fn chosen(&mut self, id: usize, attempt: u32, pair: [usize; 2], now: Nanos) {
         let tries = &mut self.entries[id].tries;
-        // Prefill may have read for it before decode is chosen anew.
+        // Prefill can have finished before another decode worker is chosen.
         let before = tries.last().filter(|last| last.attempt == attempt);
-        let read = before.and_then(|last| last.taken[Role::Prefill as usize]);
+        let read = before.and_then(|last| last.taken[Leg::Prefill as usize]);
         tries.push(Try { attempt, pair, chosen: now, taken: [read, None] });
     }
 
@@ -143,22 +144,22 @@ impl Ends {
         }
     }
 
-    /// One of its legs was sent twice: a room that is open is refused to the newcomer.
+    /// One of its legs was sent twice. A worker refuses the second copy if the room is open.
     pub fn doubled(&mut self, id: usize) {
         self.entries[id].doubled = true;
     }
 
-    /// Its client goes away.
+    /// Its client disconnects.
     pub fn left(&mut self, id: usize) {
         self.entries[id].left = true;
     }
 
-    /// Somebody has it end.
+    /// It is aborted.
     pub fn aborted(&mut self, id: usize) {
         self.entries[id].aborted = true;
     }
 
-    /// It is sent to its workers, which is not done once it was aborted.
+    /// It is sent to its workers. An aborted request must not be sent.
     pub fn sent(&mut self, id: usize) -> Checked {
         let entry = &mut self.entries[id];
         entry.sent = true;
@@ -172,16 +173,16 @@ impl Ends {
         }
     }
 
-    /// A worker that takes nothing new has said so.
+    /// A worker that takes no new requests has refused it.
     pub fn turned_away(&mut self, id: usize) {
         self.entries[id].turned_away = true;
     }
 
-    /// A request is over for its client.
+    /// A request has ended for its client.
     pub fn ended(
         &mut self,
         id: usize,
-        how: Result<Outcome, Cause>,
+        how: Result<FinishReason, Cause>,
         now: Nanos,
         reasons: &Reasons,
     ) -> Checked {
@@ -203,27 +204,27 @@ impl Ends {
             }
             Err(Cause::PeerLost) if entry.is_left_alone(now, &self.lone, reasons) => {
                 wrong(format!(
-                    "request {id} found nobody, and a worker that reads prompts alone was well"
+                    "request {id} found no worker, and a worker that reads prompts alone was well"
                 ))
             }
-            Err(cause) if !entry.is_explained(cause, now, self.slack, reasons) => wrong(format!(
-                "request {id} failed ({cause}), which nothing that was done to it explains"
-            )),
+            Err(cause) if !entry.is_explained(cause, now, self.slack, reasons) => {
+                wrong(format!("request {id} failed ({cause}), which no injected fault explains"))
+            }
             _ => Ok(()),
         }
     }
 
-    /// From when on nothing of requests that are over takes a place, if no other ends.
+    /// When requests that are over no longer hold a slot, if no other request ends.
     pub fn cleared_from(&self) -> Nanos {
         self.last + self.slack.unclaimed
     }
 
-    /// Requests that are not over.
+    /// How many requests have not ended.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Whether one should be over.
+    /// Fails if a request should have ended before now.
     pub fn overdue(&self, now: Nanos, reasons: &Reasons) -> Checked {
         let late = |entry: &Entry| !entry.over && entry.due(reasons) < now;
         match self.entries.iter().position(late) {
@@ -238,7 +239,7 @@ impl Ends {
 }
 
 impl Entry {
-    /// Whether nobody was chosen for it, where one that reads alone has met nothing.
+    /// Whether no worker was chosen although a worker that can serve alone was well.
     fn is_left_alone(&self, now: Nanos, lone: &[usize], reasons: &Reasons) -> bool {
         let life = self.begun..now;
         let is_well = |worker: usize| {
@@ -252,7 +253,7 @@ impl Entry {
     fn is_explained(&self, cause: Cause, now: Nanos, slack: Slack, reasons: &Reasons) -> bool {
         let Slack { ample, unclaimed, late } = slack;
         let life = self.begun..now;
-        // Legs find out by themselves that time is up, and one of them may hear it of the other.
+        // Each leg detects the deadline itself, and one leg can hear of it from the other.
         let pairs: Vec<[usize; 2]> = self.tries.iter().map(|one| one.pair).collect();
         let gone = now - self.begun + reasons.skipped(&life, &pairs);
         let is_up = || gone >= self.patience;
@@ -266,19 +267,21 @@ impl Entry {
         };
         match cause {
             Cause::ClientGone => self.left,
-            // Who has little time left is turned away from a line in which it would not last.
+            // A request with little time left is refused if its deadline would pass in the queue.
             Cause::Overloaded => !ample || gone + self.served > self.patience,
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
-            // What a worker has taken it finishes before it ends; what it has not found no other.
+            // A worker finishes what it has taken before it ends. A request that was not sent found
+            // no other worker.
             Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
-            // Of a request that somebody ended before this leg came, it was over at the other; and what was kept for a decode
-            // worker that had no pages for so long is gone.
+            // If the request was aborted before this leg came, the other leg had ended it. If
+            // decode had no pages for too long, the kept KV is gone.
             Cause::OtherLeg => {
                 let is_late = unclaimed > 0 && now - self.begun >= KEPT_KV_LIFE.as_nanos() as Nanos;
                 self.doubled || self.aborted || is_late || is_up() || lost()
             }
-            // Of a leg that came too late, or found no place, decode hears as of one that never will.
+            // If a leg comes too late or finds no slot, decode hears the same as for a leg that
+            // never comes.
             Cause::Draining => {
                 let slack = if ample { WEATHER } else { Nanos::MAX };
                 self.turned_away

@@ -1,11 +1,11 @@
-//! When nothing runs nothing is held: no page, lease, slot or place in a queue, and later no room.
+//! If nothing runs, nothing is held: no page, lease, slot or place in a queue, and later no room.
 
 use super::{Checked, Checker, Finding};
 use crate::sched::stats::WorkerStats;
 use crate::sim::process::{Process, WORKER};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A process for which nothing is under way.
+/// Checks a process that has no work in flight.
 pub fn holds_nothing(index: usize, process: &Process) -> Checked {
     let left = |what: &str, count: usize| match count {
         0 => Ok(()),
@@ -26,7 +26,7 @@ pub fn holds_nothing(index: usize, process: &Process) -> Checked {
         ..
     } = &*process.stats;
     for (what, queue) in [
-        ("requests without the other side", bootstrapping),
+        ("requests without the other leg", bootstrapping),
         ("waiting requests", waiting),
         ("transfers", transferring),
         ("arrived requests", arrived),
@@ -44,7 +44,7 @@ pub fn holds_nothing(index: usize, process: &Process) -> Checked {
     left("slots", worker.slots() - worker.free_slots())
 }
 
-/// Nor does it know of a room; one whose request never came is kept for a while.
+/// The process knows no room either. A room without a request is kept for a while.
 pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
     match process.edge.open_rooms() {
         0 => Ok(()),
@@ -55,7 +55,7 @@ pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
     }
 }
 
-/// Nor does the router charge a worker with anything.
+/// The router charges no worker with load either.
 pub fn charges_nothing(booked: u32) -> Checked {
     match booked {
         0 => Ok(()),

@@ -1,4 +1,5 @@
-//! What must hold, whatever happens: one file each, fed by the cluster, each of which answers with what is wrong.
+//! What must always hold: one checker per file. The cluster feeds each checker, and the checker
+//! returns what is wrong.
 
 pub mod ends;
 pub mod idle;
@@ -9,55 +10,56 @@ pub mod shadow;
 pub mod silence;
 pub mod tokens;
 
-/// Who says that something is wrong.
+/// The checker that reports a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checker {
-    /// Every request ends, once and in time, and not for no reason.
+    /// Every request ends, once and in time, and fails only for a reason.
     Ends,
-    /// Tokens are the right ones.
+    /// Tokens are correct.
     Tokens,
     /// Pages are conserved.
     Pages,
-    /// Nobody writes where nothing was granted.
+    /// Only granted pages are written.
     Shadow,
-    /// Who names another salt shares nothing.
+    /// Requests with different salts share no KV.
     Salts,
-    /// Who stands still is not waited for, and who is at work not taken for one.
+    /// A stalled worker is not waited for, and a busy worker is not mistaken for a stalled one.
     Silence,
-    /// Who has nothing to do holds nothing.
+    /// An idle process holds nothing.
     Idle,
-    /// Who takes a leg is of its role, and stays it.
+    /// A worker takes only legs of its role, and keeps that role while it serves them.
     Roles,
-    /// Each turn of an engine says what may follow the one before: nothing of a request after its end.
+    /// The events of an engine's turn are valid after those of the turn before. No event of a
+    /// request follows its end.
     Events,
-    /// An assertion of production, or a panic.
+    /// An assertion or a panic in production code.
     Assertion,
-    /// Time goes on, and a run comes to its end.
+    /// Time advances, and a run comes to its end.
     Agenda,
 }
 
-/// Something is wrong.
+/// A violation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Who says so.
+    /// The checker that reports it.
     pub by: Checker,
-    /// The request it is about, if it is about one.
+    /// The request concerned, if there is one.
     pub request: Option<usize>,
-    /// What.
+    /// What is wrong.
     pub what: String,
 }
 
 impl Finding {
-    /// About the cluster, or one of its processes.
+    /// A violation by the cluster or one of its processes.
     pub fn new(by: Checker, what: impl Into<String>) -> Finding {
         Finding { by, request: None, what: what.into() }
     }
 
-    /// About a request.
+    /// A violation that concerns one request.
     pub fn about(by: Checker, request: usize, what: impl Into<String>) -> Finding {
         Finding { by, request: Some(request), what: what.into() }
     }
 }
 
-/// What a checker answers.
+/// What a checker returns.
 pub type Checked = Result<(), Finding>;

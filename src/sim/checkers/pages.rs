@@ -1,9 +1,9 @@
-//! `free + cached + in use + leased = total` after each turn of an engine.
+//! Page counts: `free + cached + in use + leased = total` after each turn of an engine.
 
 use super::{Checked, Checker, Finding};
 use crate::sched::stats::WorkerStats;
 
-/// A worker's counts, against the pages of its pool.
+/// Compares a worker's counts with the pages of its pool.
 pub fn conserved(process: usize, stats: &WorkerStats, total: u32) -> Checked {
     let counts = stats.pages();
     match counts.total() == total {

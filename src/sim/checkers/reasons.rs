@@ -1,41 +1,42 @@
-//! Why a request may fail: what the faults that were carried out can do, to whom, and from when to when.
+//! Why a request can fail: the effects of the injected faults, their places and their times.
 //!
-//! A fault has a place, and effects from its beginning until whoever is concerned has noticed and what broke stands
-//! again. A request fails for a reason only if it was at that place in that time. What merely takes longer is no
-//! reason but for whose time is up; nor is a silence that is shorter than what peers put up with.
+//! A fault has a place. Its effects last from its start until all parties concerned have noticed it
+//! and have repaired what broke. A request fails for a reason only if it was at that place in that
+//! time. A delay alone is no reason, unless the request's deadline has passed. A silence shorter
+//! than the peers' timeouts is no reason either.
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
-use crate::sim::agenda::{Nanos, SECOND};
 use crate::sim::faults::ROUTER;
 use crate::sim::machines::Machines;
+use crate::stdx::event_queue::{Nanos, SECOND};
 use std::ops::Range;
 
-/// What some messages in a row take at most where now and then one is lost and threads lag.
+/// Longest time of a few messages in a row if now and then one is lost and threads lag.
 pub const WEATHER: Nanos = SECOND;
-/// From a fault's end until all have noticed that something was lost, and have dialled anew.
+/// Time from a fault's end until all have noticed the loss and have dialled again.
 const REPAIRED: Nanos = (PEER_SILENCE_MAX.as_nanos()
     + DIAL_HOLD_OFF.as_nanos()
     + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
     + WEATHER;
-/// The shortest silence that looks like death: of a process that is being dialled.
+/// The shortest silence that looks like a dead peer: that of a process that is being dialled.
 const LOST_AFTER: Nanos = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
 
 /// Where something goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum FaultSite {
     /// In a process.
     Host(usize),
-    /// Between two.
+    /// Between two processes.
     Way(usize, usize),
 }
 
-impl Place {
-    /// Whether requests of this pair go there.
+impl FaultSite {
+    /// Whether requests of this pair pass there.
     fn concerns(self, pair: [usize; 2]) -> bool {
         let goes = |host: usize| host == ROUTER || pair.contains(&host);
         match self {
-            Place::Host(host) => goes(host),
-            Place::Way(one, other) => goes(one) && goes(other),
+            FaultSite::Host(host) => goes(host),
+            FaultSite::Way(one, other) => goes(one) && goes(other),
         }
     }
 }
@@ -47,21 +48,21 @@ pub enum Effect {
     Breaks,
     /// Nothing is heard from there.
     Silences,
-    /// What NICs write, or streams carry, is held back.
+    /// Writes of NICs or bytes of streams are held back.
     Holds,
-    /// All takes longer.
+    /// Everything takes longer.
     Delays,
-    /// Time that there was is over.
+    /// The clock skips time.
     Skips(Nanos),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Reason {
     effect: Effect,
-    place: Place,
-    /// The fault's.
+    place: FaultSite,
+    /// When the fault began and ended.
     time: (Nanos, Nanos),
-    /// Requests may feel it until then.
+    /// When its last effect on a request ends.
     until: Nanos,
 }
 
@@ -75,16 +76,17 @@ impl Reason {
 #[derive(Clone, Copy, Debug)]
 struct Leave {
     host: usize,
-    /// Whose connections stand when it has, so that it waits for nobody who may ask it still.
+    /// It changes its role. Its connections stay open, so it does not wait for clients that can
+    /// still ask it.
     turns: bool,
     from: Nanos,
-    /// It has finished what it had, and ended.
+    /// When it had finished its requests and ended.
     ended: Option<Nanos>,
-    /// Another one is there.
+    /// When its successor is there.
     until: Option<Nanos>,
 }
 
-/// All that was done so far.
+/// All faults injected so far.
 #[derive(Debug)]
 pub struct Reasons {
     machines: Machines,
@@ -93,17 +95,17 @@ pub struct Reasons {
 }
 
 impl Reasons {
-    /// Nothing yet, to a cluster on these machines.
+    /// No faults yet, in a cluster on these machines.
     pub fn new(machines: Machines) -> Reasons {
         Reasons { machines, faults: Vec::new(), leaves: Vec::new() }
     }
 
     /// A fault at `place`, from now until `over`.
-    pub fn add(&mut self, effect: Effect, place: Place, now: Nanos, over: Nanos) {
+    pub fn add(&mut self, effect: Effect, place: FaultSite, now: Nanos, over: Nanos) {
         self.faults.push(Reason { effect, place, time: (now, over), until: over + REPAIRED });
     }
 
-    /// A worker drains from now on, or (`turns`) is about to have another role.
+    /// A worker drains from now on, or (`turns`) starts to change its role.
     pub fn leaves(&mut self, host: usize, turns: bool, now: Nanos) {
         self.leaves.push(Leave { host, turns, from: now, ended: None, until: None });
     }
@@ -115,20 +117,20 @@ impl Reasons {
         }
     }
 
-    /// Another one is in its place.
+    /// Its successor is there.
     pub fn returns(&mut self, host: usize, now: Nanos) {
         for leave in self.leaves.iter_mut().filter(|leave| leave.host == host) {
             leave.until.get_or_insert(now);
         }
     }
 
-    /// Workers that drain, or are not back, and since when.
+    /// Workers that drain or have no successor yet, and since when.
     pub fn leaving(&self) -> impl Iterator<Item = (usize, Nanos)> {
         let leaving = self.leaves.iter().filter(|leave| leave.until.is_none());
         leaving.map(|leave| (leave.host, leave.from))
     }
 
-    /// When nothing is felt any more of what is over.
+    /// When the last fault that is over has no effect any more.
     pub fn quiet_from(&self) -> Nanos {
         let faults = self.faults.iter().map(|reason| reason.until);
         let leaves =
@@ -136,9 +138,11 @@ impl Reasons {
         faults.chain(leaves).max().unwrap_or(0)
     }
 
-    /// Whether a request that these were chosen for then may have come to one that had ended, or to peers that do not know yet
-    /// who is in its place; before that, its end may cost nobody anything. One of them may be asked first when the other one
-    /// has answered, so `late`. Who turns waits for nobody who may ask it still: there it counts when a leg `came`.
+    /// Whether a request can have come to a worker that had ended, or to peers that do not know its
+    /// successor yet. `pair` was chosen for it at `chosen`. A worker that ended later has finished
+    /// its requests first. One worker can be asked only after the other has answered; `late` allows
+    /// for that. A worker that changes its role does not wait for clients that can still ask it:
+    /// for it, the time counts when a leg `came`.
     pub fn has_changed(
         &self,
         pair: [usize; 2],
@@ -155,7 +159,8 @@ impl Reasons {
         })
     }
 
-    /// Whether one of these, chosen then, takes nothing of what comes to it; what comes in `slack` does.
+    /// Whether one of these workers, chosen at `chosen`, takes nothing that comes to it. What comes
+    /// within `slack` counts.
     pub fn takes_nothing(&self, pair: [usize; 2], chosen: Nanos, slack: Nanos) -> bool {
         let is_felt = |leave: &Leave| {
             leave.from <= chosen.saturating_add(slack)
@@ -164,7 +169,7 @@ impl Reasons {
         self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))
     }
 
-    /// Whether a worker was leaving in this life.
+    /// Whether a worker was leaving during this life.
     pub fn may_miss(&self, life: &Range<Nanos>) -> bool {
         let is_felt = |leave: &Leave| {
             leave.from <= life.end && leave.until.is_none_or(|until| until + REPAIRED >= life.start)
@@ -172,10 +177,10 @@ impl Reasons {
         self.leaves.iter().any(is_felt)
     }
 
-    /// Whether a request of this life that was with these pairs may have lost a peer.
+    /// Whether a request with this life and these pairs can have lost a peer.
     pub fn may_lose(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
         let felt = |reason: &Reason| {
-            // Who found no pair may have missed any worker.
+            // A request that found no pair can have missed any worker.
             reason.is_felt(life)
                 && (pairs.is_empty() || pairs.iter().any(|&pair| reason.place.concerns(pair)))
         };
@@ -190,7 +195,7 @@ impl Reasons {
         {
             return true;
         }
-        // Silences one after the other are one.
+        // Silences that follow each other count as one.
         let silences =
             self.faults.iter().filter(|reason| reason.effect == Effect::Silences && felt(reason));
         let mut silences: Vec<(Nanos, Nanos)> = silences.map(|reason| reason.time).collect();
@@ -202,8 +207,8 @@ impl Reasons {
         })
     }
 
-    /// Whether queue pairs between workers that such a request was with may have broken: one of them has died, or what
-    /// one wrote was not acknowledged for as long as its NIC tries.
+    /// Whether queue pairs between workers of such a request can have broken. Either one of them
+    /// has died, or a write stayed unacknowledged for as long as its NIC retries.
     pub fn may_break(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
         self.faults.iter().filter(|reason| reason.is_felt(life)).any(|reason| {
             let concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
@@ -212,8 +217,8 @@ impl Reasons {
             let time = reason.time.1 - reason.time.0;
             match (reason.effect, reason.place) {
                 (Effect::Breaks, _) => patience.next().is_some(),
-                // What has waited for a while before may count, too.
-                (Effect::Silences | Effect::Holds, Place::Way(..)) => {
+                // A write that was already waiting can count, too.
+                (Effect::Silences | Effect::Holds, FaultSite::Way(..)) => {
                     patience.any(|patience| time >= patience / 2)
                 }
                 _ => false,
@@ -221,7 +226,7 @@ impl Reasons {
         })
     }
 
-    /// Whether lanes of tcp between workers that such a request was with may have broken.
+    /// Whether TCP lanes between workers of such a request can have broken.
     pub fn may_break_lanes(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
         let mut felt = self.faults.iter().filter(|reason| reason.is_felt(life));
         felt.any(|reason| self.breaks_lanes(reason, pairs))
@@ -231,10 +236,11 @@ impl Reasons {
         let mut concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
         let breaks = match reason.effect {
             Effect::Breaks => true,
-            // A lane on which nothing comes for so long does not prove itself, also where so long was but a moment.
+            // A lane that receives nothing for so long does not prove itself, even if to its host
+            // the time was only a moment.
             Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
             Effect::Silences => {
-                matches!(reason.place, Place::Way(..))
+                matches!(reason.place, FaultSite::Way(..))
                     && reason.time.1 - reason.time.0 >= LOST_AFTER
             }
             Effect::Skips(by) => by >= LOST_AFTER,
@@ -243,7 +249,7 @@ impl Reasons {
         breaks && concerned.any(|&[one, other]| self.machines.may_stream(one, other))
     }
 
-    /// How much of its time a request of this life may have missed.
+    /// How much of its time a request with this life can have lost to clock skips.
     pub fn skipped(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> Nanos {
         let skips =
             self.faults.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));

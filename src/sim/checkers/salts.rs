@@ -1,26 +1,27 @@
-//! Who names another salt shares nothing: what a prefix cache has of a prompt was brought to it by a request of the
-//! same salt, and on a decode worker, where no key proves sources, by one from the same source.
+//! Requests with different salts share no KV. What a prefix cache holds of a prompt came with a
+//! request of the same salt. On a decode worker without a cluster key, it also came from the same
+//! source.
 
 use super::{Checked, Checker, Finding};
 use crate::kv::prefix::Salt;
-use crate::sim::model::mix;
+use crate::stdx::rng::scramble;
 use std::collections::HashMap;
 
-/// Beginnings that a worker may have in its cache, in whole pages.
+/// Prefixes, in whole pages, that a worker can have in its cache.
 #[derive(Debug)]
 pub struct Salts {
     page_size: usize,
-    /// How many requests each was of.
+    /// How many requests had each prefix.
     beginnings: HashMap<u64, u32>,
 }
 
 impl Salts {
-    /// An empty cache of pages of so many tokens.
+    /// An empty cache with pages of `page_size` tokens.
     pub fn new(page_size: u32) -> Salts {
         Salts { page_size: page_size as usize, beginnings: HashMap::new() }
     }
 
-    /// A request has come with this prompt, and will have this answer.
+    /// A request has come with this prompt, and will get this answer.
     pub fn brought(&mut self, salt: Salt, prompt: &[u32], answer: &[u32]) {
         let tokens = prompt.iter().chain(answer).copied();
         for beginning in beginnings(self.page_size, salt, tokens) {
@@ -28,7 +29,8 @@ impl Salts {
         }
     }
 
-    /// The first `tokens` of a prompt were found, that of a request that has been brought: it was not the only one.
+    /// The first `tokens` tokens of a prompt were found in the cache. That request has already been
+    /// counted by [`Salts::brought`], so a second one must have had the same prefix.
     pub fn found(&self, request: usize, salt: Salt, prompt: &[u32], tokens: u32) -> Checked {
         let found = prompt[..tokens as usize].iter().copied();
         match beginnings(self.page_size, salt, found).last() {
@@ -45,15 +47,15 @@ impl Salts {
     }
 }
 
-/// A hash for each page, of the salt and all tokens up to its end.
+/// One hash per page, over the salt and all tokens up to the page's end.
 fn beginnings(
     page_size: usize,
     salt: Salt,
     tokens: impl Iterator<Item = u32>,
 ) -> impl Iterator<Item = u64> {
-    let root = mix(salt.0 as u64 ^ mix((salt.0 >> 64) as u64));
+    let root = scramble(salt.0 as u64 ^ scramble((salt.0 >> 64) as u64));
     let hashes = tokens.scan(root, |hash, token| {
-        *hash = mix(*hash ^ u64::from(token));
+        *hash = scramble(*hash ^ u64::from(token));
         Some(*hash)
     });
     hashes.skip(page_size - 1).step_by(page_size)

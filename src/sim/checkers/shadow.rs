@@ -1,9 +1,11 @@
-//! Nobody writes into a page but the transfer that its owner has granted it to: a second copy of a decode worker's pool,
-//! compared whenever its mover has moved. What changed must lie in pages that were named to a source for a transfer
-//! that was open when the mover's turn began, and must be KV of that transfer's own prompt where it goes; but a copy
-//! that proved void has failed its transfer in the same turn, and may have brought anything into its pages.
-//! A NIC writes without the mover, and for a while after a transfer has failed: into pages whose lease the mover has not
-//! ended, and never anything but that transfer's KV.
+//! Only the transfer to which the owner has granted a page writes into it. The checker keeps a copy
+//! of a decode worker's pool, and compares it after each turn of the mover.
+//!
+//! A changed page must be granted to a transfer that was open when the mover's turn began. It must
+//! hold KV of that transfer's own prompt, at the right place. One exception: a copy that proves
+//! void fails its transfer in the same turn, and can leave anything in its pages. A NIC writes
+//! without the mover, also for a while after a failure. Its writes go only to pages under a lease
+//! that the mover has not ended, and bring only that transfer's KV.
 
 use super::{Checked, Checker, Finding};
 use crate::ids::{Generation, PageId, SlotId};
@@ -16,18 +18,18 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What has become of a lease, as the mover's turns show.
+/// The state of a lease, as the mover's turns show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lease {
-    /// The mover has not taken it yet,
+pub enum GrantState {
+    /// The mover has not taken it yet.
     Granted,
-    /// has it,
+    /// The mover holds it.
     Held,
-    /// or has ended it: nobody writes there for this transfer any more.
+    /// The mover has ended it: no write for this transfer follows.
     Ended,
 }
 
-/// What a source was asked for.
+/// What a source was asked to send.
 #[derive(Debug)]
 pub struct Grant {
     /// Which use of the slot.
@@ -36,28 +38,28 @@ pub struct Grant {
     pub request: usize,
     /// Its whole prompt.
     pub prompt: Vec<u32>,
-    /// Of that, what is to come.
+    /// The tokens of the prompt that the source sends.
     pub tokens: Range<u32>,
-    /// The first page that it comes to is the one of this index.
+    /// Index of the first page that the tokens go to.
     pub first: usize,
-    /// Pages that it comes to.
+    /// The pages that the tokens go to.
     pub pages: Vec<PageId>,
-    /// Of these pages.
-    pub lease: Lease,
+    /// The lease of these pages.
+    pub lease: GrantState,
 }
 
 impl Grant {
-    /// The mover holds the lease of this use of the slot.
+    /// Records which use of the slot the mover holds the lease of.
     pub fn note(&mut self, held: Option<Generation>) {
         self.lease = match self.lease {
-            _ if held == Some(self.generation) => Lease::Held,
-            Lease::Held => Lease::Ended,
+            _ if held == Some(self.generation) => GrantState::Held,
+            GrantState::Held => GrantState::Ended,
             other => other,
         };
     }
 
-    /// The first word of a page in which there is something else than is to come, of those bits that are looked at: a stream
-    /// may bring a part of one.
+    /// The byte offset of the first word in a page that differs from the KV to be sent. Only the
+    /// bits of `looked_at` count, because a stream can bring a part of a word.
     fn other_word(
         &self,
         memory: &Memory,
@@ -75,7 +77,7 @@ impl Grant {
         words.find_map(|(token, (layer, which))| {
             let at = layout.offset(page, layer, which, 0, token) as usize;
             let position = before + token;
-            // Behind the prompt's end its last page brings what the source's has there.
+            // Beyond the prompt's end, the last page holds what the source's page has there.
             let bits = looked_at(at);
             let is_right = || {
                 let other = || memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
@@ -85,20 +87,21 @@ impl Grant {
         })
     }
 
-    /// What is said where there is one.
+    /// The finding for a page with wrong KV.
     fn other_kv(&self, process: usize, page: PageId) -> Finding {
         let request = self.request;
         let what = format!(
-            "process {process}: page {page} was granted to request {request} and was written with other KV"
+            "process {process}: page {page} was granted to request {request} \
+             and was written with other KV"
         );
         Finding::about(Checker::Shadow, request, what)
     }
 }
 
-/// Grants by slot, from Destination to the slot's release.
+/// Grants by slot, from the Destination message to the slot's release.
 pub type Grants = BTreeMap<SlotId, Grant>;
 
-/// The second copy.
+/// The copy of a pool.
 #[derive(Debug, Default)]
 pub struct Shadow {
     words: Vec<u64>,
@@ -107,7 +110,7 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Before a mover's turn: what it may write, and what is there.
+    /// Before a mover's turn: records the granted pages and the pool's words.
     pub fn look(&mut self, process: &Process) {
         let worker = process.edge.handoff().worker(WORKER);
         let grants = process.edge.grants().iter();
@@ -119,7 +122,7 @@ impl Shadow {
         self.words.extend(words(&process.memory));
     }
 
-    /// After it.
+    /// After the turn: compares.
     pub fn compare(&self, index: usize, process: &Process) -> Checked {
         let page_words = (process.memory.layout.page_stride / 8) as usize;
         let changed = self.words.iter().zip(words(&process.memory)).enumerate();
@@ -134,7 +137,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// A page in which something has changed.
+    /// Checks a page in which something has changed.
     fn page(&self, index: usize, process: &Process, page: PageId) -> Checked {
         let grants = process.edge.grants();
         let Some((slot, grant)) =
@@ -157,7 +160,8 @@ impl Shadow {
     }
 }
 
-/// A NIC has written so many bytes from this address on; what lies beside the pool is a record, which movers judge.
+/// A NIC has written `bytes` bytes at this address. A write outside the pool is an aux record,
+/// which movers check.
 pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Checked {
     let memory = &process.memory;
     let base = memory.region.base().as_ptr().addr() as u64;
@@ -171,7 +175,7 @@ pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Che
     for page in (from / stride..(from + bytes).div_ceil(stride)).map(|page| PageId(page as u32)) {
         let grants = process.edge.grants().values();
         let Some(grant) = grants
-            .filter(|grant| grant.lease != Lease::Ended)
+            .filter(|grant| grant.lease != GrantState::Ended)
             .find(|grant| grant.pages.contains(&page))
         else {
             let what = format!("process {index}: page {page} was written and not granted");
@@ -187,7 +191,7 @@ pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Che
     Ok(())
 }
 
-/// All bits of each byte that has one.
+/// All bits of each byte that has a bit set.
 fn whole_bytes(bits: u64) -> u64 {
     let bytes = bits.to_ne_bytes();
     u64::from_ne_bytes(bytes.map(|byte| if byte == 0 { 0 } else { u8::MAX }))

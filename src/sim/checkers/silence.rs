@@ -1,25 +1,30 @@
-//! Who stands still is not waited for: what the router asked of a worker before it fell silent is given up once its probes
-//! must have told, and goes on elsewhere. And who is at work does not look as if it stood still.
+//! A stalled worker is not waited for. Requests that the router sent it before it fell silent are
+//! given up once its probes have failed, and continue elsewhere. A busy worker does not look
+//! stalled.
 
 use super::reasons::WEATHER;
 use super::{Checked, Checker, Finding};
 use crate::limits::{ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL, ROUTER_PROBE_TIME};
-use crate::sim::agenda::{Nanos, SECOND};
 use crate::sim::cluster::ENGINE_LOOKS;
+use crate::stdx::event_queue::{Nanos, SECOND};
 
-/// From a worker's last sign of life until its probes have told: one had just gone well, then as many fail as make it
-/// silent; ticks and what is still on its way come on top.
+/// Time from a worker's last sign of life until its probes have detected the silence. One probe has
+/// just succeeded, then `ROUTER_PROBE_FAILURES` probes fail. Ticks and messages in flight add up to
+/// a second.
 pub const KNOWN: Nanos = (ROUTER_PROBE_INTERVAL.as_nanos()
     + ROUTER_PROBE_FAILURES as u128 * ROUTER_PROBE_TIME.as_nanos())
     as Nanos
     + SECOND;
-/// The same where workers are asked who they are: one that was down already may have just told that when it fell silent, and
-/// the next look comes at its interval, with a question that is not answered and counts only with the probe behind it.
+/// The same if the router also asks workers for their identity. A worker that was down can have
+/// answered that just before it fell silent. The next question comes one interval later, gets no
+/// answer, and counts only with the probe after it.
 pub const KNOWN_ANEW: Nanos = KNOWN + ROUTER_PROBE_TIME.as_nanos() as Nanos;
-/// From the end of what kept an engine until it has moved, also one without work, and somebody has looked.
+/// Time from the end of a stall until the engine has moved, even without work, and its progress was
+/// checked.
 const LOOKS_AGAIN: Nanos = ENGINE_LOOKS + WEATHER;
 
-/// A worker that stands still for as long; `waits` says whether something that was asked before still waits for it.
+/// A worker that stalls for that long. `waits` says whether a request sent before still waits for
+/// it.
 pub fn known(worker: usize, waits: bool) -> Checked {
     match waits {
         false => Ok(()),
@@ -30,7 +35,8 @@ pub fn known(worker: usize, waits: bool) -> Checked {
     }
 }
 
-/// A worker whose engine looks as if it hung; `kept` is until when something last kept it, or moved its clock.
+/// A worker with an engine that looks hung. `kept` is the end of the last fault that held it up or
+/// moved its clock.
 pub fn hangs(worker: usize, kept: Nanos, now: Nanos) -> Checked {
     match now <= kept + LOOKS_AGAIN {
         true => Ok(()),

@@ -1,9 +1,10 @@
-//! The right tokens, each once and in order: an answer is the beginning of what it must be at any moment, and
-//! all of it when the request ends well.
+//! Answers have the right tokens, each once and in order. An answer is a prefix of the expected one
+//! at any moment, and equal to it when the request ends successfully.
 
 use super::{Checked, Checker, Finding};
 
-/// What an engine told next of an answer, whoever listens; `expected` is what it has to tell still.
+/// The next token that an engine reports for an answer. `expected` is the next token that it has to
+/// report.
 pub fn next(id: usize, process: usize, token: u32, expected: Option<u32>) -> Checked {
     if expected == Some(token) {
         return Ok(());
@@ -14,7 +15,7 @@ pub fn next(id: usize, process: usize, token: u32, expected: Option<u32>) -> Che
     Err(Finding::about(Checker::Tokens, id, what))
 }
 
-/// What a client has of an answer, which may go on.
+/// The part of an answer that a client has, while the answer can continue.
 pub fn begins(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     match expected.starts_with(answer) {
         true => Ok(()),
@@ -26,7 +27,7 @@ pub fn begins(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     }
 }
 
-/// What a client has of an answer that ended well.
+/// The answer of a request that has ended successfully.
 pub fn whole(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     match answer.len() == expected.len() {
         true => begins(id, answer, expected),

@@ -1,43 +1,44 @@
-//! Connections of the router to workers, and of decode workers to prefill workers that they ask: they take time to stand, meet a host that is gone or cannot be reached,
-//! and what travels on them keeps its order.
+//! Connections of the router to workers, and of decode workers to the prefill workers that they
+//! ask. They take time to establish, can meet a host that is gone or unreachable, and keep the
+//! order of what travels on them.
 
 use super::stream::Stream;
-use super::{Cluster, Happening, RESENT};
+use super::{Cluster, RESENT, SimEvent};
 use crate::ids::Room;
 use crate::limits::NET_HOST_SILENCE_MAX;
-use crate::sim::agenda::{Nanos, SECOND};
 use crate::sim::checkers::{Checked, tokens};
 use crate::sim::edge::Input;
 use crate::sim::faults::ROUTER;
 use crate::sim::router::Answer;
 use crate::sim::router::fleet::CallName;
+use crate::stdx::event_queue::{Nanos, SECOND};
 
-/// Between two tries of a dial whose packets are lost, as kernels have it.
+/// Time between two tries of a dial with lost packets, as in kernels.
 const KNOCK_AGAIN: Nanos = SECOND;
 
 /// A call's connection.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// Who asks,
+    /// The host that asks,
     pub(super) from: usize,
-    /// and in which of its lives, of a worker.
+    /// and its life, if it is a worker.
     from_life: u32,
     pub(super) host: usize,
-    /// Which of the host's processes it leads to; `None` while it does not stand.
+    /// The life of the called host's process; `None` while the connection does not stand.
     pub(super) life: Option<u32>,
-    /// It has broken, and not every end knows: what is written to it comes nowhere.
+    /// It has broken, and not every end knows. What is written to it is lost.
     is_cut: bool,
-    /// Of the request that is served by it.
+    /// The room of the request that it serves.
     room: Option<Room>,
     pub(super) to_worker: Stream<Input>,
-    /// Or to the worker that asks.
+    /// Also to the worker that asks.
     pub(super) to_router: Stream<Answer>,
-    /// When it is given up, if anybody looks.
+    /// When it is given up, if the dial is still tried then.
     until: Nanos,
 }
 
 impl Call {
-    /// One that stands.
+    /// A connection that stands.
     pub(super) fn standing([from, host]: [usize; 2], life: u32, room: Option<Room>) -> Call {
         let (to_worker, to_router) = Default::default();
         let life = Some(life);
@@ -59,14 +60,14 @@ impl Call {
         (self.from, self.from_life) == (host, life)
     }
 
-    /// Whether it stands, to this process of a host.
+    /// Whether it stands and leads to this process of a host.
     pub(super) fn leads_to(&self, host: usize, life: u32) -> bool {
         (self.host, self.life) == (host, Some(life))
     }
 }
 
 impl Cluster<'_> {
-    /// A call takes a connection that is kept, to the worker's process of this life, or dials.
+    /// A call uses a kept connection to the worker's process of this life, or dials.
     pub(super) fn open_call(&mut self, name: CallName, host: usize, kept: Option<u32>) {
         let room = match name {
             CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
@@ -76,11 +77,11 @@ impl Cluster<'_> {
         self.calls.insert(name, Call { life: kept, ..Call::standing([ROUTER, host], 0, room) });
         if kept.is_none() {
             let at = self.agenda.now() + self.delay();
-            self.agenda.put(at, Happening::Knock(name));
+            self.agenda.schedule(at, SimEvent::Knock(name));
         }
     }
 
-    /// A worker dials another one, to ask it something within this time.
+    /// A worker dials another one, and gives up after `patience`.
     pub(super) fn question(
         &mut self,
         name: CallName,
@@ -95,10 +96,10 @@ impl Cluster<'_> {
             Call { from_life, life: None, until, ..Call::standing([from, to], 0, Some(room)) },
         );
         let at = now + self.delay();
-        self.agenda.put(at, Happening::Knock(name));
+        self.agenda.schedule(at, SimEvent::Knock(name));
     }
 
-    /// The kernel of a worker's host takes a connection, whatever its process does.
+    /// The kernel of a worker's host accepts a connection, whatever its process does.
     pub(super) fn knock(&mut self, name: CallName) {
         let now = self.agenda.now();
         let Some(call) = self.calls.get(&name) else { return };
@@ -109,18 +110,18 @@ impl Cluster<'_> {
         }
         let host = &self.hosts[index];
         if host.dark_until > now || self.is_parted(from, index) {
-            return self.agenda.put(now + KNOCK_AGAIN, Happening::Knock(name));
+            return self.agenda.schedule(now + KNOCK_AGAIN, SimEvent::Knock(name));
         }
         let life = host.process.is_some().then_some(host.life);
         if let Some(call) = self.calls.get_mut(&name) {
             call.life = life;
         }
         let what = if life.is_some() { "is reached" } else { "takes no connection" };
-        self.story.tell(now, "process", index, what, room, 0);
+        self.trace.record(now, "process", index, what, room, 0);
         self.answer(name, life.map_or(Answer::Lost, Answer::Stands));
     }
 
-    /// Something leaves a worker for the router.
+    /// A worker sends an answer to the router.
     pub(super) fn answer(&mut self, name: CallName, answer: Answer) {
         let at = self.agenda.now() + self.delay();
         let Some(call) = self.calls.get_mut(&name) else { return };
@@ -128,15 +129,15 @@ impl Cluster<'_> {
             self.ends.turned_away(leg.flight);
         }
         let at = call.to_router.put(at, answer);
-        self.agenda.put(at, Happening::ToRouter(name));
+        self.agenda.schedule(at, SimEvent::ToRouter(name));
     }
 
-    /// Something leaves the router for a worker.
+    /// The router sends something to a worker.
     pub(super) fn post(&mut self, name: CallName, input: Input) {
         let at = self.agenda.now() + self.delay();
         let Some(call) = self.calls.get_mut(&name).filter(|call| !call.is_cut) else { return };
         let at = call.to_worker.put(at, input);
-        self.agenda.put(at, Happening::ToWorker(name));
+        self.agenda.schedule(at, SimEvent::ToWorker(name));
     }
 
     /// The router closes a call's connection.
@@ -150,7 +151,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// The router finds a call's connection broken, once somebody tells it: nobody does where the host is gone.
+    /// The router finds a call's connection broken. If the host is gone, it notices only after a
+    /// while.
     pub(super) fn lose(&mut self, name: CallName) {
         let now = self.agenda.now();
         let delay = self.delay();
@@ -158,31 +160,32 @@ impl Cluster<'_> {
         let dark_until = self.hosts[call.host].dark_until.max(now);
         let told = dark_until.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos);
         let at = call.to_router.put(told + delay, Answer::Lost);
-        self.agenda.put(at, Happening::ToRouter(name));
+        self.agenda.schedule(at, SimEvent::ToRouter(name));
     }
 
-    /// Calls of legs whose connections stand.
+    /// Calls of legs with connections that stand.
     pub(super) fn open_calls(&self) -> impl Iterator<Item = CallName> {
         let open = self.calls.iter().filter(|(_, call)| call.life.is_some());
         open.map(|(&name, _)| name).filter(|name| matches!(name, CallName::Leg(_)))
     }
 
-    /// A call's connection breaks, and what is on its way: both ends learn of it, each at its time.
+    /// A call's connection breaks, and what travels on it is lost. Both ends notice, each at its
+    /// time.
     pub(super) fn cut_call(&mut self, name: CallName) {
         let now = self.agenda.now();
         let rare =
-            [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
+            [(); 2].map(|()| if self.dice.one_in(2) { self.dice.range_u64(0, RESENT) } else { 0 });
         let at = [now + self.delay() + rare[0], now + self.delay() + rare[1]];
         let Some(call) = self.calls.get_mut(&name) else { return };
         let (CallName::Leg(leg), Some(life)) = (name, call.life) else { return };
         let host = call.host;
-        self.story.tell(now, "call", host, "is cut", call.room, leg.role as u64);
+        self.trace.record(now, "call", host, "is cut", call.room, leg.role as u64);
         call.is_cut = true;
         call.to_worker.clear();
         call.to_router.clear();
         let told = call.to_router.put(at[0], Answer::Lost);
-        self.agenda.put(told, Happening::ToRouter(name));
-        self.agenda.put(at[1], Happening::Pass { host, life, input: Input::Cancel(leg) });
+        self.agenda.schedule(told, SimEvent::ToRouter(name));
+        self.agenda.schedule(at[1], SimEvent::Pass { host, life, input: Input::Cancel(leg) });
     }
 
     pub(super) fn reach_worker(&mut self, name: CallName) {
@@ -197,7 +200,7 @@ impl Cluster<'_> {
         let is_last = matches!(input, Input::Cancel(_));
         if let CallName::Leg(leg) = name {
             let what = if is_last { "is cancelled" } else { "comes" };
-            self.story.tell(now, "process", host, what, room, leg.role as u64);
+            self.trace.record(now, "process", host, what, room, leg.role as u64);
         }
         match life
             .filter(|&life| self.hosts[host].life == life && self.hosts[host].process.is_some())
@@ -230,9 +233,9 @@ impl Cluster<'_> {
                 }
                 Answer::Lost => ("is lost", leg.role as u64),
             };
-            self.story.tell(now, "process", host, what, room, detail);
+            self.trace.record(now, "process", host, what, room, detail);
         }
-        // Who is asked by a worker says at once where the KV will be.
+        // A worker that is asked by a worker announces at once where the KV will be.
         let goes_on = matches!(answer, Answer::Stands(_) | Answer::Token(_))
             || from != ROUTER && matches!(answer, Answer::Kept(_));
         if !goes_on {

@@ -1,24 +1,23 @@
-//! How faults are carried out, and undone.
+//! Injects faults and ends them.
 
 use super::calls::Call;
-use super::{Cluster, Conn, Happening, RESENT};
+use super::{Cluster, Conn, RESENT, SimEvent};
 use crate::limits::{ENGINE_STILL_MAX, NET_HOST_SILENCE_MAX};
-use crate::sim::agenda::Nanos;
-use crate::sim::checkers::Checked;
-use crate::sim::checkers::reasons::{Effect, Place};
-use crate::sim::checkers::silence;
+use crate::sim::checkers::reasons::{Effect, FaultSite};
+use crate::sim::checkers::{Checked, silence};
 use crate::sim::edge::{ConnNumber, Input, Parcel};
 use crate::sim::faults::{Fault, ROUTER};
 use crate::sim::plan::Size;
 use crate::sim::process::Thread;
 use crate::sim::router::fleet::CallName;
+use crate::stdx::event_queue::Nanos;
 
 impl Cluster<'_> {
     pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
-        // Of these the request tells that they meet.
+        // The request records these faults when they hit it.
         if !matches!(fault, Fault::CutCall | Fault::Abort | Fault::Leave) {
-            self.story.tell_of_fault(now, &fault);
+            self.trace.record_fault(now, &fault);
         }
         let over = now + fault.time();
         self.explain(fault, over);
@@ -28,12 +27,12 @@ impl Cluster<'_> {
             Fault::CutCall => self.cut_any_call(),
             Fault::Crash { host, silent, .. } => self.crash(host, silent, over),
             Fault::Pause { host, .. } => {
-                self.story.tell(now, "process", host, "stands still", None, over);
+                self.trace.record(now, "process", host, "stands still", None, over);
                 let host = &mut self.hosts[host];
                 host.paused_until = host.paused_until.max(over);
             }
             Fault::Stall { host, thread, .. } => {
-                self.story.tell(
+                self.trace.record(
                     now,
                     "process",
                     host,
@@ -45,7 +44,7 @@ impl Cluster<'_> {
                 *until = over.max(*until);
             }
             Fault::Hang { host, .. } => {
-                self.story.tell(now, "process", host, "has an engine that hangs", None, over);
+                self.trace.record(now, "process", host, "has an engine that hangs", None, over);
                 let until = &mut self.hosts[host].stalled_until[Thread::Engine as usize];
                 *until = over.max(*until);
             }
@@ -62,7 +61,7 @@ impl Cluster<'_> {
             Fault::HoldLane { .. } => self.hold_lane(over),
             Fault::Slow { host, factor, .. } => self.slow(host, factor, over),
             Fault::Jump { host, by } => {
-                self.story.tell(now, "process", host, "is later", None, by);
+                self.trace.record(now, "process", host, "is later", None, by);
                 self.hosts[host].skew += by;
                 self.hosts[host].jumped = now;
                 self.wake_soon(host, Thread::Ctl);
@@ -72,30 +71,31 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// What may come of it, to whom. Of what meets one of many whoever picks it says so.
+    /// Records what a fault can cause, and where. A fault that hits one of many is recorded by the
+    /// function that picks its target.
     fn explain(&mut self, fault: Fault, over: Nanos) {
         let now = self.agenda.now();
         let (effect, place, over) = match fault {
-            Fault::Crash { host, .. } => (Effect::Breaks, Place::Host(host), over),
+            Fault::Crash { host, .. } => (Effect::Breaks, FaultSite::Host(host), over),
             Fault::Pause { host, .. }
             | Fault::Hang { host, .. }
             | Fault::Stall { host, thread: Thread::Ctl, .. } => {
-                (Effect::Silences, Place::Host(host), over)
+                (Effect::Silences, FaultSite::Host(host), over)
             }
-            // It proves no lane, either.
+            // A lane does not prove itself either.
             Fault::Stall { host, thread: Thread::Move, .. } => {
-                (Effect::Holds, Place::Host(host), over)
+                (Effect::Holds, FaultSite::Host(host), over)
             }
-            Fault::Stall { host, .. } => (Effect::Delays, Place::Host(host), over),
-            // A step that has begun then goes on as slowly.
+            Fault::Stall { host, .. } => (Effect::Delays, FaultSite::Host(host), over),
+            // A step that has begun stays slow after that.
             Fault::Slow { host, factor, .. } => {
                 let Size { config, token, .. } = self.hosts[host].size;
                 let step = config.max_prefill_tokens as Nanos * token * factor;
-                (Effect::Delays, Place::Host(host), over + step)
+                (Effect::Delays, FaultSite::Host(host), over + step)
             }
-            Fault::Part { from, to, .. } => (Effect::Silences, Place::Way(from, to), over),
-            Fault::Hold { from, to, .. } => (Effect::Holds, Place::Way(from, to), over),
-            Fault::Jump { host, by } => (Effect::Skips(by), Place::Host(host), now),
+            Fault::Part { from, to, .. } => (Effect::Silences, FaultSite::Way(from, to), over),
+            Fault::Hold { from, to, .. } => (Effect::Holds, FaultSite::Way(from, to), over),
+            Fault::Jump { host, by } => (Effect::Skips(by), FaultSite::Host(host), now),
             Fault::Cut
             | Fault::CutCall
             | Fault::GiveUp
@@ -116,7 +116,7 @@ impl Cluster<'_> {
         if !open.is_empty() {
             let number = self.dice.pick(&open);
             let [from, to] = self.conns[&number].hosts;
-            self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
+            self.reasons.add(Effect::Breaks, FaultSite::Way(from, to), now, now);
             self.cut(number);
         }
     }
@@ -126,7 +126,7 @@ impl Cluster<'_> {
         let open: Vec<CallName> = self.open_calls().collect();
         if !open.is_empty() {
             let name = self.dice.pick(&open);
-            let way = Place::Way(self.calls[&name].from, self.calls[&name].host);
+            let way = FaultSite::Way(self.calls[&name].from, self.calls[&name].host);
             self.reasons.add(Effect::Breaks, way, now, now);
             self.cut_call(name);
         }
@@ -149,20 +149,20 @@ impl Cluster<'_> {
         }
         let flight = self.dice.pick(&open);
         let room = self.flights.room(flight);
-        self.story.tell(now, "request", flight, "is left by its client", Some(room), 0);
+        self.trace.record(now, "request", flight, "is left by its client", Some(room), 0);
         self.ends.left(flight);
         self.flights.gone(flight, now);
         self.carry_out()
     }
 
     fn part(&mut self, [from, to]: [usize; 2], both: bool, over: Nanos) {
-        self.story.tell(self.agenda.now(), "way", from, "is parted", None, to as u64);
+        self.trace.record(self.agenda.now(), "way", from, "is parted", None, to as u64);
         let ways = [Some((from, to)), both.then_some((to, from))];
         for &way in ways.iter().flatten() {
             let until = self.parted.entry(way).or_default();
             *until = over.max(*until);
         }
-        self.agenda.put(over, Happening::Heal { ways });
+        self.agenda.schedule(over, SimEvent::Heal { ways });
     }
 
     fn slow(&mut self, index: usize, factor: u64, over: Nanos) {
@@ -172,26 +172,27 @@ impl Cluster<'_> {
             process.slow_down(&host.size, factor);
         }
         let life = host.life;
-        self.agenda.put(over, Happening::Quicken { host: index, life });
+        self.agenda.schedule(over, SimEvent::Quicken { host: index, life });
     }
 
-    /// Somebody has a request end: the router tells all workers that it reaches.
+    /// Aborts a request. The router notifies all workers that it can reach.
     fn abort(&mut self, flight: usize) -> Checked {
         let now = self.agenda.now();
         let room = self.flights.room(flight);
-        self.story.tell(now, "request", flight, "is aborted", Some(room), 0);
+        self.trace.record(now, "request", flight, "is aborted", Some(room), 0);
         self.ends.aborted(flight);
         for host in 0..self.hosts.len() {
             if !self.is_parted(ROUTER, host) {
                 let (at, life) = (now + self.delay(), self.hosts[host].life);
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Abort(flight) });
+                self.agenda
+                    .schedule(at, SimEvent::Pass { host, life, input: Input::Abort(flight) });
             }
         }
         self.flights.abort(flight, now);
         self.carry_out()
     }
 
-    /// A process is told to drain, unless there is none, or it does.
+    /// Asks a process to drain, unless there is none or it is already draining.
     fn drain(&mut self, index: usize, down: Nanos) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
@@ -199,7 +200,7 @@ impl Cluster<'_> {
             host.leaves = Some((now, down));
             let life = host.life;
             self.reasons.leaves(index, false, now);
-            self.story.tell(now, "process", index, "is told to drain", None, down);
+            self.trace.record(now, "process", index, "starts to drain", None, down);
             self.deliver(index, life, Input::Drain);
         }
     }
@@ -208,12 +209,13 @@ impl Cluster<'_> {
     pub(super) fn leave(&mut self, index: usize) {
         let now = self.agenda.now();
         let down = self.hosts[index].leaves.map_or(0, |(_, down)| down);
-        self.story.tell(now, "process", index, "has drained", None, down);
+        self.trace.record(now, "process", index, "has drained", None, down);
         self.reasons.ends(index, now);
         self.crash(index, false, now + down);
     }
 
-    /// Whoever stands still for long enough is waited for by nobody who asked before.
+    /// Schedules a check: after a long enough stall, nothing sent before waits for the worker any
+    /// more.
     fn expect_silence(&mut self, fault: Fault, over: Nanos) {
         let now = self.agenda.now();
         let (host, from) = match fault {
@@ -226,16 +228,16 @@ impl Cluster<'_> {
         let known = from + if self.plan.turns() { silence::KNOWN_ANEW } else { silence::KNOWN };
         if known < over {
             let life = self.hosts[host].life;
-            self.agenda.put(known, Happening::Silent { host, life, since: now });
+            self.agenda.schedule(known, SimEvent::Silent { host, life, since: now });
         }
     }
 
-    /// Both ends learn of it, each at its time; what was on the way is lost.
+    /// Breaks a connection. Both ends notice, each at its time; what was on the way is lost.
     fn cut(&mut self, number: ConnNumber) {
-        self.story.tell(self.agenda.now(), "connection", number as usize, "is cut", None, 0);
+        self.trace.record(self.agenda.now(), "connection", number as usize, "is cut", None, 0);
         for end in [0, 1] {
-            // Who sends next, or whose kernel asks, finds out first.
-            let rare = if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 };
+            // The end that sends next, or that has keepalive probes, notices first.
+            let rare = if self.dice.one_in(2) { self.dice.range_u64(0, RESENT) } else { 0 };
             if let Some(conn) = self.conns.get_mut(&number) {
                 conn.to[end].clear();
             }
@@ -243,15 +245,15 @@ impl Cluster<'_> {
         }
     }
 
-    /// Whatever the process had open is closed by its kernel, unless that is gone as well: then others are told by
-    /// whoever is started there next, or by the silence.
+    /// A process dies, and its kernel closes its connections. If its host dies too, peers notice
+    /// through the next process at this address, or through the silence.
     fn crash(&mut self, index: usize, silent: bool, over: Nanos) {
         let now = self.agenda.now();
         if self.hosts[index].process.take().is_none() {
             return;
         }
-        self.story.tell(now, "process", index, "dies", None, silent.into());
-        self.agenda.put(over, Happening::Restart { host: index });
+        self.trace.record(now, "process", index, "dies", None, silent.into());
+        self.agenda.schedule(over, SimEvent::Restart { host: index });
         let life = self.hosts[index].life;
         self.leave_lanes(index, life, silent);
         self.close_links(index, life, silent);
@@ -259,7 +261,7 @@ impl Cluster<'_> {
             self.hosts[index].dark_until = over;
         } else {
             let at = now + self.delay();
-            self.agenda.put(at, Happening::Dropped { host: index, life });
+            self.agenda.schedule(at, SimEvent::Dropped { host: index, life });
         }
         self.close_asked(index, life, silent, over);
         let calls = self.calls.iter().filter(|(_, call)| call.leads_to(index, life));
@@ -268,7 +270,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Its links are closed, of which the other ends are told unless its host is gone.
+    /// Closes the links of a process. The other ends notice, unless the host is gone.
     pub(super) fn close_links(&mut self, index: usize, life: u32, silent: bool) {
         let is_open = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[end];
         for (number, end) in self.find(is_open) {
@@ -279,18 +281,18 @@ impl Cluster<'_> {
         }
     }
 
-    /// And what it had asked of others.
+    /// Closes its calls to other workers.
     pub(super) fn close_asked(&mut self, index: usize, life: u32, silent: bool, over: Nanos) {
         let now = self.agenda.now();
         let asked = self.calls.iter().filter(|(_, call)| call.comes_from(index, life));
         for name in asked.map(|(&name, _)| name).collect::<Vec<_>>() {
             match (silent, name, self.calls.remove(&name)) {
-                // The other end's kernel finds out by itself.
+                // The other end's kernel notices by itself.
                 (true, CallName::Leg(leg), Some(Call { host, life: Some(life), .. })) => {
                     let at =
                         over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) + self.delay();
                     let input = Input::Cancel(leg);
-                    self.agenda.put(at, Happening::Pass { host, life, input });
+                    self.agenda.schedule(at, SimEvent::Pass { host, life, input });
                 }
                 (true, ..) | (false, _, None) => {}
                 (false, _, Some(call)) => {
@@ -309,10 +311,11 @@ impl Cluster<'_> {
             .collect()
     }
 
-    /// Another process at the same address: it knows nothing of the connections of the one before, and says so.
+    /// Starts another process at the same address. It does not know the connections of the old one,
+    /// and resets them.
     pub(super) fn restart(&mut self, index: usize) {
         let now = self.agenda.now();
-        self.story.tell(now, "process", index, "is started again", None, 0);
+        self.trace.record(now, "process", index, "is started again", None, 0);
         self.reasons.returns(index, now);
         let life = self.hosts[index].life;
         self.start(index);
@@ -322,10 +325,10 @@ impl Cluster<'_> {
         }
     }
 
-    /// What was lost on these ways is sent again.
+    /// Resends what was lost between these hosts.
     pub(super) fn heal(&mut self, ways: [Option<(usize, usize)>; 2]) {
         let now = self.agenda.now();
-        // One that began meanwhile may last longer.
+        // A partition that began meanwhile can last longer.
         self.parted.retain(|way, until| !ways.contains(&Some(*way)) || *until > now);
         for (&number, conn) in &mut self.conns {
             for end in [0, 1] {
@@ -333,8 +336,8 @@ impl Cluster<'_> {
                     continue;
                 }
                 for _ in 0..conn.to[end].resend() {
-                    let at = now + self.dice.within(0, RESENT);
-                    self.agenda.put(at, Happening::Arrive { conn: number, end });
+                    let at = now + self.dice.range_u64(0, RESENT);
+                    self.agenda.schedule(at, SimEvent::Arrive { conn: number, end });
                 }
             }
         }
@@ -347,17 +350,17 @@ impl Cluster<'_> {
             let to_router =
                 if self.parted.contains_key(&back) { 0 } else { call.to_router.resend() };
             let again =
-                [(to_worker, Happening::ToWorker as fn(_) -> _), (to_router, Happening::ToRouter)];
+                [(to_worker, SimEvent::ToWorker as fn(_) -> _), (to_router, SimEvent::ToRouter)];
             for (lost, arrives) in again {
                 for _ in 0..lost {
-                    let at = now + self.dice.within(0, RESENT);
-                    self.agenda.put(at, arrives(name));
+                    let at = now + self.dice.range_u64(0, RESENT);
+                    self.agenda.schedule(at, arrives(name));
                 }
             }
         }
     }
 
-    /// A model is as fast as it was, unless something else slows it down.
+    /// Restores the speed of a model, unless another fault slows it down.
     pub(super) fn quicken(&mut self, index: usize, life: u32) {
         let host = &self.hosts[index];
         let meant = host.life == life && host.slow_until <= self.agenda.now();

@@ -1,79 +1,80 @@
-//! Lanes of tcp: what movers have written leaves, travels and comes, in segments and at times of their own, between two
-//! kernels with bounded buffers.
+//! TCP lanes: what movers have written leaves, travels and arrives in segments, between two kernels
+//! with bounded buffers.
 //!
-//! A lane keeps its order, two of them do not, and some are slow all the time. What is lost on a way that is parted is
-//! sent again; what has left comes, also when its process is gone. A process that ends closes its lanes by an end behind
-//! what it has written, a host that is gone by nothing; who writes to what is no more is told so, once somebody can.
-//! Not here: who may open a lane (`edge::lanes`), what is written (`transfer::transport::tcp`).
+//! A lane keeps its order, two lanes do not, and some are slow all the time. What a partition loses
+//! is resent. What has left arrives even if its process is gone. A process that ends closes its
+//! lanes behind what it has written; a host that is gone does not. A write to a closed lane is
+//! answered by a reset as soon as a host can answer. Not here: when a lane is accepted
+//! (`edge::lanes`), what is written (`transfer::transport::tcp`).
 
 use super::stream::Stream;
-use super::{Cluster, Happening, RESENT};
-use crate::cluster::router::Role;
-use crate::sim::agenda::{MICRO, Nanos, SECOND};
-use crate::sim::checkers::reasons::{Effect, Place};
-use crate::sim::dice::Dice;
+use super::{Cluster, RESENT, SimEvent};
+use crate::ids::Leg;
+use crate::sim::checkers::reasons::{Effect, FaultSite};
 use crate::sim::edge::Input;
 use crate::sim::machines::Streams;
 use crate::sim::process::{Process, Thread};
-use crate::transfer::transport::tcp::memory::{self, Kernel};
+use crate::stdx::event_queue::{MICRO, Nanos, SECOND};
+use crate::stdx::rng::Rng;
+use crate::transfer::transport::tcp::memory::{self, StreamKernel};
 use std::collections::BTreeMap;
 
-/// From a write, or the segment before, until one leaves.
+/// Longest time from a write, or from the segment before, until a segment leaves.
 const READ: Nanos = 5 * MICRO;
-/// Between two tries of a dial whose packets are lost, as kernels have it.
+/// Time between two tries of a dial with lost packets, as in kernels.
 const DIAL_AGAIN: Nanos = SECOND;
 
 /// Names a lane in the whole simulation.
 pub(super) type LaneNumber = u32;
 
-/// What happens to a lane.
+/// A step of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The dial comes to the other host, or not.
+    /// The dial reaches the other host, or fails.
     Reaches,
     /// The next segment leaves this end.
     Leaves(usize),
-    /// The next one comes to it.
+    /// The next segment arrives at this end.
     Lands(usize),
 }
 
 #[derive(Debug)]
 enum Segment {
     Bytes(Vec<u8>),
-    /// Nothing follows.
+    /// The end of the stream.
     End,
-    /// The connection is no more.
+    /// The connection is reset.
     Reset,
 }
 
 #[derive(Debug)]
 struct Lane {
-    /// Who has dialled, and whom.
+    /// The dialling host and the dialled host.
     hosts: [usize; 2],
     lives: [u32; 2],
-    /// Gone with its host; that of whom is dialled comes when it is reached.
-    kernels: [Option<Kernel>; 2],
+    /// `None` if the host is gone. The dialled end has none until the dial reaches it.
+    kernels: [Option<StreamKernel>; 2],
     stands: bool,
     to: [Stream<Segment>; 2],
     /// Bytes on their way to each end.
     under_way: [usize; 2],
-    /// The next segment is about to leave each end,
+    /// The next segment is about to leave each end.
     leaves: [bool; 2],
-    /// or none will any more.
+    /// Nothing leaves each end any more.
     ended: [bool; 2],
-    /// How many times longer than others its segments take.
+    /// A factor of its delays.
     slowness: Nanos,
     held_until: Nanos,
 }
 
 impl Lane {
-    /// Bytes that may leave this end now.
+    /// Bytes that can leave this end now.
     fn window(&self, end: usize, room: usize) -> usize {
-        let unread = self.kernels[1 - end].as_ref().map_or(0, Kernel::unread);
+        let unread = self.kernels[1 - end].as_ref().map_or(0, StreamKernel::unread);
         room.saturating_sub(self.under_way[1 - end] + unread)
     }
 
-    /// Whether something may leave this end now.
+    /// Whether something can leave this end now.
     fn sends(&self, end: usize, room: usize) -> bool {
         let Some(kernel) = self.kernels[end].as_ref().filter(|_| self.stands && !self.ended[end])
         else {
@@ -89,7 +90,7 @@ impl Lane {
         (self.hosts[end], self.lives[end]) == (host, life)
     }
 
-    /// Nobody has an end of it, and nothing is on its way.
+    /// Whether both ends are closed, and nothing is on its way.
     fn is_over(&self) -> bool {
         let is_left = |end: usize| {
             self.kernels[end]
@@ -104,18 +105,18 @@ impl Lane {
     }
 }
 
-/// All of them.
+/// All lanes.
 pub(super) struct Lanes {
     streams: Option<Streams>,
     lanes: BTreeMap<LaneNumber, Lane>,
     last: LaneNumber,
-    /// From a host to another, no segment comes until then.
+    /// No segment arrives from one host at another until then.
     held: BTreeMap<(usize, usize), Nanos>,
-    dice: Dice,
+    dice: Rng,
 }
 
 impl Lanes {
-    pub(super) fn new(streams: Option<Streams>, dice: Dice) -> Lanes {
+    pub(super) fn new(streams: Option<Streams>, dice: Rng) -> Lanes {
         Lanes { streams, lanes: BTreeMap::new(), last: 0, held: BTreeMap::new(), dice }
     }
 
@@ -123,13 +124,13 @@ impl Lanes {
         self.streams.map_or(0, |streams| streams.room)
     }
 
-    /// How long a packet takes on a lane that is so slow.
+    /// How long a packet takes on a lane of this slowness.
     fn delay(&mut self, (least, most): (Nanos, Nanos), slowness: Nanos) -> Nanos {
-        let resent = if self.dice.one_in(200) { self.dice.within(0, RESENT) } else { 0 };
-        self.dice.within(least, most) * slowness + resent
+        let resent = if self.dice.one_in(200) { self.dice.range_u64(0, RESENT) } else { 0 };
+        self.dice.range_u64(least, most) * slowness + resent
     }
 
-    /// How slow a new one is. What carries little at a time is not slow as well.
+    /// Draws the slowness of a new lane. A lane with small buffers is not very slow as well.
     fn slowness(&mut self) -> Nanos {
         let slow: &[Nanos] = if self.room() < 1000 { &[1, 1, 1, 3] } else { &[1, 1, 1, 1, 10, 50] };
         self.dice.pick(slow)
@@ -140,12 +141,12 @@ impl Lanes {
         self.lanes.retain(|_, lane| !lane.is_over());
     }
 
-    /// Whether the wait set of a process's mover is woken for one of them.
+    /// Whether a lane wakes the wait set of a process's mover.
     pub(super) fn are_ready(&self, host: usize, life: u32) -> bool {
         self.lanes.values().any(|lane| {
             [0, 1].into_iter().any(|end| {
                 lane.is_end(end, host, life)
-                    && lane.kernels[end].as_ref().is_some_and(Kernel::is_ready)
+                    && lane.kernels[end].as_ref().is_some_and(StreamKernel::is_ready)
             })
         })
     }
@@ -153,7 +154,7 @@ impl Lanes {
 
 impl Cluster<'_> {
     /// A source dials a destination's data port.
-    pub(super) fn dial_lane(&mut self, from: usize, to: usize, kernel: Kernel) {
+    pub(super) fn dial_lane(&mut self, from: usize, to: usize, kernel: StreamKernel) {
         let now = self.agenda.now();
         let lanes = &mut self.lanes;
         let slowness = lanes.slowness();
@@ -172,10 +173,10 @@ impl Cluster<'_> {
         };
         lanes.lanes.insert(lanes.last, lane);
         let at = now + lanes.delay(self.plan.delay, 1) + lanes.delay(self.plan.delay, 1);
-        self.agenda.put(at, Happening::Lane(Step::Reaches, lanes.last));
+        self.agenda.schedule(at, SimEvent::Lane(Step::Reaches, lanes.last));
     }
 
-    /// A process had a turn: what it has written leaves, and what it has read makes room.
+    /// After a turn of a process: what it has written leaves, and what it has read makes room.
     pub(super) fn read_lanes(&mut self, host: usize) {
         let now = self.agenda.now();
         let room = self.lanes.room();
@@ -184,8 +185,8 @@ impl Cluster<'_> {
             for end in [0, 1] {
                 if !lane.leaves[end] && lane.sends(end, room) {
                     lane.leaves[end] = true;
-                    let at = now + dice.within(0, READ);
-                    self.agenda.put(at, Happening::Lane(Step::Leaves(end), number));
+                    let at = now + dice.range_u64(0, READ);
+                    self.agenda.schedule(at, SimEvent::Lane(Step::Leaves(end), number));
                 }
             }
         }
@@ -199,7 +200,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// The kernel of whom is dialled takes the connection, whatever its process does.
+    /// The kernel of the dialled host accepts the connection, whatever its process does.
     fn reach_port(&mut self, number: LaneNumber) {
         let now = self.agenda.now();
         let room = self.lanes.room();
@@ -213,9 +214,9 @@ impl Cluster<'_> {
         }
         let target = &self.hosts[to];
         if self.is_parted(from, to) || target.dark_until > now {
-            return self.agenda.put(now + DIAL_AGAIN, Happening::Lane(Step::Reaches, number));
+            return self.agenda.schedule(now + DIAL_AGAIN, SimEvent::Lane(Step::Reaches, number));
         }
-        let listens = target.process.is_some() && target.role == Role::Decode;
+        let listens = target.process.is_some() && target.role == Leg::Decode;
         let life = listens.then_some(target.life);
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
         lane.stands = true;
@@ -228,7 +229,7 @@ impl Cluster<'_> {
         if let Some(kernel) = &lane.kernels[0] {
             kernel.connected();
         }
-        self.story.tell(now, "lane", number as usize, "stands", None, to as u64);
+        self.trace.record(now, "lane", number as usize, "stands", None, to as u64);
         self.deliver(to, life, Input::Lane(stream));
         self.rouse_end(number, 0);
         self.read_lanes(from);
@@ -253,17 +254,17 @@ impl Cluster<'_> {
                 lane.ended[end] = true;
                 if kernel.unread() > 0 { Segment::Reset } else { Segment::End }
             }
-            _ => Segment::Bytes(kernel.take(dice.within(1, most as u64) as usize)),
+            _ => Segment::Bytes(kernel.take(dice.range_u64(1, most as u64) as usize)),
         };
         if let Segment::Bytes(bytes) = &segment {
             lane.under_way[1 - end] += bytes.len();
         }
         let at = lane.to[1 - end].put(now + delay, segment);
-        self.agenda.put(at, Happening::Lane(Step::Lands(1 - end), number));
+        self.agenda.schedule(at, SimEvent::Lane(Step::Lands(1 - end), number));
         if lane.sends(end, room) {
             lane.leaves[end] = true;
-            let at = now + dice.within(1, READ);
-            self.agenda.put(at, Happening::Lane(Step::Leaves(end), number));
+            let at = now + dice.range_u64(1, READ);
+            self.agenda.schedule(at, SimEvent::Lane(Step::Leaves(end), number));
         }
         self.rouse_end(number, end);
     }
@@ -279,7 +280,7 @@ impl Cluster<'_> {
         }
         let until = held.get(&(from, to)).copied().unwrap_or(0).max(lane.held_until);
         if until > now {
-            return self.agenda.put(until + delay, Happening::Lane(Step::Lands(end), number));
+            return self.agenda.schedule(until + delay, SimEvent::Lane(Step::Lands(end), number));
         }
         let Some(segment) = lane.to[end].take(now) else { return };
         let (told, detail) = match &segment {
@@ -298,10 +299,10 @@ impl Cluster<'_> {
                     Segment::End => kernel.end(),
                     Segment::Reset => kernel.reset(),
                 }
-                self.story.tell(now, "lane", number as usize, told, None, detail as u64);
+                self.trace.record(now, "lane", number as usize, told, None, detail as u64);
                 self.rouse_end(number, end);
             }
-            // Whoever is there knows of no such connection.
+            // The host at this address does not know the connection.
             (_, Segment::Bytes(_)) if !is_dark => {
                 lane.ended[1 - end] = true;
                 self.reset_lane(number, 1 - end, now);
@@ -312,45 +313,46 @@ impl Cluster<'_> {
         self.read_lanes(from);
     }
 
-    /// An end is told that the connection is no more, not before `from`.
+    /// Resets an end of a lane, not before `from`.
     fn reset_lane(&mut self, number: LaneNumber, end: usize, from: Nanos) {
         let delay = self.lanes.delay(self.plan.delay, 1);
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
         let at = lane.to[end].put(from + delay, Segment::Reset);
-        self.agenda.put(at, Happening::Lane(Step::Lands(end), number));
+        self.agenda.schedule(at, SimEvent::Lane(Step::Lands(end), number));
     }
 
-    /// A lane that stands breaks, at any byte: both ends learn of it, each at its time.
+    /// Breaks a lane that stands, at any byte. Both ends notice, each at its time.
     pub(super) fn cut_lane(&mut self) {
         let now = self.agenda.now();
         let Some(number) = self.pick_lane() else { return };
         let late =
-            [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
+            [(); 2].map(|()| if self.dice.one_in(2) { self.dice.range_u64(0, RESENT) } else { 0 });
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
         let [from, to] = lane.hosts;
         lane.to.iter_mut().for_each(Stream::clear);
         (lane.under_way, lane.ended) = ([0; 2], [true; 2]);
-        self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
-        self.story.tell(now, "lane", number as usize, "is cut", None, to as u64);
+        self.reasons.add(Effect::Breaks, FaultSite::Way(from, to), now, now);
+        self.trace.record(now, "lane", number as usize, "is cut", None, to as u64);
         for end in [0, 1] {
             self.reset_lane(number, end, now + late[end]);
         }
     }
 
-    /// Nothing comes on a lane for a while, where others of its session go on.
+    /// Nothing arrives on a lane for a while. Others of its session go on.
     pub(super) fn hold_lane(&mut self, over: Nanos) {
         let now = self.agenda.now();
         let Some(number) = self.pick_lane() else { return };
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
         let [from, to] = lane.hosts;
         lane.held_until = over.max(lane.held_until);
-        self.reasons.add(Effect::Holds, Place::Way(from, to), now, over);
-        self.story.tell(now, "lane", number as usize, "hangs", None, to as u64);
+        self.reasons.add(Effect::Holds, FaultSite::Way(from, to), now, over);
+        self.trace.record(now, "lane", number as usize, "hangs", None, to as u64);
     }
 
     fn pick_lane(&mut self) -> Option<LaneNumber> {
-        let open =
-            |kernel: &Option<Kernel>| kernel.as_ref().is_some_and(|kernel| !kernel.is_closed());
+        let open = |kernel: &Option<StreamKernel>| {
+            kernel.as_ref().is_some_and(|kernel| !kernel.is_closed())
+        };
         let standing = self
             .lanes
             .lanes
@@ -365,7 +367,7 @@ impl Cluster<'_> {
         *until = over.max(*until);
     }
 
-    /// A process is gone. Its kernel closes what it had open, unless that is gone, too.
+    /// A process is gone. Its kernel closes its lanes, unless the host is gone, too.
     pub(super) fn leave_lanes(&mut self, host: usize, life: u32, silent: bool) {
         if silent {
             for lane in self.lanes.lanes.values_mut() {
@@ -377,7 +379,7 @@ impl Cluster<'_> {
         self.read_lanes(host);
     }
 
-    /// What was lost on ways that are whole again is sent again.
+    /// Resends what was lost between hosts that reach each other again.
     pub(super) fn carry_again(&mut self) {
         let now = self.agenda.now();
         let Lanes { lanes, dice, .. } = &mut self.lanes;
@@ -387,14 +389,15 @@ impl Cluster<'_> {
                     continue;
                 }
                 for _ in 0..lane.to[end].resend() {
-                    let at = now + dice.within(0, RESENT);
-                    self.agenda.put(at, Happening::Lane(Step::Lands(end), number));
+                    let at = now + dice.range_u64(0, RESENT);
+                    self.agenda.schedule(at, SimEvent::Lane(Step::Lands(end), number));
                 }
             }
         }
     }
 
-    /// Something is new at an end of a lane: its mover is woken, if it sleeps, or `ctl`, which has it still.
+    /// An end of a lane has something new. Wakes its mover if it sleeps, or `ctl` if that still
+    /// owns the lane.
     fn rouse_end(&mut self, number: LaneNumber, end: usize) {
         let Some(lane) = self.lanes.lanes.get(&number) else { return };
         let Some(kernel) = &lane.kernels[end] else { return };

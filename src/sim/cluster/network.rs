@@ -1,23 +1,22 @@
-//! Connections between processes: what travels on each keeps its order and takes its time; where packets are
-//! lost, it waits to be sent again.
+//! Connections between processes. What travels on each keeps its order and takes its time. If
+//! packets are lost, it waits to be resent.
 
-use super::{Cluster, Conn, Happening};
-use crate::cluster::router::Role;
-use crate::ids::Room;
+use super::{Cluster, Conn, SimEvent};
+use crate::ids::{Leg, Room};
 use crate::limits::{PEER_PROOF_TIME_MAX, ROUTER_ABORT_TIME};
-use crate::sim::agenda::{MILLI, Nanos};
 use crate::sim::edge::{ConnNumber, Input, Output, Parcel};
 use crate::sim::process::Thread;
 use crate::sim::router::fleet::CallName;
+use crate::stdx::event_queue::{MILLI, Nanos};
 use crate::wire::message::Message;
 
-/// From here on notices are counted that are not the router's.
+/// Numbers of workers' notices start here; those below are the router's.
 const NOTICES_OF_WORKERS: u64 = 1 << 32;
-/// Between two tries of a dial whose packets are lost.
+/// Time between two tries of a dial with lost packets.
 const DIAL_AGAIN: Nanos = 200 * MILLI;
 
 impl Cluster<'_> {
-    /// Puts something into what the kernel keeps for a process, if that is the one it is for.
+    /// Puts something into a process's inbox, if the process still has this life.
     pub(super) fn deliver(&mut self, index: usize, life: u32, input: Input) {
         let host = &mut self.hosts[index];
         if let Some(process) = host.process.as_mut().filter(|_| host.life == life) {
@@ -26,7 +25,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// As [`Cluster::deliver`]; who calls a process that is gone is told.
+    /// Like [`Cluster::deliver`]. If the process is gone, a caller gets an answer.
     pub(super) fn pass(&mut self, index: usize, life: u32, input: Input) {
         let gone = self.hosts[index].life != life || self.hosts[index].process.is_none();
         match (gone, input) {
@@ -35,7 +34,7 @@ impl Cluster<'_> {
                 let Some(conns) = self.conns.get(&conn) else { return };
                 let (host, life) = (conns.hosts[0], conns.lives[0]);
                 self.agenda
-                    .put(at, Happening::Pass { host, life, input: Input::Shown(conn, None) });
+                    .schedule(at, SimEvent::Pass { host, life, input: Input::Shown(conn, None) });
             }
             (_, input) => self.deliver(index, life, input),
         }
@@ -51,17 +50,17 @@ impl Cluster<'_> {
                 let conns =
                     Conn { hosts: [from, to], lives, open: [true, false], to: Default::default() };
                 self.conns.insert(conn, conns);
-                self.story.tell(now, "process", from, "dials", None, to as u64);
+                self.trace.record(now, "process", from, "dials", None, to as u64);
                 let at = now + self.delay() + self.delay();
-                self.agenda.put(at, Happening::Reach { conn, until });
+                self.agenda.schedule(at, SimEvent::Reach { conn, until });
             }
             Output::Call(conn, token, shown) => {
                 let Some(other) = self.conns.get(&conn) else { return };
                 let (host, life) = (other.hosts[1], other.lives[1]);
                 let at = now + self.delay();
-                self.agenda.put(
+                self.agenda.schedule(
                     at,
-                    Happening::Pass { host, life, input: Input::Called(conn, token, shown) },
+                    SimEvent::Pass { host, life, input: Input::Called(conn, token, shown) },
                 );
             }
             Output::Show(conn, shown) => {
@@ -69,7 +68,7 @@ impl Cluster<'_> {
                 let (host, life) = (other.hosts[0], other.lives[0]);
                 let at = now + self.delay();
                 self.agenda
-                    .put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
+                    .schedule(at, SimEvent::Pass { host, life, input: Input::Shown(conn, shown) });
             }
             Output::Lane { to, kernel } => self.dial_lane(from, to, kernel),
             Output::Answer(name, answer) => self.answer(name, answer),
@@ -102,11 +101,11 @@ impl Cluster<'_> {
             && let Ok(Some(message)) = Message::decode(message.parts(), None)
         {
             let (what, room) = told(&message);
-            self.story.tell(now, "process", from, what, room, number.into());
+            self.trace.record(now, "process", from, what, room, number.into());
         }
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let at = conn.to[to].put(now + delay, parcel);
-        self.agenda.put(at, Happening::Arrive { conn: number, end: to });
+        self.agenda.schedule(at, SimEvent::Arrive { conn: number, end: to });
     }
 
     pub(super) fn arrive(&mut self, number: ConnNumber, end: usize) {
@@ -115,7 +114,7 @@ impl Cluster<'_> {
         if self.parted.contains_key(&(conn.hosts[1 - end], host)) {
             return conn.to[end].lose();
         }
-        // What this one was put down for may have been lost with the connection.
+        // The parcel of this event can have been lost with the connection.
         let now = self.agenda.now();
         let Some(parcel) = conn.to[end].take(now) else { return };
         if !conn.open[end] {
@@ -130,15 +129,15 @@ impl Cluster<'_> {
         self.deliver(host, life, Input::Parcel(number, parcel));
     }
 
-    /// An end is told that the other one is gone, not before `from`.
+    /// Closes an end because the other one is gone, not before `from`.
     pub(super) fn reset(&mut self, number: ConnNumber, end: usize, from: Nanos) {
         let delay = self.delay();
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let at = conn.to[end].put(from + delay, Parcel::Close);
-        self.agenda.put(at, Happening::Arrive { conn: number, end });
+        self.agenda.schedule(at, SimEvent::Arrive { conn: number, end });
     }
 
-    /// Whether packets between two are lost, on their way there or back.
+    /// Whether packets between two hosts are lost in either direction.
     pub(super) fn is_parted(&self, one: usize, other: usize) -> bool {
         self.parted.contains_key(&(one, other)) || self.parted.contains_key(&(other, one))
     }
@@ -147,7 +146,7 @@ impl Cluster<'_> {
         let now = self.agenda.now();
         let mut answered = now + self.delay();
         let Some(&Conn { hosts: [from, to], .. }) = self.conns.get(&number) else { return };
-        // A host that is gone answers as little as one that cannot be reached.
+        // A host that is gone does not answer, just as one that cannot be reached.
         let parted = self.is_parted(from, to) || self.hosts[to].dark_until > now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         if self.hosts[from].life != conn.lives[0] || !conn.open[0] {
@@ -156,20 +155,20 @@ impl Cluster<'_> {
         }
         let target = &self.hosts[to];
         let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
-        // Who is slow to take part does not prove itself.
+        // A peer that is slow to take part does not prove itself.
         let still = target.paused_until.max(target.stalled_until[Thread::Ctl as usize]);
         let again = match target.process {
             _ if parted => until.min(now + DIAL_AGAIN),
-            // Its kernel takes the connection, and somebody may answer in time.
+            // Its kernel accepts the connection, and the process can answer in time.
             Some(_) => still.min(now + proof),
             None => 0,
         };
-        // Nobody else has a port for that.
-        let listens = target.process.is_some() && target.role == Role::Prefill;
+        // Only prefill workers listen for peers.
+        let listens = target.process.is_some() && target.role == Leg::Prefill;
         let again = if parted || listens { again } else { 0 };
         let stands = match again > now {
             true if parted || still == again => {
-                return self.agenda.put(again, Happening::Reach { conn: number, until });
+                return self.agenda.schedule(again, SimEvent::Reach { conn: number, until });
             }
             true => {
                 answered = again;
@@ -187,14 +186,14 @@ impl Cluster<'_> {
             self.conns.remove(&number);
         }
         let life = self.hosts[from].life;
-        self.agenda.put(
+        self.agenda.schedule(
             answered,
-            Happening::Pass { host: from, life, input: Input::Dialled(number, stands) },
+            SimEvent::Pass { host: from, life, input: Input::Dialled(number, stands) },
         );
     }
 }
 
-/// A message in a word, and its room.
+/// The words for a message in the trace, and its room.
 fn told(message: &Message<'_>) -> (&'static str, Option<Room>) {
     match message {
         Message::Hello(_) => ("says Hello", None),

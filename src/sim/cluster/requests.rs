@@ -1,15 +1,14 @@
-//! Requests of clients and their legs, and what is checked of their answers.
+//! Requests of clients with their legs, and the checks of their answers.
 
 use super::calls::Call;
-use super::{Cluster, Happening, Phase, RECOVERED};
-use crate::cluster::router::Role;
-use crate::ids::Room;
+use super::{Cluster, Phase, RECOVERED, SimEvent};
+use crate::ids::{Leg, Room};
 use crate::sim::checkers::{Checked, tokens};
 use crate::sim::edge::{Input, Job};
 use crate::sim::faults::ROUTER;
 use crate::sim::router::fleet::CallName;
 use crate::sim::router::{LegName, Wish};
-use crate::sim::workload::Order;
+use crate::sim::workload::SimRequest;
 
 impl Cluster<'_> {
     pub(super) fn request(&mut self) -> Checked {
@@ -17,13 +16,13 @@ impl Cluster<'_> {
         self.begin(None, self.plan.is_calm())?;
         self.asked += 1;
         if self.asked < self.plan.scale.requests {
-            let next = now + self.dice.within(0, self.plan.gap);
-            self.agenda.put(next, Happening::Request);
+            let next = now + self.dice.range_u64(0, self.plan.gap);
+            self.agenda.schedule(next, SimEvent::Request);
         }
         Ok(())
     }
 
-    /// A client asks; `pair` is whom it wants to be served by.
+    /// A client sends a request. `pair` is the pair that it must be served by, if any.
     pub(super) fn begin(&mut self, pair: Option<[usize; 2]>, must_succeed: bool) -> Checked {
         let now = self.agenda.now();
         let mut order = self.workload.draw();
@@ -34,18 +33,18 @@ impl Cluster<'_> {
         self.report.requests += 1;
         self.report.trials += usize::from(pair.is_some());
         let id = self.flights.begin(order, pair, now);
-        self.story.tell(now, "request", id, "begins", Some(self.flights.room(id)), 0);
+        self.trace.record(now, "request", id, "begins", Some(self.flights.room(id)), 0);
         self.carry_out()
     }
 
-    /// Does what the router wants done.
+    /// Carries out the router's wishes.
     pub(super) fn carry_out(&mut self) -> Checked {
         let now = self.agenda.now();
         for wish in self.flights.take_wishes() {
             match wish {
                 Wish::Choose { flight, attempt, room, pair } => {
                     self.ends.chosen(flight, attempt, pair, now);
-                    self.story.tell(
+                    self.trace.record(
                         now,
                         "request",
                         flight,
@@ -60,9 +59,16 @@ impl Cluster<'_> {
                     let room = self.flights.room(flight);
                     let what = if again { "is sent again" } else { "is sent" };
                     self.report.retries += usize::from(again);
-                    self.story.tell(now, "request", flight, what, Some(room), order.resumed.into());
+                    self.trace.record(
+                        now,
+                        "request",
+                        flight,
+                        what,
+                        Some(room),
+                        order.resumed.into(),
+                    );
                     let name = |role, copy| LegName { flight, attempt, role, copy };
-                    let mut roles = vec![Role::Prefill, Role::Decode];
+                    let mut roles = vec![Leg::Prefill, Leg::Decode];
                     roles.retain(|&role| legs[role as usize]);
                     for &role in &roles {
                         self.submit(name(role, 0), room, [keeps, asks], &taken_for, &order);
@@ -72,8 +78,9 @@ impl Cluster<'_> {
                         let role = self.dice.pick(&roles);
                         let (host, copy) =
                             (self.flights.pair(flight)[role as usize], name(role, 1));
-                        // Who keeps KV draws its room, each time another one.
-                        let room = if keeps || asks { Room(self.dice.draw() >> 1) } else { room };
+                        // A worker that keeps KV draws the room, a new one each time.
+                        let room =
+                            if keeps || asks { Room(self.dice.next_u64() >> 1) } else { room };
                         let call =
                             Call::standing([ROUTER, host], self.hosts[host].life, Some(room));
                         self.calls.insert(CallName::Leg(copy), call);
@@ -90,7 +97,7 @@ impl Cluster<'_> {
                 },
                 Wish::Close(call) => {
                     self.close(call);
-                    // Who has sent it twice leaves twice.
+                    // A leg that was sent twice is closed twice.
                     if let CallName::Leg(leg) = call {
                         self.close(CallName::Leg(LegName { copy: 1, ..leg }));
                     }
@@ -98,9 +105,9 @@ impl Cluster<'_> {
                 Wish::Keep(call) => {
                     self.calls.remove(&call);
                 }
-                Wish::Remind(flight, at) => self.agenda.put(at, Happening::Remind(flight)),
+                Wish::Remind(flight, at) => self.agenda.schedule(at, SimEvent::Remind(flight)),
                 Wish::Over(flight, how) => {
-                    let leg = |attempt| LegName { flight, attempt, role: Role::Prefill, copy: 0 };
+                    let leg = |attempt| LegName { flight, attempt, role: Leg::Prefill, copy: 0 };
                     let tries = CallName::Leg(leg(0))..CallName::Leg(leg(u32::MAX));
                     let is_copy =
                         |name: &CallName| matches!(name, CallName::Leg(leg) if leg.copy > 0);
@@ -112,7 +119,7 @@ impl Cluster<'_> {
                         Ok(_) => "ends well",
                         Err(cause) => cause.name(),
                     };
-                    self.story.tell(now, "request", flight, what, Some(room), 0);
+                    self.trace.record(now, "request", flight, what, Some(room), 0);
                     self.ends.ended(flight, how, now, &self.reasons)?;
                     match how {
                         Ok(_) => {
@@ -134,11 +141,11 @@ impl Cluster<'_> {
         room: Room,
         [keeps, asks]: [bool; 2],
         taken_for: &[Option<String>; 2],
-        order: &Order,
+        order: &SimRequest,
     ) {
         let (name, pair) = (CallName::Leg(leg), self.flights.pair(leg.flight));
-        let source = Some(pair[Role::Prefill as usize])
-            .filter(|source| *source != pair[Role::Decode as usize]);
+        let source = Some(pair[Leg::Prefill as usize])
+            .filter(|source| *source != pair[Leg::Decode as usize]);
         let (taken_for, order) = (taken_for[leg.role as usize].clone(), order.clone());
         let job = Job { name: leg, room, source, keeps, streams: false, asks, taken_for, order };
         self.post(name, Input::Submit(Box::new(job)));

@@ -1,16 +1,16 @@
-//! One direction of a connection: what was sent comes in order, each at its time, and where packets are lost waits to be
-//! sent again.
+//! One direction of a connection. Items arrive in order, each at its time. If packets are lost,
+//! items wait to be resent.
 
-use crate::sim::agenda::Nanos;
+use crate::stdx::event_queue::Nanos;
 use std::collections::VecDeque;
 
-/// What is on its way. For each [`Stream::put`] somebody calls [`Stream::take`] when it comes.
+/// Items on their way. For each [`Stream::put`] the cluster calls [`Stream::take`] at the arrival.
 #[derive(Debug)]
 pub(super) struct Stream<T> {
     queue: VecDeque<(Nanos, T)>,
-    /// When the last of it comes.
+    /// When the last item arrives.
     last: Nanos,
-    /// How many were lost and will be sent again.
+    /// How many items were lost and will be resent.
     lost: u32,
 }
 
@@ -21,14 +21,14 @@ impl<T> Default for Stream<T> {
 }
 
 impl<T> Stream<T> {
-    /// Sends something that is there at `at`, or behind what was sent before: then.
+    /// Sends an item. It arrives at `at`, or with the last item before it. Returns when.
     pub(super) fn put(&mut self, at: Nanos, what: T) -> Nanos {
         self.last = at.max(self.last);
         self.queue.push_back((self.last, what));
         self.last
     }
 
-    /// What has come comes once more, before all else.
+    /// Puts an item that has arrived back in front of all others.
     pub(super) fn put_first(&mut self, at: Nanos, what: T) {
         self.queue.push_front((at, what));
     }
@@ -38,22 +38,22 @@ impl<T> Stream<T> {
         self.queue.is_empty()
     }
 
-    /// What comes now; nothing where that was cleared meanwhile.
+    /// The item that arrives now; `None` if it was cleared meanwhile.
     pub(super) fn take(&mut self, now: Nanos) -> Option<T> {
         self.queue.pop_front_if(|(at, _)| *at <= now).map(|(_, what)| what)
     }
 
-    /// What would come now does not.
+    /// The item that would arrive now is lost.
     pub(super) fn lose(&mut self) {
         self.lost += 1;
     }
 
-    /// How many are sent again.
+    /// How many lost items are resent.
     pub(super) fn resend(&mut self) -> u32 {
         std::mem::take(&mut self.lost)
     }
 
-    /// All that is on its way is gone.
+    /// Drops all items.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.last = 0;

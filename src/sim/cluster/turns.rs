@@ -1,20 +1,21 @@
-//! Turns of a process's threads: when each is due, what one of them does, whom it wakes, and what is checked of it.
+//! Turns of a process's threads: when each is due, what it does, which threads it wakes, and the
+//! checks after it.
 
-use super::{Cluster, ENGINE_LOOKS, Happening, LAG_MAX};
-use crate::cluster::router::Role;
+use super::{Cluster, ENGINE_LOOKS, LAG_MAX, SimEvent};
+use crate::ids::Leg;
 use crate::sched::worker::Activity;
-use crate::sim::agenda::{MICRO, MILLI, Nanos};
 use crate::sim::checkers::{Checked, Finding, pages, silence};
 use crate::sim::edge::{Became, Turn};
 use crate::sim::process::{Process, Thread};
-use crate::transfer::waiter::Next;
+use crate::stdx::event_queue::{MICRO, MILLI, Nanos};
+use crate::transfer::event_loop::NextStep;
 
 impl Cluster<'_> {
-    /// How late a thread is, or how long it takes to be somewhere: as a rule short, now and then long.
+    /// How late a thread is: usually little, sometimes much.
     pub(super) fn late(&mut self) -> Nanos {
         let most = self.plan.lateness;
         let rare = if self.dice.one_in(50) { 20 } else { 1 };
-        self.dice.within(MICRO, most * rare)
+        self.dice.range_u64(MICRO, most * rare)
     }
 
     pub(super) fn wake(&mut self, index: usize, thread: Thread, at: Nanos) {
@@ -23,7 +24,7 @@ impl Cluster<'_> {
         let due = &mut host.due[thread as usize];
         if at < *due {
             *due = at;
-            self.agenda.put(at, Happening::Turn { host: index, life: host.life, thread, at });
+            self.agenda.schedule(at, SimEvent::Turn { host: index, life: host.life, thread, at });
         }
     }
 
@@ -49,11 +50,11 @@ impl Cluster<'_> {
             },
         };
         let what = ["ctl", "engine", "move"][thread as usize];
-        self.story.tell(now, "process", index, what, None, detail);
+        self.trace.record(now, "process", index, what, None, detail);
         let process = self.hosts[index].process.as_ref();
         let woken: Vec<Thread> =
             process.map(|process| process.take_woken().collect()).unwrap_or_default();
-        // What a step has done is seen when it has taken its time.
+        // The effects of a step are visible when its time has passed.
         let from = if thread == Thread::Engine { self.hosts[index].computes_until } else { now };
         woken.into_iter().for_each(|thread| self.wake_after(index, thread, from));
         Ok(())
@@ -68,8 +69,8 @@ impl Cluster<'_> {
         host.computes_until = now + took;
         let pause = match activity {
             Activity::Busy => Some(0),
-            Activity::Waiting => Some(self.dice.within(MILLI, 10 * MILLI)),
-            // Looks for work, as it does far more often in production.
+            Activity::Waiting => Some(self.dice.range_u64(MILLI, 10 * MILLI)),
+            // In production it looks for work far more often.
             Activity::Idle => Some(ENGINE_LOOKS),
         };
         if let Some(pause) = pause {
@@ -82,7 +83,7 @@ impl Cluster<'_> {
     fn turn_of_mover(&mut self, index: usize) -> Result<u64, Finding> {
         let host = &mut self.hosts[index];
         let Some(process) = &mut host.process else { return Ok(0) };
-        let watched = host.role == Role::Decode;
+        let watched = host.role == Leg::Decode;
         if watched {
             self.shadow.look(process);
         }
@@ -94,7 +95,7 @@ impl Cluster<'_> {
         let is_woken = || {
             process.take_ring() || process.take_event() || self.lanes.are_ready(index, host.life)
         };
-        if next != Next::Park || is_woken() {
+        if next != NextStep::Park || is_woken() {
             self.wake_soon(index, Thread::Move);
         }
         if !watched {
@@ -105,7 +106,7 @@ impl Cluster<'_> {
         Ok(next as u64)
     }
 
-    /// How much it sent; nothing where that was its last turn.
+    /// Returns how many outputs it sent; `None` if this was its last turn.
     fn turn_of_ctl(&mut self, index: usize, now: Nanos) -> Result<Option<u64>, Finding> {
         let clients = if self.hosts[index].leaves.is_some() { self.clients(index) } else { 0 };
         let host = &mut self.hosts[index];
@@ -149,9 +150,9 @@ impl Cluster<'_> {
         Ok(Some(sent as u64))
     }
 
-    /// A source's mover has rung for those of destinations that sleep.
+    /// Wakes sleeping movers of destinations for which a source's mover has rung.
     fn wake_peers(&mut self) {
-        for peer in self.hosts_of(Role::Decode) {
+        for peer in self.hosts_of(Leg::Decode) {
             if self.hosts[peer].process.as_ref().is_some_and(Process::take_ring) {
                 self.wake_soon(peer, Thread::Move);
             }

@@ -1,69 +1,72 @@
-//! What NICs write: each request of a queue pair leaves, lands and is answered, at times of their own. What has left is the
-//! network's, and lands whatever becomes of its source, unless the queue pair that it is for is gone.
+//! Writes of NICs. Each request of a queue pair leaves, lands and is answered at its own times. A
+//! request that has left lands whatever happens to its source, unless its target queue pair is
+//! gone.
 //!
-//! A queue pair keeps its order, two of them do not. What is lost is sent again, until the NIC has heard nothing for as
-//! long as it tries: then its queue pair has broken. A fabric that holds back what is on its way makes that later than
-//! anybody waits, and loses none of it. A process that stands still is written to nonetheless.
-//! Not here: what of that is allowed (`checkers::shadow`).
+//! A queue pair keeps its order, two queue pairs do not. Lost packets are resent until the NIC has
+//! heard nothing for its whole patience; then the queue pair breaks. A fabric that holds writes
+//! back delays them beyond all deadlines, and loses none. A process that stands still is written to
+//! nonetheless. Not here: which writes are allowed (`checkers::shadow`).
 
 use super::stream::Stream;
-use super::{Cluster, Happening};
-use crate::sim::agenda::{MICRO, MILLI, Nanos};
-use crate::sim::checkers::reasons::{Effect, Place};
+use super::{Cluster, SimEvent};
+use crate::sim::checkers::reasons::{Effect, FaultSite};
 use crate::sim::checkers::{Checked, shadow};
-use crate::sim::dice::Dice;
 use crate::sim::machines::Nics;
 use crate::sim::process::{Process, Thread};
+use crate::stdx::event_queue::{MICRO, MILLI, Nanos};
+use crate::stdx::rng::Rng;
 use crate::sys::verbs::provider::{Fabric, Landed};
 use std::collections::{BTreeMap, VecDeque};
 
-/// From a doorbell, or the request before, until a request is read.
+/// Longest time from a doorbell, or from the request before, until a request is read.
 const READ: Nanos = 5 * MICRO;
-/// How long a lost packet waits to be sent again, at most: less than the shortest time that NICs try, several times over.
+/// Longest wait of a lost packet until it is resent. The shortest patience of a NIC is several
+/// times longer.
 const RESENT: Nanos = 70 * MILLI;
-/// How long one waits that found no receive, as queue pairs of production ask their peers to.
+/// How long a request waits that found no receive. Queue pairs of production ask their peers for
+/// the same.
 const PAUSE: Nanos = 640 * MICRO;
 
-/// What happens to a queue pair's requests.
+/// A step of a queue pair's requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The next one leaves.
+    /// The next request leaves.
     Leaves,
-    /// The next one comes to the other end.
+    /// The next request arrives at the other end.
     Lands,
-    /// What became of the oldest is heard.
+    /// The answer to the oldest request arrives.
     Answered,
-    /// Has one been waited for too long?
+    /// Check whether a request has waited for too long.
     Watched,
 }
 
-/// Requests of a queue pair.
+/// The requests of a queue pair.
 #[derive(Debug)]
 struct Line {
     from: usize,
-    /// Where its other end was last.
+    /// The last known host of its other end.
     to: Option<usize>,
-    /// The next one is about to leave.
+    /// The next request is about to leave.
     leaves: bool,
     there: Stream<()>,
     back: Stream<()>,
-    /// When each left that is not answered.
+    /// When each unanswered request left.
     unanswered: VecDeque<Nanos>,
     watched: bool,
 }
 
-/// All of them.
+/// The writes of all NICs.
 pub(super) struct Writes {
     pub(super) fabric: Fabric,
     pub(super) nics: Nics,
     lines: BTreeMap<u32, Line>,
-    /// From a host to another, nothing that NICs write lands until then.
+    /// No write from one host lands at another until then.
     held: BTreeMap<(usize, usize), Nanos>,
-    dice: Dice,
+    dice: Rng,
 }
 
 impl Writes {
-    pub(super) fn new(nics: Nics, dice: Dice) -> Writes {
+    pub(super) fn new(nics: Nics, dice: Rng) -> Writes {
         Writes { fabric: Fabric::new(), nics, lines: BTreeMap::new(), held: BTreeMap::new(), dice }
     }
 
@@ -81,8 +84,8 @@ impl Writes {
 
     /// How long a packet takes.
     fn delay(&mut self, (least, most): (Nanos, Nanos)) -> Nanos {
-        let resent = if self.dice.one_in(200) { self.dice.within(0, RESENT) } else { 0 };
-        self.dice.within(least, most) + resent
+        let resent = if self.dice.one_in(200) { self.dice.range_u64(0, RESENT) } else { 0 };
+        self.dice.range_u64(least, most) + resent
     }
 
     /// Forgets queue pairs that are gone.
@@ -93,14 +96,14 @@ impl Writes {
 }
 
 impl Cluster<'_> {
-    /// A mover had a turn: what it has posted leaves.
+    /// After a mover's turn: what it has posted leaves.
     pub(super) fn read_doorbells(&mut self, host: usize) {
         let now = self.agenda.now();
         let Some(writes) = &mut self.writes else { return };
         for pair in writes.fabric.leaving(host as u32) {
             if !std::mem::replace(&mut writes.line(pair, host).leaves, true) {
-                let at = now + writes.dice.within(0, READ);
-                self.agenda.put(at, Happening::Write(Step::Leaves, pair));
+                let at = now + writes.dice.range_u64(0, READ);
+                self.agenda.schedule(at, SimEvent::Write(Step::Leaves, pair));
             }
         }
     }
@@ -120,20 +123,20 @@ impl Cluster<'_> {
         let delays = self.plan.delay;
         let Some(writes) = &mut self.writes else { return };
         let delay = writes.delay(delays);
-        let next = now + writes.dice.within(1, READ);
+        let next = now + writes.dice.range_u64(1, READ);
         let Some(line) = writes.lines.get_mut(&pair) else { return };
         line.leaves = writes.fabric.depart(pair);
         if !line.leaves {
             return;
         }
-        self.agenda.put(next, Happening::Write(Step::Leaves, pair));
+        self.agenda.schedule(next, SimEvent::Write(Step::Leaves, pair));
         line.to = writes.fabric.place_of_peer(pair).map(|place| place as usize).or(line.to);
         line.unanswered.push_back(now);
         let at = line.there.put(now + delay, ());
-        self.agenda.put(at, Happening::Write(Step::Lands, pair));
+        self.agenda.schedule(at, SimEvent::Write(Step::Lands, pair));
         if !std::mem::replace(&mut line.watched, true) {
             let until = now + writes.nics.patience;
-            self.agenda.put(until, Happening::Write(Step::Watched, pair));
+            self.agenda.schedule(until, SimEvent::Write(Step::Watched, pair));
         }
     }
 
@@ -149,7 +152,7 @@ impl Cluster<'_> {
         }
         let held = to.and_then(|to| writes.held.get(&(from, to)).copied());
         if let Some(until) = held.filter(|&until| until > now) {
-            self.agenda.put(until + delay, Happening::Write(Step::Lands, pair));
+            self.agenda.schedule(until + delay, SimEvent::Write(Step::Lands, pair));
             return Ok(());
         }
         if line.there.take(now).is_none() {
@@ -159,18 +162,18 @@ impl Cluster<'_> {
         match landed {
             Landed::Here { .. } | Landed::Refused => {
                 let at = line.back.put(now + delay, ());
-                self.agenda.put(at, Happening::Write(Step::Answered, pair));
+                self.agenda.schedule(at, SimEvent::Write(Step::Answered, pair));
             }
             Landed::Later => {
-                // Its source has heard of that.
+                // Its source has heard that it must wait.
                 line.unanswered.iter_mut().for_each(|left| *left = now);
                 line.there.put_first(now, ());
-                self.agenda.put(now + PAUSE, Happening::Write(Step::Lands, pair));
+                self.agenda.schedule(now + PAUSE, SimEvent::Write(Step::Lands, pair));
             }
             Landed::Unanswered => {}
         }
         if let (Landed::Here { address, bytes }, Some(to)) = (landed, to) {
-            self.story.tell(now, "process", to, "is written to", None, bytes);
+            self.trace.record(now, "process", to, "is written to", None, bytes);
             if let Some(process) = &self.hosts[to].process {
                 shadow::written(to, process, address, bytes)?;
             }
@@ -204,24 +207,24 @@ impl Cluster<'_> {
         let until = oldest + writes.nics.patience;
         if until > now {
             line.watched = true;
-            return self.agenda.put(until, Happening::Write(Step::Watched, pair));
+            return self.agenda.schedule(until, SimEvent::Write(Step::Watched, pair));
         }
         line.unanswered.clear();
         if writes.fabric.give_up(pair) {
-            self.story.tell(now, "process", from, "is not answered", None, pair.into());
+            self.trace.record(now, "process", from, "is not answered", None, pair.into());
             self.rouse(from);
         }
     }
 
     pub(super) fn hold_writes(&mut self, from: usize, to: usize, over: Nanos) {
-        self.story.tell(self.agenda.now(), "way", from, "is held", None, to as u64);
+        self.trace.record(self.agenda.now(), "way", from, "is held", None, to as u64);
         if let Some(writes) = &mut self.writes {
             let until = writes.held.entry((from, to)).or_default();
             *until = over.max(*until);
         }
     }
 
-    /// A NIC has a fault of its own, if one waits to hear what became of a write.
+    /// A NIC fails by itself, if a write waits for its answer.
     pub(super) fn give_up_writes(&mut self) {
         let now = self.agenda.now();
         let Some(writes) = &mut self.writes else { return };
@@ -234,15 +237,15 @@ impl Cluster<'_> {
         let Some(line) = writes.lines.get_mut(&pair) else { return };
         let from = line.from;
         line.unanswered.clear();
-        let place = line.to.map_or(Place::Host(from), |to| Place::Way(from, to));
+        let place = line.to.map_or(FaultSite::Host(from), |to| FaultSite::Way(from, to));
         if writes.fabric.give_up(pair) {
             self.reasons.add(Effect::Breaks, place, now, now);
-            self.story.tell(now, "process", from, "gives up", None, pair.into());
+            self.trace.record(now, "process", from, "gives up", None, pair.into());
             self.rouse(from);
         }
     }
 
-    /// What was lost on ways that are whole again is sent again.
+    /// Resends what was lost between hosts that reach each other again.
     pub(super) fn write_again(&mut self) {
         let now = self.agenda.now();
         let Some(writes) = &mut self.writes else { return };
@@ -253,14 +256,14 @@ impl Cluster<'_> {
             let back = if parted(to, line.from) { 0 } else { line.back.resend() };
             for (lost, step) in [(there, Step::Lands), (back, Step::Answered)] {
                 for _ in 0..lost {
-                    let at = now + writes.dice.within(0, RESENT);
-                    self.agenda.put(at, Happening::Write(step, pair));
+                    let at = now + writes.dice.range_u64(0, RESENT);
+                    self.agenda.schedule(at, SimEvent::Write(step, pair));
                 }
             }
         }
     }
 
-    /// A NIC has something to tell, and wakes who sleeps.
+    /// A NIC signals an event, and wakes the mover if it sleeps.
     fn rouse(&mut self, host: usize) {
         if self.hosts[host].process.as_ref().is_some_and(Process::take_event) {
             self.wake_soon(host, Thread::Move);

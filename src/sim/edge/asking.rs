@@ -1,19 +1,21 @@
-//! A decode worker's requests to prefill workers, where the router leaves them to it, by the rules of `front::asking` (its
-//! connections) and `front::generations::asked` (whose table, `cluster::asked`, is production's).
+//! A decode worker's requests to prefill workers, where the router leaves them to it, by the rules
+//! of `worker::prefill_client` (its connections) and `worker::requests::remote_prefill` (whose table,
+//! `routing::remote_prefill`, is production's).
 //!
-//! Invariants: prefill is not asked for what has no place here; what it keeps for a request that ends before it is claimed
-//! is given up. Not here: how long a connection takes to stand and to carry something (`cluster`).
+//! Invariants: prefill is not asked for what has no place here; what it keeps for a request that
+//! ends before it is claimed is given up. Not here: how long a connection takes to stand and to
+//! carry something (`cluster!`).
 
-use super::{Edge, Job, Leg, Output, address_of};
+use super::{Edge, EdgeLeg, Job, Output, address_of};
 use crate::cause::Cause;
-use crate::cluster::asked::{Asked, Next, Own, Said};
-use crate::cluster::router::Role;
-use crate::front::handoff::Source;
+use crate::ids::Leg;
 use crate::limits::{
     ASKED_SILENCE_MAX, ASKED_WORD_TIME, ROUTER_CONNECT_TIME, ROUTER_GRACE, ROUTER_LOST_PREFILL_TIME,
 };
-use crate::sched::mailbox::Outcome;
-use crate::sched::request::Request;
+use crate::peer::handoff::Source;
+use crate::routing::remote_prefill::{DecodeProgress, PrefillAction, RemotePrefill, Reply};
+use crate::sched::messages::FinishReason;
+use crate::sched::request::EngineRequest;
 use crate::sim::process::WORKER;
 use crate::sim::router::fleet::CallName;
 use crate::sim::router::{Answer, LegName};
@@ -25,9 +27,9 @@ use std::time::Instant;
 pub(super) struct Asking {
     /// Whom.
     to: usize,
-    core: Asked,
+    core: RemotePrefill,
     /// It has its place here, and no room yet.
-    waiting: Option<(Box<Request>, Box<Leg>)>,
+    waiting: Option<(Box<EngineRequest>, Box<EdgeLeg>)>,
     /// What is asked, until the connection stands.
     job: Option<Box<Job>>,
     /// Prefill may say something still.
@@ -46,7 +48,7 @@ pub(super) struct Asking {
 
 /// How a decode leg's question to prefill is called.
 fn question_of(leg: LegName) -> LegName {
-    LegName { role: Role::Prefill, ..leg }
+    LegName { role: Leg::Prefill, ..leg }
 }
 
 impl Edge {
@@ -54,8 +56,8 @@ impl Edge {
     pub(super) fn ask(
         &mut self,
         to: usize,
-        request: Box<Request>,
-        leg: Leg,
+        request: Box<EngineRequest>,
+        leg: EdgeLeg,
         job: Job,
         now: Instant,
     ) {
@@ -65,7 +67,7 @@ impl Edge {
         self.outbox.push(Output::Ask { name: question, to, room: job.room });
         let asking = Asking {
             to,
-            core: Asked::default(),
+            core: RemotePrefill::default(),
             waiting: Some((request, Box::new(leg))),
             job: Some(Box::new(Job { name: question, ..job })),
             open: true,
@@ -80,7 +82,7 @@ impl Edge {
 
     /// Something has come on the connection of a question.
     pub(super) fn word(&mut self, question: LegName, answer: Answer, now: Instant) {
-        let name = LegName { role: Role::Decode, ..question };
+        let name = LegName { role: Leg::Decode, ..question };
         let Some(asking) = self.asking.get_mut(&name).filter(|asking| asking.open) else { return };
         let said = match answer {
             Answer::Stands(_) => {
@@ -94,17 +96,17 @@ impl Edge {
             Answer::Token(_) => return,
             Answer::Kept(room) => {
                 asking.told = true;
-                Said::Kept(Some(room))
+                Reply::Kept(Some(room))
             }
-            Answer::Drains | Answer::Hangs => Said::Failed(Cause::Draining),
-            Answer::Ended(Outcome::Failed(Cause::Refused)) if !asking.told => Said::Refused,
+            Answer::Drains | Answer::Hangs => Reply::Failed(Cause::Draining),
+            Answer::Ended(FinishReason::Failed(Cause::Refused)) if !asking.told => Reply::Refused,
             // That its client has gone, as prefill may think, is not for one that is here.
-            Answer::Ended(Outcome::Failed(Cause::ClientGone)) | Answer::Lost => {
-                Said::Failed(Cause::PeerLost)
+            Answer::Ended(FinishReason::Failed(Cause::ClientGone)) | Answer::Lost => {
+                Reply::Failed(Cause::PeerLost)
             }
-            Answer::Ended(Outcome::Failed(cause)) => Said::Failed(cause),
-            Answer::Ended(_) if asking.told => Said::Ended,
-            Answer::Ended(_) => Said::Failed(Cause::Incompatible),
+            Answer::Ended(FinishReason::Failed(cause)) => Reply::Failed(cause),
+            Answer::Ended(_) if asking.told => Reply::Ended,
+            Answer::Ended(_) => Reply::Failed(Cause::Incompatible),
             Answer::Well | Answer::Is { .. } | Answer::SourceFailed(_) => {
                 unreachable!("prefill is asked for KV, and asks nobody")
             }
@@ -112,47 +114,48 @@ impl Edge {
         self.hear_said(name, said, now);
     }
 
-    /// Prefill has said something. Of a connection that was lost it is the last word only where nothing was said before.
-    fn hear_said(&mut self, name: LegName, said: Said, now: Instant) {
+    /// Prefill has said something. Of a connection that was lost it is the last word only where
+    /// nothing was said before.
+    fn hear_said(&mut self, name: LegName, said: Reply, now: Instant) {
         let Some(asking) = self.asking.get_mut(&name) else { return };
-        asking.open &= matches!(said, Said::Kept(_));
+        asking.open &= matches!(said, Reply::Kept(_));
         let said = match said {
-            Said::Failed(Cause::PeerLost) if asking.told => Said::Lost,
-            Said::Failed(Cause::Deadline) if asking.told => Said::Ended,
+            Reply::Failed(Cause::PeerLost) if asking.told => Reply::Lost,
+            Reply::Failed(Cause::Deadline) if asking.told => Reply::Ended,
             said => said,
         };
-        let own = Own { begun: asking.begun, entered: asking.waiting.is_none() };
-        match asking.core.take(said, own) {
-            Next::On => {}
-            Next::Hurry => self.hurried.push_back((now + ROUTER_LOST_PREFILL_TIME, name)),
-            Next::Enter => self.enter(name, said, now),
-            Next::FailAsPartners(cause) => {
+        let own = DecodeProgress { begun: asking.begun, entered: asking.waiting.is_none() };
+        match asking.core.apply_reply(said, own) {
+            PrefillAction::On => {}
+            PrefillAction::Hurry => self.hurried.push_back((now + ROUTER_LOST_PREFILL_TIME, name)),
+            PrefillAction::Enter => self.enter(name, said, now),
+            PrefillAction::FailAsPartners(cause) => {
                 self.fail_asked(name, cause, Answer::SourceFailed(cause))
             }
-            Next::Fail(cause) => {
-                self.fail_asked(name, cause, Answer::Ended(Outcome::Failed(cause)))
+            PrefillAction::Fail(cause) => {
+                self.fail_asked(name, cause, Answer::Ended(FinishReason::Failed(cause)))
             }
-            Next::Refuse => {
+            PrefillAction::Refuse => {
                 self.fail_asked(
                     name,
                     Cause::Refused,
-                    Answer::Ended(Outcome::Failed(Cause::Refused)),
+                    Answer::Ended(FinishReason::Failed(Cause::Refused)),
                 );
             }
         }
     }
 
     /// It is known where the KV of a leg will be.
-    fn enter(&mut self, name: LegName, said: Said, now: Instant) {
+    fn enter(&mut self, name: LegName, said: Reply, now: Instant) {
         let Some(asking) = self.asking.get_mut(&name) else { return };
-        let (Some((mut request, leg)), Said::Kept(Some(room))) = (asking.waiting.take(), said)
+        let (Some((mut request, leg)), Reply::Kept(Some(room))) = (asking.waiting.take(), said)
         else {
             return;
         };
         request.room = room;
         let source = Source::Remote(address_of(asking.to));
         self.legs.insert(request.id, *leg);
-        self.handoff.submit(request, Some(&source), now);
+        self.handoff.submit_request(request, Some(&source), now);
     }
 
     /// A leg ends before its time.
@@ -167,8 +170,8 @@ impl Edge {
         self.outbox.push(Output::Answer(CallName::Leg(name), answer));
     }
 
-    /// Prefill does not go on with what was asked for a leg that has ended before its time, nor keeps anything for it. Whether
-    /// anything was asked.
+    /// Prefill does not go on with what was asked for a leg that has ended before its time, nor
+    /// keeps anything for it. Whether anything was asked.
     pub(super) fn drop_asked(&mut self, name: LegName) -> bool {
         let Some(asking) = self.asking.remove(&name) else { return false };
         if asking.open {
@@ -176,7 +179,7 @@ impl Edge {
         }
         if let Some((request, _)) = asking.waiting {
             self.handoff
-                .released(WORKER, Slot { id: request.slot, generation: request.generation });
+                .release_slot(WORKER, Slot { id: request.slot, generation: request.generation });
         }
         if let Some(room) = asking.core.room() {
             self.outbox.push(Output::GiveUp { to: asking.to, room });
@@ -184,7 +187,8 @@ impl Edge {
         true
     }
 
-    /// Somebody wants a request to end of which prefill has not said where its KV will be; who asked for it is told.
+    /// Somebody wants a request to end of which prefill has not said where its KV will be; who
+    /// asked for it is told.
     pub(super) fn abort_asked(&mut self, flight: usize) {
         let waits = |(name, asking): &(&LegName, &Asking)| {
             name.flight == flight && asking.waiting.is_some()
@@ -192,7 +196,11 @@ impl Edge {
         let waiting: Vec<LegName> =
             self.asking.iter().filter(waits).map(|(&name, _)| name).collect();
         for name in waiting {
-            self.fail_asked(name, Cause::Aborted, Answer::Ended(Outcome::Failed(Cause::Aborted)));
+            self.fail_asked(
+                name,
+                Cause::Aborted,
+                Answer::Ended(FinishReason::Failed(Cause::Aborted)),
+            );
         }
     }
 
@@ -211,12 +219,12 @@ impl Edge {
         while let Some((_, name)) = self.unheard.pop_front_if(|(until, _)| *until <= now) {
             let asking = self.asking.get_mut(&name);
             if let Some(cause) = asking.and_then(|asking| asking.core.unheard()) {
-                self.fail_asked(name, cause, Answer::Ended(Outcome::Failed(cause)));
+                self.fail_asked(name, cause, Answer::Ended(FinishReason::Failed(cause)));
             }
         }
         while let Some((_, name)) = self.hurried.pop_front_if(|(until, _)| *until <= now) {
             let asking = self.asking.get(&name);
-            if let Some(Next::FailAsPartners(cause)) =
+            if let Some(PrefillAction::FailAsPartners(cause)) =
                 asking.map(|asking| asking.core.hurried(asking.begun))
             {
                 self.fail_asked(name, cause, Answer::SourceFailed(cause));
@@ -231,7 +239,7 @@ impl Edge {
             open.filter_map(|(&name, asking)| Some((name, asking.overdue(now)?))).collect();
         for (name, cause) in late {
             self.outbox.push(Output::Unask(question_of(name)));
-            self.hear_said(name, Said::Failed(cause), now);
+            self.hear_said(name, Reply::Failed(cause), now);
         }
     }
 }

@@ -1,16 +1,17 @@
-//! Lanes of tcp of a process, by the rules of `front::lanes`: dialled for a source, proven by their preamble for a
-//! destination and then its mover's.
+//! Lanes of tcp of a process, by the rules of `peer::tcp_handshake`: dialled for a source, proven by their
+//! preamble for a destination and then its mover's.
 
 use super::{DATA_PORT, Edge, Output};
-use crate::front::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::ids::SessionGeneration;
 use crate::limits::{
     EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX,
 };
+use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::sim::machines::Streams;
 use crate::sim::process::WORKER;
 use crate::sys::event::WaitSet;
-use crate::transfer::command::{DestinationCommand, SessionId};
+use crate::transfer::command::DestinationCommand;
+use crate::transfer::target::SessionId;
 use crate::transfer::transport::tcp::memory::{self, MemoryStream};
 use crate::transfer::transport::tcp::{Preamble, TcpDestination, TcpSource};
 use crate::transfer::transport::{Arrival, DestinationBinding};

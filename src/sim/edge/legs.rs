@@ -1,13 +1,13 @@
-//! Legs of a process, by the rules of `front::generations`: placed, told of by the engine, cancelled, aborted.
+//! Legs of a process, by the rules of `worker::requests`: placed, told of by the engine,
+//! cancelled, aborted.
 
-use super::{Edge, Job, Leg, Output, address_of, roles};
+use super::{Edge, EdgeLeg, Job, Output, address_of, roles};
 use crate::cause::Cause;
-use crate::cluster::router::Role;
-use crate::front::handoff::{Source, prompt_of};
-use crate::ids::{RequestId, Room, WorkerId};
-use crate::sched::mailbox::{Event, Outcome};
-use crate::sched::request::{Request, Stamps};
-use crate::sim::checkers::shadow::{Grant, Lease};
+use crate::ids::{Leg, RequestId, Room, WorkerId};
+use crate::peer::handoff::{Source, prompt_of};
+use crate::sched::messages::{EngineEvent, FinishReason, RequestEvent, TransferEvent};
+use crate::sched::request::{EngineRequest, Stamps};
+use crate::sim::checkers::shadow::{Grant, GrantState};
 use crate::sim::checkers::{Checked, Checker, Finding, tokens};
 use crate::sim::process::WORKER;
 use crate::sim::router::fleet::CallName;
@@ -37,7 +37,7 @@ impl Edge {
         for leg in legs.filter(|leg| !leg.finished) {
             leg.muted = true;
             self.handoff.worker_mut(WORKER).abort(leg.slot, Cause::Aborted);
-            let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
+            let aborted = Answer::Ended(FinishReason::Failed(Cause::Aborted));
             self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
         }
         let asked = self.asking.keys().copied().filter(|name| name.flight == flight);
@@ -52,7 +52,7 @@ impl Edge {
         let Some(leg) = legs.next() else { return };
         self.handoff.worker_mut(WORKER).abort(leg.slot, Cause::Aborted);
         if !std::mem::replace(&mut leg.muted, true) {
-            let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
+            let aborted = Answer::Ended(FinishReason::Failed(Cause::Aborted));
             self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
         }
     }
@@ -64,7 +64,9 @@ impl Edge {
     pub(super) fn submit(&mut self, job: Job, now: Instant) -> Checked {
         let leg = job.name;
         let placed = match self.answer(&job)? {
-            None => self.place(job, now).map_err(|cause| Answer::Ended(Outcome::Failed(cause))),
+            None => {
+                self.place(job, now).map_err(|cause| Answer::Ended(FinishReason::Failed(cause)))
+            }
             Some(answer) => Err(answer),
         };
         match placed {
@@ -77,53 +79,53 @@ impl Edge {
     /// What is answered at once, if anything is.
     fn answer(&self, job: &Job) -> Result<Option<Answer>, Finding> {
         let Job { name, room, order, .. } = job;
-        let keeps = job.keeps && name.role == Role::Prefill;
+        let keeps = job.keeps && name.role == Leg::Prefill;
         if let Some(refusal) = self.refusal(job.taken_for.as_deref()) {
             return Ok(Some(refusal));
         }
-        if keeps && self.role() != Role::Prefill {
+        if keeps && self.role() != Leg::Prefill {
             // As a field of the request that means nothing to it.
-            return Ok(Some(Answer::Ended(Outcome::Failed(Cause::Refused))));
+            return Ok(Some(Answer::Ended(FinishReason::Failed(Cause::Refused))));
         }
         roles::may_take(self.process, self.is_emptying(), self.role(), *name)?;
-        let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
+        let outcome = if order.max_new == 0 { FinishReason::Length } else { FinishReason::Stop };
         // Nothing is kept, and it is told where all the same.
         let whole = if keeps { Answer::Kept(*room) } else { Answer::Ended(outcome) };
         Ok(order.is_whole().then_some(whole))
     }
 
-    /// A leg gets a place, as `front::generations` places it.
+    /// A leg gets a place, as `worker::requests` places it.
     ///
     /// # Errors
     /// There is none.
     fn place(&mut self, job: Job, now: Instant) -> Result<(), Cause> {
         let Job { name, room, source, keeps, streams, asks, taken_for: _, order } = job;
-        let (question, asks) = (order.clone(), asks && name.role == Role::Decode);
-        let keeps = keeps && name.role == Role::Prefill;
+        let (question, asks) = (order.clone(), asks && name.role == Leg::Decode);
+        let keeps = keeps && name.role == Leg::Prefill;
         let deadline = now + Duration::from_nanos(order.patience);
         let worker = self.handoff.worker_mut(WORKER);
         let Some(slot) = worker.take_slot(prompt_of(&order.prompt), deadline) else {
             return Err(Cause::Overloaded);
         };
-        let to = source.filter(|_| name.role == Role::Decode);
+        let to = source.filter(|_| name.role == Leg::Decode);
         let source = to.map(address_of);
         let (max_new, salt) = match (name.role, source) {
-            (Role::Prefill, _) => (1, order.salt),
+            (Leg::Prefill, _) => (1, order.salt),
             // As where no key proves sources.
-            (Role::Decode, Some(source)) => (order.max_new, order.salt.of(&source.to_string())),
-            (Role::Decode, None) => (order.max_new, order.salt),
+            (Leg::Decode, Some(source)) => (order.max_new, order.salt.of(&source.to_string())),
+            (Leg::Decode, None) => (order.max_new, order.salt),
         };
         self.salts.brought(salt, &order.prompt, &order.expected);
         let pages = worker.layout().pages_for(order.prompt.len() as u32 + max_new) as usize;
         self.next_request += 1;
-        let request = Request {
+        let request = EngineRequest {
             id: RequestId(self.next_request),
             worker: WORKER,
             room,
             slot: slot.id,
             generation: slot.generation,
             prompt: order.prompt.clone(),
-            alone: name.role == Role::Decode && source.is_none(),
+            alone: name.role == Leg::Decode && source.is_none(),
             // Who was told where claims it, and nothing is computed before.
             keep: keeps && !streams,
             resumed: order.resumed,
@@ -139,7 +141,7 @@ impl Edge {
             stamps: Stamps::new(now),
         };
         let expected = order.expected.into_iter().take(max_new as usize).collect();
-        let leg = Leg {
+        let leg = EdgeLeg {
             name,
             alone: request.alone,
             slot,
@@ -154,7 +156,7 @@ impl Edge {
         };
         if let Some(to) = to.filter(|_| asks) {
             let order = question;
-            let taken_for = Some(roles::name_of(Role::Prefill).to_string());
+            let taken_for = Some(roles::name_of(Leg::Prefill).to_string());
             let job = Job {
                 name,
                 room,
@@ -173,37 +175,56 @@ impl Edge {
         }
         self.legs.insert(request.id, leg);
         let source = source.map(Source::Remote);
-        self.handoff.submit(Box::new(request), source.as_ref(), now);
+        self.handoff.submit_request(Box::new(request), source.as_ref(), now);
         Ok(())
     }
 
-    /// The engine tells, as to `front::generations`.
-    pub(super) fn event(&mut self, event: Event, now: Instant) -> Checked {
+    /// The engine tells, as to `worker::requests`.
+    pub(super) fn event(&mut self, event: EngineEvent, now: Instant) -> Checked {
         match event {
-            Event::Token { request, sampled, .. } => self.token(request, sampled.token)?,
-            Event::Expecting { worker, slot, generation, tokens, .. } => {
+            EngineEvent::Request(RequestEvent::Token { request, sampled, .. }) => {
+                self.token(request, sampled.token)?
+            }
+            EngineEvent::Transfer(TransferEvent::Expecting {
+                worker,
+                slot,
+                generation,
+                tokens,
+                ..
+            }) => {
                 self.expecting(worker, Slot { id: slot, generation }, tokens, now)?;
             }
-            Event::Computed { worker, slot, generation, request, .. } => {
-                self.handoff.computed(worker, Slot { id: slot, generation }, now);
+            EngineEvent::Transfer(TransferEvent::Computed {
+                worker,
+                slot,
+                generation,
+                request,
+                ..
+            }) => {
+                self.handoff.handle_computed(worker, Slot { id: slot, generation }, now);
                 let leg = self.legs.get_mut(&request);
                 // Where it is kept the leg works for nobody from now on, until decode claims it.
                 if let Some((leg, room)) = leg.and_then(|leg| leg.kept.map(|room| (leg, room)))
                     && !std::mem::replace(&mut leg.muted, true)
                 {
                     let answer = if leg.streams {
-                        Answer::Ended(Outcome::Length)
+                        Answer::Ended(FinishReason::Length)
                     } else {
                         Answer::Kept(room)
                     };
                     self.outbox.push(Output::Answer(CallName::Leg(leg.name), answer));
                 }
             }
-            Event::Finished { request, outcome, cached_tokens, .. } => {
+            EngineEvent::Request(RequestEvent::Finished {
+                request,
+                outcome,
+                cached_tokens,
+                ..
+            }) => {
                 self.finished(request, outcome, cached_tokens, now)?;
             }
-            Event::Released(request) => self.released(&request)?,
-            Event::Flushed { .. } => {}
+            EngineEvent::Request(RequestEvent::Released(request)) => self.released(&request)?,
+            EngineEvent::Request(RequestEvent::Flushed { .. }) => {}
         }
         Ok(())
     }
@@ -217,15 +238,15 @@ impl Edge {
         let right = leg.expected.pop_front();
         tokens::next(leg.name.flight, self.process, token, right)?;
         match leg.name.role {
-            Role::Prefill => leg.held = Some(token),
-            Role::Decode if !leg.muted => {
+            Leg::Prefill => leg.held = Some(token),
+            Leg::Decode if !leg.muted => {
                 let name = CallName::Leg(leg.name);
                 if let Some(asking) = self.asking.get_mut(&leg.name) {
                     asking.begun = true;
                 }
                 self.outbox.push(Output::Answer(name, Answer::Token(token)));
             }
-            Role::Decode => {}
+            Leg::Decode => {}
         }
         Ok(())
     }
@@ -240,7 +261,8 @@ impl Edge {
     ) -> Checked {
         let worker_of = self.handoff.worker(worker);
         let layout = worker_of.layout();
-        let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot.id, slot.generation);
+        let same =
+            |leg: &&EdgeLeg| (leg.slot.id, leg.slot.generation) == (slot.id, slot.generation);
         let Some(leg) = self.legs.values().find(same) else {
             return Err(Finding::new(
                 Checker::Events,
@@ -257,23 +279,23 @@ impl Edge {
             tokens: tokens.clone(),
             first,
             pages: pages.map(|index| worker_of.lists().page(slot.id, index)).collect(),
-            lease: Lease::Granted,
+            lease: GrantState::Granted,
         };
         self.grants.insert(slot.id, grant);
-        self.handoff.expecting(worker, slot, tokens, now);
+        self.handoff.handle_expecting(worker, slot, tokens, now);
         Ok(())
     }
 
     fn finished(
         &mut self,
         request: RequestId,
-        outcome: Outcome,
+        outcome: FinishReason,
         cached: u32,
         now: Instant,
     ) -> Checked {
         let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
         // Decode tells what its source found, if it had one.
-        if leg.name.role == Role::Prefill || leg.alone {
+        if leg.name.role == Leg::Prefill || leg.alone {
             self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached)?;
         }
         if std::mem::replace(&mut leg.finished, true) {
@@ -281,7 +303,7 @@ impl Edge {
         }
         let (slot, of, muted, held) = (leg.slot, leg.name, leg.muted, leg.held);
         let failure = match outcome {
-            Outcome::Failed(cause) => Some(cause),
+            FinishReason::Failed(cause) => Some(cause),
             _ => None,
         };
         if !muted && !failure.is_some_and(|cause| self.awaits_word(of, cause, now)) {
@@ -296,14 +318,14 @@ impl Edge {
                 None => drop(self.asking.remove(&of)),
             }
         }
-        self.handoff.finished(WORKER, slot, failure, now);
+        self.handoff.handle_finished(WORKER, slot, failure, now);
         Ok(())
     }
 
-    fn released(&mut self, request: &Request) -> Checked {
+    fn released(&mut self, request: &EngineRequest) -> Checked {
         let slot = Slot { id: request.slot, generation: request.generation };
         self.grants.remove(&slot.id);
-        self.handoff.released(WORKER, slot);
+        self.handoff.release_slot(WORKER, slot);
         match self.legs.remove(&request.id) {
             None => Err(Finding::new(Checker::Events, "a leg was released twice")),
             Some(leg) if !leg.finished => wrong(&leg, "a leg was released before it ended"),
@@ -314,6 +336,6 @@ impl Edge {
 }
 
 /// What is told of a leg cannot be.
-fn wrong(leg: &Leg, what: &'static str) -> Checked {
+fn wrong(leg: &EdgeLeg, what: &'static str) -> Checked {
     Err(Finding::about(Checker::Events, leg.name.flight, what))
 }

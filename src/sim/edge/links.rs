@@ -1,13 +1,14 @@
-//! Control links of a process, by the rules of `front::peers`, and the passing of descriptors, by those of
-//! `front::passing`. A worker whose engine hangs answers no PING, so that it looks dead to its peers.
+//! Control links of a process, by the rules of `peer::control`, and the passing of descriptors, by
+//! those of `peer::shm_handshake`. A worker whose engine hangs answers no PING, so that it looks dead to
+//! its peers.
 
 use super::{ConnNumber, Edge, FIRST_PORT, Output, Parcel, Peering, Shown, Turn, number};
 use crate::cause::Cause;
-use crate::front::handoff::{DestinationSession, Link, Remote, Source, SourceSession, rank};
 use crate::limits::{PEER_PING_EVERY, PEER_SILENCE_MAX};
 use crate::net::ConnId;
-use crate::sim::agenda::Nanos;
+use crate::peer::handoff::{DestinationSession, LinkId, RemoteAction, Source, SourceSession, rank};
 use crate::sim::process::WORKER;
+use crate::stdx::event_queue::Nanos;
 use crate::transfer::transport::DestinationBinding;
 use crate::transfer::transport::shm::{DestinationDescriptors, PeerShape, ShmCursor, ShmRing};
 use crate::wire::Multipart;
@@ -23,7 +24,7 @@ impl Edge {
                 let message =
                     Message::decode(message.parts(), None).expect("a worker's message decodes");
                 if let Some(message) = message {
-                    self.handoff.receive(ConnId::outside(conn), &message, now);
+                    self.handoff.receive_message(ConnId::outside(conn), &message, now);
                 }
             }
             Parcel::Ping if !self.hangs => self.outbox.push(Output::Parcel(conn, Parcel::Pong)),
@@ -32,8 +33,8 @@ impl Edge {
         }
     }
 
-    /// Of several connections of a decode worker the newest counts: of one process the one it dialled last, of two the
-    /// one that was accepted last.
+    /// Of several connections of a decode worker the newest counts: of one process the one it
+    /// dialled last, of two the one that was accepted last.
     pub(super) fn accept(&mut self, conn: ConnNumber, from: (usize, u32), now: Instant) {
         let same = |peering: &Peering| peering.from.is_some_and(|(process, _)| process == from.0);
         let older = self.links.iter().filter(|(_, peering)| same(peering));
@@ -53,7 +54,7 @@ impl Edge {
         let Some(source) = peering.dialled.clone() else { return };
         if stands {
             (peering.open, peering.heard) = (true, now);
-            self.handoff.link_up(WORKER, &source, Link::Remote(ConnId::outside(conn)), now);
+            self.handoff.link_up(WORKER, &source, LinkId::Remote(ConnId::outside(conn)), now);
         } else {
             self.links.remove(&conn);
             self.handoff.dial_failed(WORKER, &source, Cause::PeerLost, now);
@@ -116,11 +117,11 @@ impl Edge {
             .retain(|_, (conn, session, _)| handoff.stands(ConnId::outside(*conn), session));
     }
 
-    pub(super) fn serve(&mut self, remote: Remote, turn: &mut Turn<'_>) {
+    pub(super) fn serve(&mut self, remote: RemoteAction, turn: &mut Turn<'_>) {
         match remote {
-            Remote::Send(conn, message) => self.send(conn, message),
-            Remote::Dial { source, .. } if self.is_on_its_way(&source) => {}
-            Remote::Dial { source, until, .. } => {
+            RemoteAction::Send(conn, message) => self.send(conn, message),
+            RemoteAction::Dial { source, .. } if self.is_on_its_way(&source) => {}
+            RemoteAction::Dial { source, until, .. } => {
                 let Source::Remote(address) = source else { return };
                 *turn.conns += 1;
                 let (conn, to) = (*turn.conns, usize::from(address.port() - FIRST_PORT));
@@ -128,13 +129,13 @@ impl Edge {
                 self.add(conn, Some(source), None, false, turn.now);
                 self.outbox.push(Output::Dial { conn, to, patience });
             }
-            Remote::HangUp(conn) => {
+            RemoteAction::HangUp(conn) => {
                 let conn = number(conn);
                 self.links.remove(&conn);
                 self.forget_calls(conn);
                 self.outbox.push(Output::Parcel(conn, Parcel::Close));
             }
-            Remote::BindSource(conn, session) => {
+            RemoteAction::BindSource(conn, session) => {
                 let (worker, id) = (session.worker, session.session);
                 let outcome = match (session.transport, &self.wait) {
                     (Transport::Shm, _) => self.offer(number(conn), session),
@@ -144,7 +145,7 @@ impl Edge {
                 };
                 self.handoff.bound_source(worker, id, outcome, turn.now);
             }
-            Remote::BindDestination(_, session) if session.transport == Transport::Tcp => {
+            RemoteAction::BindDestination(_, session) if session.transport == Transport::Tcp => {
                 let Some(lanes) = &mut self.lanes else { return };
                 let (worker, id, generation) =
                     (session.worker, session.session, session.generation);
@@ -152,7 +153,7 @@ impl Edge {
                 self.handoff.bound_destination(worker, id, generation, Ok(half), turn.now);
                 lanes.opened(id, generation, &mut self.handoff);
             }
-            Remote::BindDestination(conn, session) => {
+            RemoteAction::BindDestination(conn, session) => {
                 let (worker, id, generation) =
                     (session.worker, session.session, session.generation);
                 let half = match (session.transport, &self.wait) {
@@ -165,10 +166,9 @@ impl Edge {
                     self.handoff.bound_destination(worker, id, generation, half, turn.now);
                 }
             }
-            Remote::Ask(_) | Remote::Unask(_) => {
-                unreachable!("no router here leaves prefill to decode")
+            RemoteAction::Resolve(name) => {
+                unreachable!("no worker has a name here, nor has {name}")
             }
-            Remote::Resolve(name) => unreachable!("no worker has a name here, nor has {name}"),
         }
     }
 

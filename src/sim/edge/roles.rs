@@ -1,14 +1,14 @@
-//! The role of a process's worker, and the change of it, by the rules of `front::service` and `front::routes`; the change
-//! itself is production's (`front::turning`).
+//! The role of a process's worker, and the change of it, by the rules of `worker::service` and
+//! `worker::routes`; the change itself is production's (`server::role_change`).
 //!
-//! Not here: what the worker of a role is made of (`process`), what becomes of its links (`cluster::roles`).
+//! Not here: what the worker of a role is made of (`process`), what becomes of its links
+//! (`routing::role_balancer`).
 
 use super::{Answer, CallName, Edge, Input, LegName, Output};
 use crate::cause::Cause;
-use crate::cluster::router::Role;
-use crate::front::turning::{Next, Turning, Wanted};
+use crate::ids::{Leg, Role};
+use crate::server::role_change::{RoleChange, RoleChangeAction, RoleChangeRequest};
 use crate::sim::checkers::{Checked, Checker, Finding};
-use crate::wire::message as wire;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Became {
     /// Nothing is left of the old one: the worker is to be put together anew.
-    Other(Role),
+    Other(Leg),
     /// It stays what it is.
     Same,
 }
@@ -24,27 +24,28 @@ pub enum Became {
 /// What a process keeps of the worker that it had before.
 #[derive(Debug)]
 pub struct Lasting {
-    turning: Turning,
+    turning: RoleChange,
     inbox: VecDeque<Input>,
     next_request: u64,
     next_token: u64,
 }
 
 /// A worker that begins as this.
-pub(super) fn begin(role: Role) -> Turning {
-    Turning::new(name_of(role), vec![(wire::Role::Mixed, "it is not simulated".into())])
+pub(super) fn begin(role: Leg) -> RoleChange {
+    RoleChange::new(name_of(role), vec![(Role::Mixed, "it is not simulated".into())])
 }
 
 /// A role, as workers name theirs.
-pub fn name_of(role: Role) -> wire::Role {
+pub fn name_of(role: Leg) -> Role {
     match role {
-        Role::Prefill => wire::Role::Prefill,
-        Role::Decode => wire::Role::Decode,
+        Leg::Prefill => Role::Prefill,
+        Leg::Decode => Role::Decode,
     }
 }
 
-/// Whether a leg may be taken by a worker of this role: it is one of that role, and the worker does not empty.
-pub(super) fn may_take(process: usize, empties: bool, role: Role, leg: LegName) -> Checked {
+/// Whether a leg may be taken by a worker of this role: it is one of that role, and the worker does
+/// not empty.
+pub(super) fn may_take(process: usize, empties: bool, role: Leg, leg: LegName) -> Checked {
     let what = match (leg.role == role, empties) {
         (true, false) => return Ok(()),
         (true, true) => "is about to have another role".to_owned(),
@@ -59,10 +60,10 @@ pub(super) fn may_take(process: usize, empties: bool, role: Role, leg: LegName) 
 
 impl Edge {
     /// What its worker is.
-    pub(super) fn role(&self) -> Role {
+    pub(super) fn role(&self) -> Leg {
         match self.turning.role() {
-            wire::Role::Prefill => Role::Prefill,
-            wire::Role::Decode | wire::Role::Mixed => Role::Decode,
+            Role::Prefill => Leg::Prefill,
+            Role::Decode | Role::Mixed => Leg::Decode,
         }
     }
 
@@ -81,7 +82,8 @@ impl Edge {
         self.became.take()
     }
 
-    /// What is answered to whoever asks something new of what it takes the worker for, if that is refused.
+    /// What is answered to whoever asks something new of what it takes the worker for, if that is
+    /// refused.
     pub(super) fn refusal(&self, taken_for: Option<&str>) -> Option<Answer> {
         if taken_for.is_some_and(|taken_for| !self.turning.is_taken_for(taken_for)) {
             return Some(Answer::Drains);
@@ -101,19 +103,20 @@ impl Edge {
     }
 
     /// Its worker is to have this role, unless it drains.
-    pub(super) fn begin_change(&mut self, wanted: Wanted, now: Instant) {
+    pub(super) fn begin_change(&mut self, wanted: RoleChangeRequest, now: Instant) {
         // Who asks for what it is, or is on its way to be, is told so.
-        let begins =
-            !self.drain.is_begun() && self.turning.ask(wanted, now).is_ok_and(|begins| begins);
+        let begins = !self.drain.is_begun()
+            && self.turning.request_change(wanted, now).is_ok_and(|begins| begins);
         if !begins && !self.turning.is_changing() {
             self.became = Some(Became::Same);
         }
     }
 
-    /// It takes nothing new and ends when it has finished what it has: that is the end of any change, too.
+    /// It takes nothing new and ends when it has finished what it has: that is the end of any
+    /// change, too.
     pub(super) fn begin_drain(&mut self, now: Instant) {
         if self.drain.begin(now) && self.turning.is_changing() {
-            self.turning.stayed("it was told to drain".into());
+            self.turning.fail_change("it was told to drain".into());
             self.became = Some(Became::Same);
         }
     }
@@ -123,11 +126,13 @@ impl Edge {
         // Rooms that are not known by now never will be.
         self.handoff.refuse_early(Cause::Draining, now);
         let left = self.left(0);
-        match self.turning.look(left, now) {
+        match self.turning.poll_action(left, now) {
             None => {}
-            Some(Next::Turn(_)) => self.became = Some(Became::Other(self.role().other())),
-            Some(Next::GiveUp) => {
-                self.turning.stayed("time was up".into());
+            Some(RoleChangeAction::Apply(_)) => {
+                self.became = Some(Became::Other(self.role().other()))
+            }
+            Some(RoleChangeAction::GiveUp) => {
+                self.turning.fail_change("time was up".into());
                 self.became = Some(Became::Same);
             }
         }
@@ -136,7 +141,7 @@ impl Edge {
     /// The worker goes, and all that is its own.
     pub fn dismiss(self) -> Lasting {
         let Edge { mut turning, inbox, next_request, next_token, .. } = self;
-        turning.turned(Ok(()));
+        turning.finish_change(Ok(()));
         // What has come for the ports that were its own has come for nobody.
         let lasts = |input: &Input| match input {
             Input::Parcel(..)

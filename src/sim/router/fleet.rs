@@ -1,21 +1,22 @@
-//! The router's connections to workers: dialled, used for one call at a time, kept for the next one; and the probes that
-//! tell who stands still. By the rules of `front::router::fleet`, over what the network of the cluster does to them.
+//! The router's connections to workers: dialled, used for one call at a time, kept for the next
+//! one; and the probes that tell who stands still. By the rules of `router::pool`, over
+//! what the network of the cluster does to them.
 //!
-//! Invariant: a call's booking is released when it ends, however it ends. Not here: what calls are for (`router`), who
-//! the workers are (`joining`).
+//! Invariant: a call's booking is released when it ends, however it ends. Not here: what calls are
+//! for (`router`), who the workers are (`joining`).
 
 mod joining;
 
 use super::{Answer, LegName, Wish};
 use crate::cause::Cause;
-use crate::cluster::loads::WorkerNumber;
-use crate::cluster::membership::Membership;
-use crate::cluster::router::{Booking, Role, Router};
-use crate::front::router::call::Lost;
-use crate::ids::Room;
+use crate::ids::{Leg, Room};
 use crate::limits::{ROUTER_ABORT_TIME, ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME};
-use crate::sched::mailbox::Outcome;
-use crate::sim::agenda::Nanos;
+use crate::registry::membership::Membership;
+use crate::routing::balancer::{LoadBalancer, Reservation};
+use crate::routing::load::WorkerNumber;
+use crate::sched::messages::FinishReason;
+use crate::stdx::event_queue::Nanos;
+use crate::upstream::answer::CallError;
 use joining::Target;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -45,13 +46,13 @@ pub enum What {
     /// The prompt is read, and its KV kept in this room.
     Kept(Room),
     /// The answer is whole.
-    Ended(Outcome),
+    Ended(FinishReason),
     /// The worker that decode has asked has failed.
     SourceFailed(Cause),
     /// The worker takes nothing new.
     TurnedAway,
     /// No further answer will come.
-    Lost(Lost),
+    Lost(CallError),
 }
 
 /// A connection.
@@ -65,7 +66,7 @@ enum Line {
 
 #[derive(Debug)]
 struct Call {
-    booking: Booking,
+    booking: Reservation,
     since: Nanos,
     /// When it is given up.
     until: Nanos,
@@ -86,14 +87,14 @@ struct Kept {
 /// The workers, and what runs on them.
 #[derive(Debug)]
 pub struct Fleet {
-    router: Router,
+    router: LoadBalancer,
     base: Instant,
     calls: BTreeMap<CallName, Call>,
     members: Membership,
     /// Those that `router` knows, or knew.
     targets: BTreeMap<WorkerNumber, Target>,
     /// Those that have told that their role is another one now.
-    turned: VecDeque<(WorkerNumber, Role)>,
+    turned: VecDeque<(WorkerNumber, Leg)>,
     /// Workers are asked who they are, since they may be something else by now.
     introduces: bool,
     /// By host: its worker reads alone, where it is a decode worker.
@@ -107,7 +108,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// The decisions.
-    pub fn router(&mut self) -> &mut Router {
+    pub fn router(&mut self) -> &mut LoadBalancer {
         &mut self.router
     }
 
@@ -136,7 +137,7 @@ impl Fleet {
     }
 
     /// Takes a connection to the booked worker; whether it stands already.
-    pub fn open(&mut self, name: CallName, booking: Booking, until: Nanos, now: Nanos) -> bool {
+    pub fn open(&mut self, name: CallName, booking: Reservation, until: Nanos, now: Nanos) -> bool {
         let target = self.target(booking.worker());
         let (host, kept) = (target.host, target.kept.pop().map(|kept| kept.life));
         let line = kept.map_or(Line::Dialled(now + nanos(ROUTER_CONNECT_TIME)), Line::Stands);
@@ -252,7 +253,8 @@ impl Fleet {
         }
     }
 
-    /// Gives up what took too long, and connections that nobody used; asks the workers whose turn it is how they are.
+    /// Gives up what took too long, and connections that nobody used; asks the workers whose turn
+    /// it is how they are.
     pub fn tick(&mut self, now: Nanos) {
         let unconnected = |call: &Call| matches!(call.line, Line::Dialled(until) if until <= now);
         let late = self.calls.iter().filter(|(_, call)| unconnected(call) || call.until <= now);
@@ -261,7 +263,7 @@ impl Fleet {
         {
             match connects {
                 true => self.closed(name, now),
-                false => self.lose(name, Lost::Deadline, now),
+                false => self.lose(name, CallError::Deadline, now),
             }
         }
         for target in self.targets.values_mut() {
@@ -281,7 +283,8 @@ impl Fleet {
         self.ask(CallName::Probe, worker, ROUTER_PROBE_TIME, now);
     }
 
-    /// Tells a worker that the KV which it keeps in this room will not be claimed, if it can be reached within a moment.
+    /// Tells a worker that the KV which it keeps in this room will not be claimed, if it can be
+    /// reached within a moment.
     pub fn give_up_kept(&mut self, worker: WorkerNumber, room: Room, now: Nanos) {
         self.ask(|number| CallName::Notice(number, room), worker, ROUTER_ABORT_TIME, now);
     }
@@ -294,7 +297,7 @@ impl Fleet {
         now: Nanos,
     ) {
         self.asked += 1;
-        let (name, booking) = (name(self.asked), self.router.visit(worker));
+        let (name, booking) = (name(self.asked), self.router.reserve_visit(worker));
         let stands = self.open(name, booking, now + nanos(patience), now);
         self.begin(name);
         if stands {
@@ -304,7 +307,7 @@ impl Fleet {
     }
 
     /// Nothing will be asked of a worker that was booked.
-    pub fn release(&mut self, booking: Booking, now: Nanos) {
+    pub fn release(&mut self, booking: Reservation, now: Nanos) {
         self.router.release(booking, self.instant(now));
     }
 
@@ -323,12 +326,12 @@ impl Fleet {
             self.target(worker).drains = false;
         }
         match begun {
-            true => self.lose(name, Lost::Closed, now),
+            true => self.lose(name, CallError::Closed, now),
             false => self.refuse(name, now),
         }
     }
 
-    fn lose(&mut self, name: CallName, lost: Lost, now: Nanos) {
+    fn lose(&mut self, name: CallName, lost: CallError, now: Nanos) {
         let Some(call) = self.calls.remove(&name) else { return };
         let (worker, begun) = (call.booking.worker(), call.begun);
         let stands = matches!(call.line, Line::Stands(_));
@@ -362,7 +365,7 @@ impl Fleet {
         };
         let waiting: Vec<CallName> =
             self.calls.iter().filter(waits).map(|(&name, _)| name).collect();
-        waiting.into_iter().for_each(|name| self.lose(name, Lost::Silent, now));
+        waiting.into_iter().for_each(|name| self.lose(name, CallError::Silent, now));
     }
 
     fn refuse(&mut self, name: CallName, now: Nanos) {

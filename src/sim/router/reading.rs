@@ -1,36 +1,40 @@
-//! Prefill first: it is asked to keep the KV, decode to go on from there, by the rules of `front::router::flights::reading`.
+//! Prefill first: it is asked to keep the KV, decode to go on from there, by the rules of
+//! `router::requests::prefill_first`.
 //!
-//! Invariant: what is kept is claimed by decode, or given up as soon as this try is, where the worker can be told so.
+//! Invariant: what is kept is claimed by decode, or given up as soon as this try is, where the
+//! worker can be told so.
 
 use super::fleet::What;
 use super::{CallName, Flights, LegName, Wish};
 use crate::cause::Cause;
-use crate::cluster::flight::News;
-use crate::cluster::router::Role;
-use crate::cluster::work::Work;
-use crate::front::router::failure;
-use crate::sched::mailbox::Outcome;
-use crate::sim::agenda::Nanos;
+use crate::ids::Leg;
+use crate::routing::attempts::AttemptEvent;
+use crate::routing::demand::Demand;
+use crate::sched::messages::FinishReason;
+use crate::stdx::event_queue::Nanos;
+use crate::upstream::failure;
 
 impl Flights {
     /// News of a prefill leg that is asked first.
     pub(super) fn read(&mut self, id: usize, what: What, now: Nanos) {
         let flight = &mut self.flights[id];
         let news = match what {
-            What::Ready => News::Connected,
-            What::Refused => News::Refused(Role::Prefill),
+            What::Ready => AttemptEvent::Connected,
+            What::Refused => AttemptEvent::Refused(Leg::Prefill),
             What::Kept(room) => {
                 (flight.room, flight.kept) = (room, Some(room));
                 // It is with nobody until decode is asked.
                 flight.placed = false;
-                News::Read
+                AttemptEvent::PrefillDone
             }
-            What::TurnedAway => News::Failed(Role::Prefill, Cause::Draining),
-            What::Ended(Outcome::Failed(cause)) => News::Failed(Role::Prefill, cause),
+            What::TurnedAway => AttemptEvent::Failed(Leg::Prefill, Cause::Draining),
+            What::Ended(FinishReason::Failed(cause)) => AttemptEvent::Failed(Leg::Prefill, cause),
             What::Ended(_) | What::Token(_) | What::SourceFailed(_) => {
                 unreachable!("whoever keeps KV says where, or that it failed")
             }
-            What::Lost(lost) => News::Lost(Role::Prefill, failure::of_loss(lost).0),
+            What::Lost(lost) => {
+                AttemptEvent::Lost(Leg::Prefill, failure::explain_call_error(lost).0)
+            }
         };
         self.follow(id, news, now);
     }
@@ -43,8 +47,8 @@ impl Flights {
         if !self.fleet.router().load(decode.worker()).is_some_and(|load| load.usable) {
             // It drains, has left, or is down, since it was chosen.
             let news = match self.fleet.is_going(decode.worker()) {
-                true => News::Failed(Role::Decode, Cause::Draining),
-                false => News::Refused(Role::Decode),
+                true => AttemptEvent::Failed(Leg::Decode, Cause::Draining),
+                false => AttemptEvent::Refused(Leg::Decode),
             };
             self.fleet.release(decode, now);
             return self.follow(id, news, now);
@@ -53,24 +57,24 @@ impl Flights {
         let (attempt, room, pair) = (flight.attempt, flight.room, flight.pair);
         // Whether decode is there is now of interest.
         self.fleet.wishes.push(Wish::Choose { flight: id, attempt, room, pair });
-        let leg = CallName::Leg(LegName { flight: id, attempt, role: Role::Decode, copy: 0 });
+        let leg = CallName::Leg(LegName { flight: id, attempt, role: Leg::Decode, copy: 0 });
         let awaited = u32::from(!self.fleet.open(leg, decode, until, now));
-        self.follow(id, News::Opened(awaited), now);
+        self.follow(id, AttemptEvent::Opened(awaited), now);
     }
 
     /// Decode takes no connection: another one may claim what is kept.
     pub(super) fn rejoin(&mut self, id: usize, now: Nanos) {
         let instant = self.instant(now);
         let flight = &mut self.flights[id];
-        let (work, avoid) = (Work::of(1), flight.core.avoid());
-        let chosen = flight.core.worker(Role::Prefill).and_then(|prefill| {
+        let (work, avoid) = (Demand::of(1), flight.core.avoid());
+        let chosen = flight.core.worker(Leg::Prefill).and_then(|prefill| {
             self.fleet.router().choose_behind(prefill, &work, avoid, instant).ok()
         });
         let Some(decode) = chosen else {
-            return self.follow(id, News::Lost(Role::Decode, Cause::PeerLost), now);
+            return self.follow(id, AttemptEvent::Lost(Leg::Decode, Cause::PeerLost), now);
         };
         flight.core.rejoin(decode.worker());
-        flight.pair[Role::Decode as usize] = self.fleet.host(decode.worker());
+        flight.pair[Leg::Decode as usize] = self.fleet.host(decode.worker());
         flight.held = Some(decode);
         self.join(id, now);
     }
@@ -78,8 +82,7 @@ impl Flights {
     /// Decode will not claim what prefill keeps.
     pub(super) fn give_up_kept(&mut self, id: usize, now: Nanos) {
         let flight = &mut self.flights[id];
-        if let (Some(room), Some(worker)) = (flight.kept.take(), flight.core.worker(Role::Prefill))
-        {
+        if let (Some(room), Some(worker)) = (flight.kept.take(), flight.core.worker(Leg::Prefill)) {
             self.fleet.give_up_kept(worker, room, now);
         }
     }

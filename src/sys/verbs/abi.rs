@@ -1,12 +1,13 @@
-//! What `libibverbs.so.1` and a program agree on: structs and numbers of `<infiniband/verbs.h>`, as far as
-//! they are used here.
+//! The ABI of `libibverbs.so.1`: the structs and numbers of `<infiniband/verbs.h>` that are used
+//! here.
 //!
-//! Leaf, no code. Field names are the header's. [`STRUCTS`], [`HEADS`] and [`NUMBERS`] say the same as data, so
-//! that a test can have a C compiler say it, too: what drifts apart is noticed where the headers are.
+//! A leaf without code. Field names are those of the header. [`STRUCTS`], [`HEADS`] and [`NUMBERS`]
+//! hold the same facts as data. A test compares them with a C compiler's values, if the headers are
+//! installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// How a struct lies in memory.
+/// The memory layout of a struct.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StructLayout {
     /// Its name in C, with its keyword.
@@ -51,11 +52,12 @@ macro_rules! structs {
 }
 
 structs! {
-    /// Structs that are bound whole.
+    /// Structs that are bound completely.
     STRUCTS;
 
     #[repr(align(8))]
-    /// An address on a fabric; of RoCE v2 over IPv4 the last four bytes are the address, the two before ff.
+    /// An address on a fabric. For RoCE v2 over IPv4, the last four bytes are the address, and the
+    /// two bytes before are ff.
     Gid = "union ibv_gid" {
         /// In network order.
         raw: [u8; 16],
@@ -63,49 +65,49 @@ structs! {
 
     /// Limits of a device.
     DeviceAttr = "struct ibv_device_attr" {
-        /// Firmware, ends with 0.
+        /// Firmware version; ends with 0.
         fw_ver: [c_char; 64],
         /// In network order.
         node_guid: u64,
         /// In network order.
         sys_image_guid: u64,
-        /// Bytes of a region.
+        /// Maximum bytes of a region.
         max_mr_size: u64,
-        /// Bits for page sizes.
+        /// Bits of supported page sizes.
         page_size_cap: u64,
-        /// Of the maker.
+        /// Id of the vendor.
         vendor_id: u32,
-        /// Of the part.
+        /// Id of the part.
         vendor_part_id: u32,
-        /// Of the hardware.
+        /// Version of the hardware.
         hw_ver: u32,
-        /// Queue pairs.
+        /// Maximum queue pairs.
         max_qp: c_int,
-        /// Work requests of a queue.
+        /// Maximum work requests of a queue.
         max_qp_wr: c_int,
         /// `IBV_DEVICE_*`.
         device_cap_flags: c_uint,
-        /// Local pieces of a work request.
+        /// Maximum local pieces of a work request.
         max_sge: c_int,
-        /// Of a READ.
+        /// Maximum local pieces of a READ.
         max_sge_rd: c_int,
-        /// Completion queues.
+        /// Maximum completion queues.
         max_cq: c_int,
-        /// Entries of one.
+        /// Maximum entries of a completion queue.
         max_cqe: c_int,
-        /// Regions.
+        /// Maximum regions.
         max_mr: c_int,
-        /// Protection domains.
+        /// Maximum protection domains.
         max_pd: c_int,
-        /// READs and atomics under way.
+        /// Maximum READs and atomics in progress.
         max_qp_rd_atom: c_int,
-        /// This and the 18 numbers behind it are not used here.
+        /// This number and the next 18 are not used here.
         max_ee_rd_atom: [c_int; 19],
-        /// Partition keys.
+        /// Maximum partition keys.
         max_pkeys: u16,
-        /// Of the device's own.
+        /// Delay of the device's own acknowledgements.
         local_ca_ack_delay: u8,
-        /// Ports, counted from 1.
+        /// Ports, numbered from 1.
         phys_port_cnt: u8,
     }
 
@@ -117,37 +119,37 @@ structs! {
         max_mtu: c_uint,
         /// `IBV_MTU_*`.
         active_mtu: c_uint,
-        /// Entries of the table of GIDs.
+        /// Entries of the GID table.
         gid_tbl_len: c_int,
         /// Capabilities.
         port_cap_flags: u32,
-        /// Bytes of a message.
+        /// Maximum bytes of a message.
         max_msg_sz: u32,
         /// Errors.
         bad_pkey_cntr: u32,
         /// Errors.
         qkey_viol_cntr: u32,
-        /// Entries of the table of partition keys.
+        /// Entries of the partition key table.
         pkey_tbl_len: u16,
         /// Local address on InfiniBand.
         lid: u16,
-        /// Of the subnet manager.
+        /// LID of the subnet manager.
         sm_lid: u16,
-        /// Bits of `lid` that do not count.
+        /// Bits of `lid` that are masked.
         lmc: u8,
         /// Virtual lanes.
         max_vl_num: u8,
         /// Service level of the subnet manager.
         sm_sl: u8,
-        /// Of the subnet.
+        /// Timeout of the subnet.
         subnet_timeout: u8,
-        /// Of the subnet manager.
+        /// Reply of the subnet manager.
         init_type_reply: u8,
-        /// Lanes of the link, as bits.
+        /// Lanes of the link, as a bit.
         active_width: u8,
-        /// Rate of a lane, as bits.
+        /// Rate of a lane, as a bit.
         active_speed: u8,
-        /// Of the hardware.
+        /// Physical state.
         phys_state: u8,
         /// `IBV_LINK_LAYER_*`.
         link_layer: u8,
@@ -157,53 +159,53 @@ structs! {
         port_cap_flags2: u16,
     }
 
-    /// An entry of a port's table of GIDs.
+    /// An entry of a port's GID table.
     GidEntry = "struct ibv_gid_entry" {
         /// The address.
         gid: Gid,
-        /// Its place in the table.
+        /// Its index in the table.
         gid_index: u32,
-        /// Of which port.
+        /// The port's number.
         port_num: u32,
         /// `IBV_GID_TYPE_*`.
         gid_type: u32,
-        /// Of the network device, 0 where there is none.
+        /// Index of the network device; 0 if there is none.
         ndev_ifindex: u32,
     }
 
-    /// Where packets go on the fabric.
+    /// The route of packets on the fabric.
     GlobalRoute = "struct ibv_global_route" {
-        /// The other end.
+        /// The remote GID.
         dgid: Gid,
-        /// 0: none.
+        /// 0: no label.
         flow_label: u32,
-        /// Our entry in the port's table of GIDs.
+        /// The local index in the port's GID table.
         sgid_index: u8,
-        /// Routers on the way.
+        /// Maximum routers on the path.
         hop_limit: u8,
-        /// Of RoCE v2 the byte of DSCP and ECN.
+        /// For RoCE v2, the byte of DSCP and ECN.
         traffic_class: u8,
     }
 
-    /// The way to another port.
+    /// The path to another port.
     AhAttr = "struct ibv_ah_attr" {
-        /// Where `is_global`.
+        /// Valid if `is_global` is set.
         grh: GlobalRoute,
-        /// On InfiniBand.
+        /// For InfiniBand.
         dlid: u16,
-        /// On InfiniBand.
+        /// For InfiniBand.
         sl: u8,
-        /// On InfiniBand.
+        /// For InfiniBand.
         src_path_bits: u8,
-        /// 0: the link's own.
+        /// 0: the rate of the link.
         static_rate: u8,
-        /// Whether there is a `grh`; always with RoCE.
+        /// Whether `grh` is valid; always with RoCE.
         is_global: u8,
-        /// Ours.
+        /// The local port.
         port_num: u8,
     }
 
-    /// What a queue pair has room for.
+    /// The capacity of a queue pair.
     QpCap = "struct ibv_qp_cap" {
         /// Work requests.
         max_send_wr: u32,
@@ -213,29 +215,29 @@ structs! {
         max_send_sge: u32,
         /// Pieces of a receive.
         max_recv_sge: u32,
-        /// Bytes that go with the work request itself.
+        /// Inline bytes of a work request.
         max_inline_data: u32,
     }
 
-    /// How a queue pair is made.
+    /// How a queue pair is created.
     QpInitAttr = "struct ibv_qp_init_attr" {
-        /// The maker's.
+        /// For the creator's use.
         qp_context: *mut c_void,
-        /// For work requests.
+        /// Completion queue for work requests.
         send_cq: *mut Cq,
-        /// For receives.
+        /// Completion queue for receives.
         recv_cq: *mut Cq,
-        /// Null: receives of its own.
+        /// Null: the queue pair has its own receives.
         srq: *mut c_void,
-        /// What is asked for, then what is granted.
+        /// The requested capacity, then the granted one.
         cap: QpCap,
         /// `IBV_QPT_*`.
         qp_type: c_uint,
-        /// 0: work requests say whether they are signalled.
+        /// 0: each work request says whether it is signalled.
         sq_sig_all: c_int,
     }
 
-    /// What is set of a queue pair; a mask says which of these.
+    /// Attributes of a queue pair; a mask selects the ones to set.
     QpAttr = "struct ibv_qp_attr" {
         /// `IBV_QPS_*`.
         qp_state: c_uint,
@@ -245,71 +247,71 @@ structs! {
         path_mtu: c_uint,
         /// `IBV_MIG_*`.
         path_mig_state: c_uint,
-        /// Of datagrams.
+        /// For datagrams.
         qkey: u32,
-        /// Sequence number of the first packet to come.
+        /// Sequence number of the first incoming packet.
         rq_psn: u32,
-        /// Of the first to leave.
+        /// Sequence number of the first outgoing packet.
         sq_psn: u32,
-        /// The other end's number.
+        /// Number of the remote queue pair.
         dest_qp_num: u32,
         /// `IBV_ACCESS_*`.
         qp_access_flags: c_uint,
         /// For a resize.
         cap: QpCap,
-        /// The way.
+        /// The path.
         ah_attr: AhAttr,
-        /// Another way.
+        /// The alternative path.
         alt_ah_attr: AhAttr,
-        /// Place in the table of partition keys.
+        /// Index in the partition key table.
         pkey_index: u16,
-        /// Of the other way.
+        /// Partition key index of the alternative path.
         alt_pkey_index: u16,
-        /// Of draining.
+        /// For draining.
         en_sqd_async_notify: u8,
-        /// Of draining.
+        /// For draining.
         sq_draining: u8,
-        /// READs and atomics that leave at a time.
+        /// Outgoing READs and atomics in progress.
         max_rd_atomic: u8,
-        /// That are taken in at a time.
+        /// Incoming READs and atomics in progress.
         max_dest_rd_atomic: u8,
-        /// Code of the pause asked for when no receive is there.
+        /// Code of the requested pause if no receive is posted.
         min_rnr_timer: u8,
-        /// Ours.
+        /// The local port.
         port_num: u8,
-        /// 4.096 µs · 2^n until a packet is sent again.
+        /// Time until a packet is retransmitted: 4.096 µs · 2^n.
         timeout: u8,
-        /// How often.
+        /// Number of retransmissions.
         retry_cnt: u8,
-        /// How often where the receiver was not ready; 7: without end.
+        /// Number of retries if the receiver was not ready; 7: unlimited.
         rnr_retry: u8,
-        /// Of the other way.
+        /// Port of the alternative path.
         alt_port_num: u8,
-        /// Of the other way.
+        /// Timeout of the alternative path.
         alt_timeout: u8,
-        /// Of raw packets.
+        /// For raw packets.
         rate_limit: u32,
     }
 
     /// A piece of local memory.
     Sge = "struct ibv_sge" {
-        /// In this process.
+        /// Address in this process.
         addr: u64,
         /// Bytes.
         length: u32,
-        /// Of its registration.
+        /// Local key of the registration.
         lkey: u32,
     }
 
-    /// A work request, linked to the next.
+    /// A work request, linked to the next one.
     SendWr = "struct ibv_send_wr" {
-        /// Comes back with its completion.
+        /// Id that is returned with the completion.
         wr_id: u64,
-        /// Null: the last of the chain.
+        /// Null: the end of the chain.
         next: *mut SendWr,
         /// Its pieces.
         sg_list: *mut Sge,
-        /// How many.
+        /// Number of pieces.
         num_sge: c_int,
         /// `IBV_WR_*`.
         opcode: c_uint,
@@ -317,94 +319,94 @@ structs! {
         send_flags: c_uint,
         /// In network order.
         imm_data: u32,
-        /// In the peer's process.
+        /// Address in the peer's process.
         remote_addr: u64 as "wr.rdma.remote_addr",
-        /// Of the peer's registration.
+        /// Key of the peer's registration.
         rkey: u32 as "wr.rdma.rkey",
-        /// Of atomics; as all that follows, not used here.
+        /// For atomics; this and all later fields are not used here.
         swap: [u64; 2] as "wr.atomic.swap",
-        /// Of XRC.
+        /// For XRC.
         remote_srqn: u32 as "qp_type.xrc.remote_srqn",
-        /// Of memory windows and segmentation.
+        /// For memory windows and segmentation.
         mw: [u64; 6] as "bind_mw.mw",
     }
 
-    /// A receive, linked to the next.
+    /// A receive, linked to the next one.
     RecvWr = "struct ibv_recv_wr" {
-        /// Comes back with its completion.
+        /// Id that is returned with the completion.
         wr_id: u64,
-        /// Null: the last of the chain.
+        /// Null: the end of the chain.
         next: *mut RecvWr,
         /// Its pieces.
         sg_list: *mut Sge,
-        /// How many; none suffices for an immediate.
+        /// Number of pieces. An immediate needs none.
         num_sge: c_int,
     }
 
-    /// A completion. Of one that is no success only `wr_id`, `status`, `vendor_err` and `qp_num` count.
+    /// A completion. After a failure, only `wr_id`, `status`, `vendor_err` and `qp_num` are valid.
     Wc = "struct ibv_wc" {
-        /// Of the work request or receive.
+        /// Id of the work request or receive.
         wr_id: u64,
         /// `IBV_WC_*`.
         status: c_uint,
         /// `IBV_WC_*`.
         opcode: c_uint,
-        /// The maker's own.
+        /// The vendor's own code.
         vendor_err: u32,
-        /// Of what was received.
+        /// Received bytes.
         byte_len: u32,
-        /// In network order; where `wc_flags` say so.
+        /// In network order; valid if `wc_flags` say so.
         imm_data: u32,
-        /// Ours.
+        /// The local queue pair's number.
         qp_num: u32,
-        /// Of datagrams.
+        /// For datagrams.
         src_qp: u32,
         /// `IBV_WC_*`.
         wc_flags: c_uint,
-        /// Of datagrams.
+        /// For datagrams.
         pkey_index: u16,
-        /// Of datagrams.
+        /// For datagrams.
         slid: u16,
-        /// Of datagrams.
+        /// For datagrams.
         sl: u8,
-        /// Of datagrams.
+        /// For datagrams.
         dlid_path_bits: u8,
     }
 
-    /// A device's own functions.
+    /// The functions of a device.
     ContextOps = "struct ibv_context_ops" {
-        /// This and the ten behind it are not used here.
+        /// This function and the next ten are not used here.
         _compat_query_device: [*mut c_void; 11],
         /// Takes completions.
         poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int,
-        /// Asks for an event with the next completion.
+        /// Requests an event for the next completion.
         req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
-        /// This and the eleven behind it are not used here.
+        /// This function and the next eleven are not used here.
         _compat_cq_event: [*mut c_void; 12],
         /// Posts a chain of work requests.
         post_send: unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int,
         /// Posts a chain of receives.
         post_recv: unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int,
-        /// This and the four behind it are not used here.
+        /// This function and the next four are not used here.
         _compat_create_ah: [*mut c_void; 5],
     }
 }
 
 structs! {
-    /// Structs that the library makes, of which the head is bound.
+    /// Structs that the library creates. Only their first fields are bound.
     HEADS;
 
     /// An open device.
     Context = "struct ibv_context" {
-        /// As listed.
+        /// The entry in the device list.
         device: *mut ListedDevice,
-        /// Its functions.
+        /// The functions of the device.
         ops: ContextOps,
-        /// Commands to the kernel.
+        /// Descriptor for commands to the kernel.
         cmd_fd: c_int,
-        /// Events of the device.
+        /// Descriptor for events of the device.
         async_fd: c_int,
-        /// Interrupts that completions can use.
+        /// Interrupt vectors for completions.
         num_comp_vectors: c_int,
     }
 
@@ -412,7 +414,7 @@ structs! {
     Pd = "struct ibv_pd" {
         /// Its device.
         context: *mut Context,
-        /// The kernel's.
+        /// The kernel's handle.
         handle: u32,
     }
 
@@ -420,27 +422,27 @@ structs! {
     Mr = "struct ibv_mr" {
         /// Its device.
         context: *mut Context,
-        /// Its domain.
+        /// Its protection domain.
         pd: *mut Pd,
         /// First byte.
         addr: *mut c_void,
         /// Bytes.
         length: usize,
-        /// The kernel's.
+        /// The kernel's handle.
         handle: u32,
-        /// For local pieces.
+        /// Key for local pieces.
         lkey: u32,
-        /// For peers.
+        /// Key for peers.
         rkey: u32,
     }
 
-    /// Where events of completion queues arrive.
+    /// The channel of completion queue events.
     CompChannel = "struct ibv_comp_channel" {
         /// Its device.
         context: *mut Context,
         /// Readable when there is an event.
         fd: c_int,
-        /// Queues that use it.
+        /// Number of queues that use it.
         refcnt: c_int,
     }
 
@@ -448,11 +450,11 @@ structs! {
     Cq = "struct ibv_cq" {
         /// Its device.
         context: *mut Context,
-        /// Null: without events.
+        /// Null: no events.
         channel: *mut CompChannel,
-        /// The maker's.
+        /// For the creator's use.
         cq_context: *mut c_void,
-        /// The kernel's.
+        /// The kernel's handle.
         handle: u32,
         /// Entries.
         cqe: c_int,
@@ -462,24 +464,24 @@ structs! {
     Qp = "struct ibv_qp" {
         /// Its device.
         context: *mut Context,
-        /// The maker's.
+        /// For the creator's use.
         qp_context: *mut c_void,
-        /// Its domain.
+        /// Its protection domain.
         pd: *mut Pd,
-        /// For work requests.
+        /// Completion queue for work requests.
         send_cq: *mut Cq,
-        /// For receives.
+        /// Completion queue for receives.
         recv_cq: *mut Cq,
-        /// Null: receives of its own.
+        /// Null: the queue pair has its own receives.
         srq: *mut c_void,
-        /// The kernel's.
+        /// The kernel's handle.
         handle: u32,
-        /// On the fabric.
+        /// Number on the fabric.
         qp_num: u32,
     }
 }
 
-/// A device as listed, known to the library alone.
+/// A device in the library's list; opaque.
 #[repr(C)]
 pub struct ListedDevice {
     private: [u8; 0],
@@ -497,42 +499,42 @@ macro_rules! numbers {
 numbers! {
     /// A port that carries traffic.
     PORT_ACTIVE = IBV_PORT_ACTIVE: 4;
-    /// Addresses by the subnet manager.
+    /// The subnet manager assigns addresses.
     LINK_LAYER_INFINIBAND = IBV_LINK_LAYER_INFINIBAND: 1;
-    /// Addresses by GID.
+    /// GIDs are the addresses.
     LINK_LAYER_ETHERNET = IBV_LINK_LAYER_ETHERNET: 2;
-    /// 256 bytes; each next one doubles.
+    /// 256 bytes. Each next value doubles the size.
     MTU_256 = IBV_MTU_256: 1;
     /// 4,096 bytes.
     MTU_4096 = IBV_MTU_4096: 5;
-    /// An InfiniBand address.
+    /// A GID on InfiniBand.
     GID_TYPE_IB = IBV_GID_TYPE_IB: 0;
-    /// On Ethernet, not routed.
+    /// RoCE on Ethernet, not routable.
     GID_TYPE_ROCE_V1 = IBV_GID_TYPE_ROCE_V1: 1;
-    /// In UDP, routed.
+    /// RoCE in UDP, routable.
     GID_TYPE_ROCE_V2 = IBV_GID_TYPE_ROCE_V2: 2;
 
-    /// Peers' bytes and receives may be written to the memory.
+    /// Writes of peers and receives are allowed.
     ACCESS_LOCAL_WRITE = IBV_ACCESS_LOCAL_WRITE: 1;
-    /// Peers may WRITE; needs the former.
+    /// Peers can WRITE; needs local write access.
     ACCESS_REMOTE_WRITE = IBV_ACCESS_REMOTE_WRITE: 2;
-    /// Writes may pass each other on their way to memory; ignored where it is not known.
+    /// Writes can overtake each other on their way to memory. Devices without support ignore it.
     ACCESS_RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING: 0x10_0000;
 
-    /// Reliable, connected.
+    /// Reliable connection.
     QPT_RC = IBV_QPT_RC: 2;
-    /// New, or made so.
+    /// New, or reset.
     QPS_RESET = IBV_QPS_RESET: 0;
-    /// Receives may be posted.
+    /// Receives can be posted.
     QPS_INIT = IBV_QPS_INIT: 1;
-    /// Takes packets.
+    /// Receives packets.
     QPS_RTR = IBV_QPS_RTR: 2;
-    /// Sends, too.
+    /// Receives and sends packets.
     QPS_RTS = IBV_QPS_RTS: 3;
-    /// All that is posted is flushed.
+    /// Everything posted is flushed.
     QPS_ERR = IBV_QPS_ERR: 6;
 
-    /// Of [`QpAttr`], as all these: `qp_state` is set.
+    /// Mask bit of [`QpAttr`], like the next ones: `qp_state` is set.
     QP_STATE = IBV_QP_STATE: 0x1;
     /// `qp_access_flags`.
     QP_ACCESS_FLAGS = IBV_QP_ACCESS_FLAGS: 0x8;
@@ -563,39 +565,39 @@ numbers! {
     /// `dest_qp_num`.
     QP_DEST_QPN = IBV_QP_DEST_QPN: 0x10_0000;
 
-    /// Bytes into the peer's memory; the peer is told nothing.
+    /// Writes into the peer's memory without notifying the peer.
     WR_RDMA_WRITE = IBV_WR_RDMA_WRITE: 0;
     /// The same, and a receive of the peer completes with 32 bits.
     WR_RDMA_WRITE_WITH_IMM = IBV_WR_RDMA_WRITE_WITH_IMM: 1;
-    /// A completion is wanted.
+    /// Requests a completion.
     SEND_SIGNALED = IBV_SEND_SIGNALED: 2;
-    /// The bytes are taken when it is posted.
+    /// The bytes are copied at posting.
     SEND_INLINE = IBV_SEND_INLINE: 8;
 
-    /// Done.
+    /// Success.
     WC_SUCCESS = IBV_WC_SUCCESS: 0;
     /// Local lengths are wrong.
     WC_LOC_LEN_ERR = IBV_WC_LOC_LEN_ERR: 1;
-    /// The queue pair itself.
+    /// The queue pair itself failed.
     WC_LOC_QP_OP_ERR = IBV_WC_LOC_QP_OP_ERR: 2;
-    /// A piece is not within its registration.
+    /// A piece lies outside its registration.
     WC_LOC_PROT_ERR = IBV_WC_LOC_PROT_ERR: 4;
-    /// Not carried out, since the queue pair had failed.
+    /// Not executed because the queue pair had failed.
     WC_WR_FLUSH_ERR = IBV_WC_WR_FLUSH_ERR: 5;
-    /// The peer says that the request makes no sense.
+    /// The peer reports an invalid request.
     WC_REM_INV_REQ_ERR = IBV_WC_REM_INV_REQ_ERR: 9;
-    /// Not within the peer's registration, or not allowed.
+    /// Outside the peer's registration, or not permitted.
     WC_REM_ACCESS_ERR = IBV_WC_REM_ACCESS_ERR: 10;
-    /// The peer could not.
+    /// The peer could not execute it.
     WC_REM_OP_ERR = IBV_WC_REM_OP_ERR: 11;
-    /// No answer.
+    /// No answer after all retries.
     WC_RETRY_EXC_ERR = IBV_WC_RETRY_EXC_ERR: 12;
-    /// The peer had no receive.
+    /// The peer had no receive posted.
     WC_RNR_RETRY_EXC_ERR = IBV_WC_RNR_RETRY_EXC_ERR: 13;
-    /// Of a WRITE, here.
+    /// Completion of a local WRITE.
     WC_RDMA_WRITE = IBV_WC_RDMA_WRITE: 1;
-    /// Of a receive that got an immediate.
+    /// Completion of a receive with an immediate.
     WC_RECV_RDMA_WITH_IMM = IBV_WC_RECV_RDMA_WITH_IMM: 129;
-    /// `imm_data` counts.
+    /// `imm_data` is valid.
     WC_WITH_IMM = IBV_WC_WITH_IMM: 2;
 }

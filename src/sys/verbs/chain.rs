@@ -1,8 +1,9 @@
-//! Chains of work requests, made once and filled again and again: a request costs the few words in which it
-//! differs. Filling allocates nothing.
+//! Chains of work requests, allocated once and filled repeatedly. Only the words that differ are
+//! written for each request. Filling allocates nothing.
 //!
-//! A chain keeps the registrations from which it gathers, and checks each piece against them: our own
-//! arithmetic, so what is outside panics. Where peers' bytes may go is the caller's to check.
+//! A chain holds the registrations of its local data and checks each piece against them. A piece
+//! outside is a bug in Baton and panics. Not here: checks of remote addresses, which belong to the
+//! caller.
 #![allow(unsafe_code)]
 
 use super::abi::{self, SendWr, Sge};
@@ -13,40 +14,40 @@ use std::sync::Arc;
 
 /// A range of one of a chain's registrations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
-    /// Which one, in the order they were given.
+pub struct LocalPiece {
+    /// Index of the registration, in the order given to [`Chain::new`].
     pub registration: usize,
-    /// From its beginning.
+    /// Offset from its beginning.
     pub offset: usize,
-    /// Bytes, at least one.
+    /// Number of bytes, at least one.
     pub len: u32,
 }
 
-/// A place in a peer's memory.
+/// An address in a peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Remote {
-    /// In the peer's process.
+pub struct RemoteAddress {
+    /// Address in the peer's process.
     pub address: u64,
-    /// Of the peer's registration.
+    /// Key of the peer's registration.
     pub key: u32,
 }
 
-/// How a write is to be carried out.
+/// Options of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Marks {
-    /// It has a completion. The last of what a queue pair is given at a time needs one, or nobody learns that
-    /// there is room again.
+    /// The write has a completion. The last write of each batch needs one: it shows that the queue
+    /// has room again.
     pub signalled: bool,
-    /// Its bytes are taken when it is posted, at most as many as the queue pair grants.
+    /// The bytes are copied at posting. The queue pair limits their number.
     pub inline: bool,
-    /// A receive of the peer completes with this.
+    /// A receive of the peer completes with this value.
     pub immediate: Option<u32>,
 }
 
 /// Work requests that are posted together.
 pub struct Chain {
     requests: Vec<SendWr>,
-    /// `pieces_max` for each request, in order.
+    /// `pieces_max` pieces for each request, in order.
     pieces: Vec<Sge>,
     pieces_max: usize,
     filled: usize,
@@ -54,11 +55,11 @@ pub struct Chain {
     registrations: Box<[Arc<Registration>]>,
 }
 
-// SAFETY: its pointers lead into its own two vectors, which move with it.
+// SAFETY: its pointers point into its own two vectors, which move with it.
 unsafe impl Send for Chain {}
 
 impl Chain {
-    /// Room for `requests_max` work requests of up to `pieces_max` pieces of `registrations`.
+    /// A chain for `requests_max` work requests of up to `pieces_max` pieces of `registrations`.
     pub fn new(
         registrations: &[Arc<Registration>],
         requests_max: usize,
@@ -66,7 +67,7 @@ impl Chain {
     ) -> Chain {
         assert!(requests_max > 0 && pieces_max > 0, "a chain without room");
         let pieces = vec![Sge { addr: 0, length: 0, lkey: 0 }; requests_max * pieces_max];
-        // SAFETY: plain numbers and pointers, for which zeros are values.
+        // SAFETY: the struct holds plain numbers and pointers, and zeros are valid values.
         let empty: SendWr = unsafe { std::mem::zeroed() };
         let mut chain = Chain {
             requests: vec![empty; requests_max],
@@ -77,44 +78,48 @@ impl Chain {
             registrations: registrations.into(),
         };
         for index in 0..requests_max {
-            // SAFETY: within the pieces.
+            // SAFETY: the index is within the pieces.
             let place = unsafe { chain.pieces.as_mut_ptr().add(index * pieces_max) };
             chain.request(index).sg_list = place;
         }
         chain
     }
 
-    /// Work requests in it.
+    /// Number of work requests in it.
     pub fn len(&self) -> usize {
         self.filled
     }
 
-    /// Whether there are none.
+    /// Whether it has no work requests.
     pub fn is_empty(&self) -> bool {
         self.filled == 0
     }
 
-    /// Whether no more can be added.
+    /// Whether it has no room for more.
     pub fn is_full(&self) -> bool {
         self.filled == self.requests.len()
     }
 
-    /// From what it gathers.
+    /// The registrations of its local data.
     pub fn registrations(&self) -> &[Arc<Registration>] {
         &self.registrations
     }
 
-    /// Empties it, after it was posted or to give it up. What was posted is not touched.
+    /// Empties it, after posting or to discard it. Posted requests are not affected.
     #[inline]
     pub fn clear(&mut self) {
         self.filled = 0;
     }
 
-    /// Adds an RDMA WRITE of all `pieces`, one behind the other, to `to`. Panics when the chain is full, when
-    /// there are more pieces than it was made for, or when one lies outside its registration.
-    // Called for each work request, from several places: the compiler would rather call it, for a tenth of all.
+    /// Adds an RDMA WRITE of all `pieces`, consecutively, to `to`.
+    ///
+    /// # Panics
+    /// The chain is full, there are more pieces than its maximum, or a piece lies outside its
+    /// registration.
+    // Called for each work request from several places. Without the attribute the compiler does not
+    // inline it, which costs a tenth of the total.
     #[inline(always)]
-    pub fn write(&mut self, id: u64, pieces: &[Piece], to: Remote, marks: Marks) {
+    pub fn write(&mut self, id: u64, pieces: &[LocalPiece], to: RemoteAddress, marks: Marks) {
         let index = self.filled;
         assert!(index < self.requests.len(), "the chain is full");
         assert!(pieces.len() <= self.pieces_max, "{} pieces", pieces.len());
@@ -147,7 +152,7 @@ impl Chain {
         self.filled += 1;
     }
 
-    /// Asks for a completion of the last one added, by this id.
+    /// Requests a completion with this id for the last added request.
     #[inline]
     pub fn signal_last(&mut self, id: u64) {
         if let Some(last) = self.filled.checked_sub(1) {
@@ -157,7 +162,7 @@ impl Chain {
         }
     }
 
-    /// The first of what is to be posted, with the last one's link cut.
+    /// The first request to post. The link of the last one is cut.
     #[inline]
     pub(super) fn linked(&mut self) -> Option<NonNull<SendWr>> {
         let last = self.filled.checked_sub(1)?;
@@ -165,7 +170,7 @@ impl Chain {
         NonNull::new(self.requests.as_mut_ptr())
     }
 
-    /// Which one a provider has named; the first where it named none.
+    /// The index of a request that a provider returned; 0 if it returned none.
     #[cold]
     pub(super) fn index_of(&self, request: *const SendWr) -> usize {
         let bytes = request.addr().wrapping_sub(self.requests.as_ptr().addr());
@@ -173,17 +178,17 @@ impl Chain {
         if index < self.filled { index } else { 0 }
     }
 
-    /// Where the one behind `index` will be.
+    /// The address of the request after `index`.
     #[inline]
     fn next(&mut self, index: usize) -> *mut SendWr {
         match index + 1 < self.requests.len() {
-            // SAFETY: within the requests.
+            // SAFETY: the index is within the requests.
             true => unsafe { self.requests.as_mut_ptr().add(index + 1) },
             false => std::ptr::null_mut(),
         }
     }
 
-    /// Borrows this one alone, so that pointers that lead to others stay good.
+    /// Borrows only this request, so that pointers to other requests stay valid.
     #[inline]
     fn request(&mut self, index: usize) -> &mut SendWr {
         debug_assert!(index < self.requests.len());

@@ -1,45 +1,44 @@
-//! Completion queues: what became of work requests and receives.
+//! Completion queues: the outcomes of work requests and receives.
 //!
-//! Thread: one polls. Polling allocates nothing and does not enter the kernel; only asking for an event and
-//! taking it does.
+//! Thread: one thread polls. Polling allocates nothing and does not enter the kernel. Requesting
+//! and clearing events enters the kernel.
 #![allow(unsafe_code)]
 
 use super::abi::{self, CompChannel, Cq, Wc};
 use super::device::{Device, made};
 use std::ffi::c_int;
-use std::fmt;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::{fmt, io};
 
-/// A queue of completions, shared by the queue pairs that were made with it.
+/// A completion queue, shared by the queue pairs created with it.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(super) handle: Arc<Handle>,
     channel: Option<Channel>,
 }
 
-/// The queue itself, which outlives the queue pairs that fill it.
+/// The queue itself. It outlives the queue pairs that use it.
 pub(super) struct Handle {
     pub(super) cq: *mut Cq,
     pub(super) device: Arc<Device>,
     channel: *mut CompChannel,
 }
 
-/// Where its events arrive.
+/// The descriptor of its events.
 #[derive(Debug)]
 struct Channel {
     fd: c_int,
 }
 
-// SAFETY: the library's functions allow any thread; `CompletionQueue` alone polls, by `&mut`.
+// SAFETY: the library's functions allow any thread; only `CompletionQueue` polls, by `&mut`.
 unsafe impl Send for Handle {}
-// SAFETY: as above; others hold it without using it.
+// SAFETY: as above; other owners hold it without using it.
 unsafe impl Sync for Handle {}
 
 impl CompletionQueue {
-    /// A queue for `entries` completions, without events. It must never overflow: that ends all its queue
-    /// pairs.
+    /// A queue for `entries` completions, without events. It must never overflow: an overflow fails
+    /// all its queue pairs.
     pub fn new(device: &Arc<Device>, entries: u32) -> io::Result<CompletionQueue> {
         Ok(CompletionQueue {
             handle: Arc::new(Handle::new(device, entries, std::ptr::null_mut())?),
@@ -47,14 +46,14 @@ impl CompletionQueue {
         })
     }
 
-    /// A queue with a descriptor that becomes readable, for threads that wait.
+    /// A queue with a descriptor that becomes readable, for waiting threads.
     pub fn with_events(device: &Arc<Device>, entries: u32) -> io::Result<CompletionQueue> {
-        // SAFETY: an open device; null is an error.
+        // SAFETY: the device is open; null is an error.
         let channel = made(unsafe { (device.library.create_comp_channel)(device.context) })?;
-        // SAFETY: just made; the descriptor stays the channel's.
+        // SAFETY: just created; the channel keeps the descriptor.
         let fd = unsafe { (*channel).fd };
         let handle = Handle::new(device, entries, channel).inspect_err(|_| {
-            // SAFETY: made above, and no queue uses it.
+            // SAFETY: created above, and no queue uses it.
             unsafe { (device.library.destroy_comp_channel)(channel) };
         })?;
         // SAFETY: an open descriptor and integers.
@@ -66,15 +65,16 @@ impl CompletionQueue {
         Ok(CompletionQueue { handle: Arc::new(handle), channel: Some(Channel { fd }) })
     }
 
-    /// Takes as many completions as there are and as have room; what was in `into` is over.
+    /// Takes all available completions that fit into `into`. Its previous content is dropped.
     #[inline]
     pub fn poll(&mut self, into: &mut Completions) -> io::Result<usize> {
         into.filled = 0;
         let room = into.entries.len() as c_int;
         let cq = self.handle.cq;
-        // SAFETY: the queue and its device live; the library leaves no function of an open device null.
+        // SAFETY: the queue and its device live. The library leaves no function of an open device
+        // null.
         let poll = unsafe { (*(*cq).context).ops.poll_cq };
-        // SAFETY: this queue's function, and room for as many as are told.
+        // SAFETY: the function belongs to this queue, and there is room for `room` entries.
         let taken = unsafe { poll(cq, room, into.entries.as_mut_ptr()) };
         into.filled =
             usize::try_from(taken).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
@@ -82,33 +82,36 @@ impl CompletionQueue {
         Ok(into.filled)
     }
 
-    /// Asks that the descriptor become readable with the next completion that is added. What was added before
-    /// rings nothing: poll once more before waiting.
+    /// Requests that the next completion makes the descriptor readable. Earlier completions cause
+    /// no event, so poll once more before waiting.
     pub fn request_event(&mut self) -> io::Result<()> {
         let cq = self.handle.cq;
         // SAFETY: as in `poll`.
         let request = unsafe { (*(*cq).context).ops.req_notify_cq };
-        // SAFETY: this queue's function; 0: any completion.
+        // SAFETY: the function belongs to this queue; 0 means any completion.
         super::device::done(unsafe { request(cq, 0) })
     }
 
-    /// Takes the events that have come, so that the descriptor is no longer readable.
+    /// Takes all pending events, so that the descriptor is no longer readable.
     pub fn clear_events(&mut self) {
         if self.channel.is_none() {
             return;
         }
         let library = self.handle.device.library;
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: our channel, which does not wait, and places for what it says; one queue uses it.
+        // SAFETY: the channel is non-blocking, both places are writable, and one queue uses the
+        // channel.
         while unsafe { (library.get_cq_event)(self.handle.channel, &mut cq, &mut context) } == 0 {
-            // SAFETY: the queue lives; each event is acknowledged once, or its end would wait for it.
+            // SAFETY: the queue lives. Each event is acknowledged once; otherwise `destroy_cq`
+            // would wait for it.
             unsafe { (library.ack_cq_events)(self.handle.cq, 1) };
         }
     }
 
-    /// Becomes readable after [`CompletionQueue::request_event`]. None of a queue without events.
+    /// Becomes readable after [`CompletionQueue::request_event`]. `None` for a queue without
+    /// events.
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the channel's, open as long as the queue.
+        // SAFETY: the channel keeps it open as long as the queue.
         self.channel.as_ref().map(|channel| unsafe { BorrowedFd::borrow_raw(channel.fd) })
     }
 }
@@ -118,7 +121,7 @@ impl Handle {
         let entries =
             c_int::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let context = std::ptr::null_mut();
-        // SAFETY: an open device, and null or a channel of it; null is an error.
+        // SAFETY: the device is open and `channel` is null or belongs to it; null is an error.
         let cq = made(unsafe {
             (device.library.create_cq)(device.context, entries, context, channel, 0)
         })?;
@@ -128,7 +131,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, ended once; queue pairs hold an `Arc` of it, and all events were acknowledged.
+        // SAFETY: created by `new`, destroyed once. Queue pairs hold an `Arc` of it, and all events
+        // were acknowledged.
         unsafe { (self.device.library.destroy_cq)(self.cq) };
         if !self.channel.is_null() {
             // SAFETY: as above; the one queue that used it is gone.
@@ -143,16 +147,16 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// Room for what one poll takes.
+/// A buffer for the completions of one poll.
 pub struct Completions {
     entries: Box<[Wc]>,
     filled: usize,
 }
 
 impl Completions {
-    /// Room for `entries`.
+    /// Room for `entries` completions.
     pub fn new(entries: usize) -> Completions {
-        // SAFETY: plain numbers, for which zeros are values.
+        // SAFETY: the struct holds plain numbers, and zeros are valid values.
         let empty: Wc = unsafe { std::mem::zeroed() };
         Completions {
             entries: vec![empty; entries.clamp(1, c_int::MAX as usize)].into(),
@@ -160,7 +164,7 @@ impl Completions {
         }
     }
 
-    /// What the last poll took, oldest first.
+    /// The completions of the last poll, oldest first.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = Completion> + '_ {
         self.entries[..self.filled].iter().map(Completion::from_entry)
@@ -173,49 +177,50 @@ impl fmt::Debug for Completions {
     }
 }
 
-/// The end of a work request or receive.
+/// The outcome of a work request or receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// Given when it was posted. Work requests before it on its queue pair have ended, too.
+    /// The id given at posting. Earlier work requests on its queue pair have ended, too.
     pub id: u64,
-    /// Number of its queue pair, here.
+    /// The local number of its queue pair.
     pub queue_pair: u32,
-    /// What became of it.
-    pub outcome: Result<Ended, Fault>,
+    /// Its outcome.
+    pub outcome: Result<CompletionKind, CompletionError>,
 }
 
-/// What has ended well. A fault does not say which it was: ids tell them apart.
+/// What ended successfully. A failure does not say which kind it was: the ids distinguish them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    /// Our bytes lie in the peer's memory, as far as the peer's NIC is concerned.
+pub enum CompletionKind {
+    /// The bytes lie in the peer's memory, from the point of view of the peer's NIC.
     Written,
-    /// A peer has written, and the bytes of all it wrote before on this queue pair lie here.
+    /// A peer has written. All its earlier bytes on this queue pair lie here.
     Notified {
-        /// As the peer said.
+        /// The value from the peer.
         immediate: u32,
     },
-    /// Anything else, by its number.
+    /// Another kind, by its number.
     Other(u32),
 }
 
-/// Why a work request or receive has failed. After any of these the queue pair flushes all that is posted.
+/// Why a work request or receive failed. After each of these the queue pair flushes everything
+/// posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
-    /// Not carried out, since another one had failed or the queue pair was ended.
+pub enum CompletionError {
+    /// Not executed because another request had failed or the queue pair was ended.
     Flushed,
     /// A local piece lies outside its registration.
     LocalProtection,
-    /// The device could not send it: no way to the peer, or a fault of its own.
+    /// The device could not send it: no route to the peer, or a device fault.
     LocalOperation,
-    /// The peer's memory is not ours to write: key, bounds or permission.
+    /// The peer's memory cannot be written: key, bounds or permission.
     RemoteAccess,
-    /// The peer did not answer, however often it was asked.
+    /// The peer did not answer any retry.
     NoAnswer,
-    /// The peer had no receive posted, however often it was asked.
+    /// The peer had no receive posted for any retry.
     NoReceive,
-    /// The peer finds the request wrong, or could not carry it out.
+    /// The peer found the request invalid, or could not execute it.
     RemoteOperation,
-    /// Another one, by its number.
+    /// Another error, by its number.
     Other(u32),
 }
 
@@ -223,69 +228,69 @@ impl Completion {
     #[inline]
     fn from_entry(entry: &Wc) -> Completion {
         let outcome = match entry.status {
-            abi::WC_SUCCESS => Ok(Ended::from_entry(entry)),
-            status => Err(Fault::from_status(status)),
+            abi::WC_SUCCESS => Ok(CompletionKind::from_entry(entry)),
+            status => Err(CompletionError::from_status(status)),
         };
         Completion { id: entry.wr_id, queue_pair: entry.qp_num, outcome }
     }
 }
 
-impl Ended {
+impl CompletionKind {
     #[inline]
-    fn from_entry(entry: &Wc) -> Ended {
+    fn from_entry(entry: &Wc) -> CompletionKind {
         match entry.opcode {
-            abi::WC_RDMA_WRITE => Ended::Written,
+            abi::WC_RDMA_WRITE => CompletionKind::Written,
             abi::WC_RECV_RDMA_WITH_IMM if entry.wc_flags & abi::WC_WITH_IMM != 0 => {
-                Ended::Notified { immediate: u32::from_be(entry.imm_data) }
+                CompletionKind::Notified { immediate: u32::from_be(entry.imm_data) }
             }
-            other => Ended::Other(other),
+            other => CompletionKind::Other(other),
         }
     }
 }
 
-impl Fault {
-    /// As devices number it.
+impl CompletionError {
+    /// The status number that devices use.
     pub(super) fn status(self) -> u32 {
         match self {
-            Fault::Flushed => abi::WC_WR_FLUSH_ERR,
-            Fault::LocalProtection => abi::WC_LOC_PROT_ERR,
-            Fault::LocalOperation => abi::WC_LOC_QP_OP_ERR,
-            Fault::RemoteAccess => abi::WC_REM_ACCESS_ERR,
-            Fault::NoAnswer => abi::WC_RETRY_EXC_ERR,
-            Fault::NoReceive => abi::WC_RNR_RETRY_EXC_ERR,
-            Fault::RemoteOperation => abi::WC_REM_OP_ERR,
-            Fault::Other(status) => status,
+            CompletionError::Flushed => abi::WC_WR_FLUSH_ERR,
+            CompletionError::LocalProtection => abi::WC_LOC_PROT_ERR,
+            CompletionError::LocalOperation => abi::WC_LOC_QP_OP_ERR,
+            CompletionError::RemoteAccess => abi::WC_REM_ACCESS_ERR,
+            CompletionError::NoAnswer => abi::WC_RETRY_EXC_ERR,
+            CompletionError::NoReceive => abi::WC_RNR_RETRY_EXC_ERR,
+            CompletionError::RemoteOperation => abi::WC_REM_OP_ERR,
+            CompletionError::Other(status) => status,
         }
     }
 
     #[cold]
-    fn from_status(status: u32) -> Fault {
+    fn from_status(status: u32) -> CompletionError {
         match status {
-            abi::WC_WR_FLUSH_ERR => Fault::Flushed,
-            abi::WC_LOC_PROT_ERR => Fault::LocalProtection,
-            abi::WC_LOC_QP_OP_ERR => Fault::LocalOperation,
-            abi::WC_REM_ACCESS_ERR => Fault::RemoteAccess,
-            abi::WC_RETRY_EXC_ERR => Fault::NoAnswer,
-            abi::WC_RNR_RETRY_EXC_ERR => Fault::NoReceive,
-            abi::WC_REM_INV_REQ_ERR | abi::WC_REM_OP_ERR => Fault::RemoteOperation,
-            other => Fault::Other(other),
+            abi::WC_WR_FLUSH_ERR => CompletionError::Flushed,
+            abi::WC_LOC_PROT_ERR => CompletionError::LocalProtection,
+            abi::WC_LOC_QP_OP_ERR => CompletionError::LocalOperation,
+            abi::WC_REM_ACCESS_ERR => CompletionError::RemoteAccess,
+            abi::WC_RETRY_EXC_ERR => CompletionError::NoAnswer,
+            abi::WC_RNR_RETRY_EXC_ERR => CompletionError::NoReceive,
+            abi::WC_REM_INV_REQ_ERR | abi::WC_REM_OP_ERR => CompletionError::RemoteOperation,
+            other => CompletionError::Other(other),
         }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for CompletionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Fault::Flushed => "flushed with its queue pair",
-            Fault::LocalProtection => "local memory not registered so",
-            Fault::LocalOperation => "the device could not send it",
-            Fault::RemoteAccess => "the peer's memory refuses it: key, bounds or permission",
-            Fault::NoAnswer => "no answer from the peer, retries exhausted",
-            Fault::NoReceive => "the peer had no receive posted, retries exhausted",
-            Fault::RemoteOperation => "the peer could not carry it out",
-            Fault::Other(status) => return write!(f, "work completion status {status}"),
+            CompletionError::Flushed => "flushed with its queue pair",
+            CompletionError::LocalProtection => "local memory is not registered for this",
+            CompletionError::LocalOperation => "the device could not send it",
+            CompletionError::RemoteAccess => "peer's memory denied it: key, bounds or permission",
+            CompletionError::NoAnswer => "no answer from the peer, retries exhausted",
+            CompletionError::NoReceive => "the peer had no receive posted, retries exhausted",
+            CompletionError::RemoteOperation => "the peer could not execute it",
+            CompletionError::Other(status) => return write!(f, "work completion status {status}"),
         })
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for CompletionError {}

@@ -1,15 +1,15 @@
-//! An open device and a protection domain on it: what all other objects hang from.
+//! An open device and a protection domain on it. All other objects depend on them.
 //!
-//! Each object holds an `Arc` of the one it was made from, so that they end in the order the library asks for:
-//! queue pairs and registrations before their domain, completion queues before their device.
+//! Each object holds an `Arc` of its parent, which gives the order of destruction that the library
+//! needs. Queue pairs and registrations end before their domain, completion queues before their
+//! device.
 #![allow(unsafe_code)]
 
 use super::abi::{Context, ListedDevice, Pd};
-use super::devices::{DeviceInfo, Listed, describe, is_active};
 use super::library::{Library, Unavailable};
-use std::fmt;
-use std::io;
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// An open device, closed when dropped.
 pub struct Device {
@@ -21,44 +21,34 @@ pub struct Device {
 /// Why a device is not open.
 #[derive(Debug)]
 pub enum NotOpen {
-    /// There are no verbs here.
+    /// The verbs library is not available.
     Unavailable(Unavailable),
     /// No device of this name.
     Unknown,
-    /// It is there and cannot be opened.
+    /// The device exists but cannot be opened.
     Refused(io::Error),
 }
 
-// SAFETY: the library's functions lock for themselves whatever they change of a context, so that it may be used
-// by any thread and by several at once.
+// SAFETY: the library's functions lock all state of a context that they change. Any thread, and
+// several at once, can use it.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The device that `ibv_devices` calls so.
+    /// The device with this name in `ibv_devices`.
     pub fn open(name: &str) -> Result<Arc<Device>, NotOpen> {
         let listed = Listed::get().map_err(NotOpen::Unavailable)?;
         let device = listed.devices().find(|&device| listed.name(device) == name);
         let device = device.ok_or(NotOpen::Unknown)?;
-        // SAFETY: a device of a list that is still held.
+        // SAFETY: the device belongs to a list that is still held.
         let opened = unsafe { Device::open_listed(listed.library, device, name.into()) };
         opened.map(Arc::new).map_err(NotOpen::Refused)
     }
 
-    /// What it is called.
+    /// The name of the device.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// What it can do, with its ports and their addresses, as they are now.
-    pub fn info(&self) -> io::Result<DeviceInfo> {
-        describe(self)
-    }
-
-    /// Whether a port, from 1, is up now.
-    pub fn is_active(&self, port: u8) -> io::Result<bool> {
-        is_active(self, port)
     }
 
     /// # Safety
@@ -76,7 +66,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: open, and closed once; nothing hangs from it, since all that does holds an `Arc` of it.
+        // SAFETY: open, and closed once. Nothing depends on it: each dependent object holds an
+        // `Arc` of it.
         unsafe { (self.library.close_device)(self.context) };
     }
 }
@@ -99,7 +90,7 @@ impl fmt::Display for NotOpen {
 
 impl std::error::Error for NotOpen {}
 
-/// What registrations and queue pairs belong to; those of one domain alone work together.
+/// The owner of registrations and queue pairs. Only those of the same domain work together.
 pub struct Domain {
     pub(super) pd: *mut Pd,
     pub(super) device: Arc<Device>,
@@ -111,9 +102,9 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// A domain of its own.
+    /// Creates a protection domain.
     pub fn new(device: &Arc<Device>) -> io::Result<Arc<Domain>> {
-        // SAFETY: an open device; null is an error.
+        // SAFETY: the device is open; null is an error.
         let pd = made(unsafe { (device.library.alloc_pd)(device.context) })?;
         Ok(Arc::new(Domain { pd, device: device.clone() }))
     }
@@ -130,7 +121,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, ended once; registrations and queue pairs hold an `Arc` of it.
+        // SAFETY: created by `new`, destroyed once; registrations and queue pairs hold an `Arc` of
+        // it.
         unsafe { (self.library().dealloc_pd)(self.pd) };
     }
 }
@@ -141,12 +133,66 @@ impl fmt::Debug for Domain {
     }
 }
 
-/// Functions that make something give null and set `errno`.
+/// The library's list of devices, freed when dropped.
+pub(super) struct Listed {
+    pub(super) library: &'static Library,
+    devices: *mut *mut ListedDevice,
+    count: usize,
+}
+
+impl Listed {
+    pub(super) fn get() -> Result<Listed, Unavailable> {
+        let library = Library::get()?;
+        let mut count: c_int = 0;
+        // SAFETY: `count` is writable; the result is null or an array of that many devices.
+        let devices = unsafe { (library.get_device_list)(&mut count) };
+        if devices.is_null() {
+            let error = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+            // The answer of a kernel without the RDMA subsystem.
+            return match error {
+                libc::ENOSYS => Ok(Listed { library, devices, count: 0 }),
+                _ => Err(Unavailable::Devices(error)),
+            };
+        }
+        Ok(Listed { library, devices, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    pub(super) fn devices(&self) -> impl Iterator<Item = *mut ListedDevice> {
+        // SAFETY: below the count. The library owns the device until the list is freed.
+        (0..self.count).map(|index| unsafe { *self.devices.add(index) })
+    }
+
+    pub(super) fn name(&self, device: *mut ListedDevice) -> String {
+        // SAFETY: a device of this list; the name is part of it.
+        unsafe { text((self.library.get_device_name)(device)) }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if !self.devices.is_null() {
+            // SAFETY: freed once; open devices stay open.
+            unsafe { (self.library.free_device_list)(self.devices) };
+        }
+    }
+}
+
+/// # Safety
+/// Null, or a string that ends with 0.
+pub(super) unsafe fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: by the caller.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+}
+
+/// The result of functions that create an object: they return null and set `errno` on failure.
 pub(super) fn made<T>(object: *mut T) -> io::Result<*mut T> {
     if object.is_null() { Err(io::Error::last_os_error()) } else { Ok(object) }
 }
 
-/// Most other functions give 0 or an error number.
+/// The result of most other functions: 0 or an error number.
 pub(super) fn done(result: std::ffi::c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),

@@ -1,28 +1,28 @@
-//! What devices there are, with their ports and addresses: opened to be asked, then closed.
+//! The available devices, with their ports and addresses. Each device is opened, queried and
+//! closed.
 #![allow(unsafe_code)]
 
-use super::abi::{self, DeviceAttr, Gid, GidEntry, ListedDevice, PortAttr};
-use super::device::{Device, done};
-use super::library::{Library, Unavailable};
-use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::fmt;
-use std::io;
+use super::abi::{self, DeviceAttr, Gid, GidEntry, PortAttr};
+use super::device::{Device, Listed, done, text};
+use super::library::Unavailable;
+use std::ffi::{c_int, c_uint};
 use std::net::Ipv6Addr;
+use std::{fmt, io};
 
 /// An RDMA device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
-    /// As `ibv_devices` calls it.
+    /// The name in `ibv_devices`.
     pub name: String,
-    /// Of the firmware; of a device in software often empty.
+    /// Version of the firmware; often empty for a software device.
     pub firmware: String,
-    /// Bytes that one region may have.
+    /// Maximum bytes of a region.
     pub max_region: u64,
-    /// Work requests that a queue may hold.
+    /// Maximum work requests of a queue.
     pub max_work_requests: u32,
-    /// Local pieces of one work request.
+    /// Maximum local pieces of a work request.
     pub max_pieces: u32,
-    /// Counted from 1.
+    /// Ports, numbered from 1.
     pub ports: Vec<PortInfo>,
 }
 
@@ -33,20 +33,20 @@ pub struct PortInfo {
     pub number: u8,
     /// Whether it carries traffic.
     pub active: bool,
-    /// What is below.
+    /// The link layer.
     pub link: LinkLayer,
-    /// Bytes of a packet's payload, as the link has them now.
+    /// Bytes of a packet's payload, as currently active.
     pub mtu: u32,
-    /// Its address on InfiniBand, given by the subnet manager; 0 elsewhere.
+    /// The address on InfiniBand, assigned by the subnet manager; 0 elsewhere.
     pub lid: u16,
-    /// Its table, without entries that are empty.
-    pub addresses: Vec<Address>,
+    /// The GID table without its empty entries.
+    pub addresses: Vec<PortGid>,
 }
 
 /// What carries the packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkLayer {
-    /// Of its own.
+    /// InfiniBand's own link layer.
     InfiniBand,
     /// RoCE.
     Ethernet,
@@ -54,114 +54,82 @@ pub enum LinkLayer {
     Other(u8),
 }
 
-/// An entry of a port's table of GIDs.
+/// An entry of a port's GID table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Address {
-    /// Its place in the table.
+pub struct PortGid {
+    /// Its index in the table.
     pub index: u32,
-    /// How it travels.
-    pub kind: AddressKind,
-    /// The GID, which is an IPv6 address; of RoCE over IPv4 a mapped one.
+    /// Its type.
+    pub kind: GidKind,
+    /// The GID, which is an IPv6 address; for RoCE over IPv4 a mapped one.
     pub gid: Ipv6Addr,
 }
 
-/// How packets to an address look.
+/// The packet format of an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AddressKind {
+pub enum GidKind {
     /// On InfiniBand.
     InfiniBand,
     /// On Ethernet, within a subnet.
     RoceV1,
-    /// In UDP.
+    /// In UDP, routable.
     RoceV2,
     /// Another one, by its number.
     Other(u32),
 }
 
-impl fmt::Display for AddressKind {
+impl fmt::Display for GidKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AddressKind::InfiniBand => f.write_str("InfiniBand"),
-            AddressKind::RoceV1 => f.write_str("RoCE v1"),
-            AddressKind::RoceV2 => f.write_str("RoCE v2"),
-            AddressKind::Other(number) => write!(f, "type {number}"),
+            GidKind::InfiniBand => f.write_str("InfiniBand"),
+            GidKind::RoceV1 => f.write_str("RoCE v1"),
+            GidKind::RoceV2 => f.write_str("RoCE v2"),
+            GidKind::Other(number) => write!(f, "type {number}"),
         }
     }
 }
 
-/// A device that is there and cannot be asked.
+/// A device that exists but cannot be queried.
 #[derive(Debug)]
 pub struct Closed {
-    /// As `ibv_devices` calls it.
+    /// The name in `ibv_devices`.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub error: io::Error,
 }
 
 /// All devices, in the library's order.
 ///
 /// # Errors
-/// There are no verbs here.
+/// The verbs library is not available.
 pub fn list() -> Result<Vec<Result<DeviceInfo, Closed>>, Unavailable> {
     let listed = Listed::get()?;
     let found = listed.devices().map(|device| {
         let name = listed.name(device);
-        // SAFETY: a device of a list that is still held.
+        // SAFETY: the device belongs to a list that is still held.
         let opened = unsafe { Device::open_listed(listed.library, device, name.clone()) };
         opened.and_then(|device| describe(&device)).map_err(|error| Closed { name, error })
     });
     Ok(found.collect())
 }
 
-/// The library's list of devices, freed when dropped.
-pub(super) struct Listed {
-    pub(super) library: &'static Library,
-    devices: *mut *mut ListedDevice,
-    count: usize,
-}
-
-impl Listed {
-    pub(super) fn get() -> Result<Listed, Unavailable> {
-        let library = Library::get()?;
-        let mut count: c_int = 0;
-        // SAFETY: a place for the count; the result is null or an array of that many devices.
-        let devices = unsafe { (library.get_device_list)(&mut count) };
-        if devices.is_null() {
-            let error = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-            // How a kernel without the subsystem answers.
-            return match error {
-                libc::ENOSYS => Ok(Listed { library, devices, count: 0 }),
-                _ => Err(Unavailable::Devices(error)),
-            };
-        }
-        Ok(Listed { library, devices, count: usize::try_from(count).unwrap_or(0) })
+impl Device {
+    /// The current limits of the device, with its ports and their addresses.
+    pub fn info(&self) -> io::Result<DeviceInfo> {
+        describe(self)
     }
 
-    pub(super) fn devices(&self) -> impl Iterator<Item = *mut ListedDevice> {
-        // SAFETY: below the count. The device is the library's until the list is freed.
-        (0..self.count).map(|index| unsafe { *self.devices.add(index) })
-    }
-
-    pub(super) fn name(&self, device: *mut ListedDevice) -> String {
-        // SAFETY: a device of this list; the name is part of it.
-        unsafe { text((self.library.get_device_name)(device)) }
+    /// Whether a port (from 1) is up now.
+    pub fn is_active(&self, port: u8) -> io::Result<bool> {
+        is_active(self, port)
     }
 }
 
-impl Drop for Listed {
-    fn drop(&mut self) {
-        if !self.devices.is_null() {
-            // SAFETY: as it was given, once; devices that are open stay open.
-            unsafe { (self.library.free_device_list)(self.devices) };
-        }
-    }
-}
-
-/// What a device says of itself.
+/// Queries a device.
 pub(super) fn describe(device: &Device) -> io::Result<DeviceInfo> {
-    // SAFETY: plain numbers and arrays of them, for which zeros are values.
+    // SAFETY: the struct holds plain numbers and arrays of them, and zeros are valid values.
     let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
-    // SAFETY: an open device, and a place for what it says.
+    // SAFETY: the device is open, and `attr` is writable.
     done(unsafe { (device.library.query_device)(device.context, &mut attr) })?;
     // SAFETY: the array is part of `attr`; the library ends it with 0.
     let firmware = unsafe { text(attr.fw_ver.as_ptr()) };
@@ -184,10 +152,10 @@ pub(super) fn is_active(device: &Device, port: u8) -> io::Result<bool> {
 }
 
 fn query(device: &Device, number: u8) -> io::Result<PortAttr> {
-    // SAFETY: plain numbers, for which zeros are values.
+    // SAFETY: the struct holds plain numbers, and zeros are valid values.
     let mut attr: PortAttr = unsafe { std::mem::zeroed() };
-    // SAFETY: an open device, one of its ports, and a place for what it says: old libraries fill the
-    // beginning of it, newer ones all.
+    // SAFETY: the device is open, the port is one of its own, and `attr` is writable. Old libraries
+    // fill the beginning of it, newer ones all.
     done(unsafe { (device.library.query_port)(device.context, number, &mut attr) })?;
     Ok(attr)
 }
@@ -214,9 +182,9 @@ fn port(device: &Device, number: u8) -> io::Result<PortInfo> {
     })
 }
 
-fn addresses(device: &Device, port: u8) -> io::Result<Vec<Address>> {
-    /// Of all ports together; common devices have 256 each. The kernel is told the table's bytes in 16 bits, and
-    /// refuses what does not fit there.
+fn addresses(device: &Device, port: u8) -> io::Result<Vec<PortGid>> {
+    /// Maximum entries of all ports together; common devices have 256 each. The kernel receives the
+    /// size of the table in 16 bits and refuses a larger one.
     const ENTRIES_MAX: usize = 2047;
     const _: () = assert!(ENTRIES_MAX * size_of::<GidEntry>() <= u16::MAX as usize);
     let empty = GidEntry {
@@ -227,7 +195,8 @@ fn addresses(device: &Device, port: u8) -> io::Result<Vec<Address>> {
         ndev_ifindex: 0,
     };
     let mut table = vec![empty; ENTRIES_MAX];
-    // SAFETY: an open device, room for as many entries as are told, each of the size that is told.
+    // SAFETY: the device is open, and the table has room for the given number of entries of the
+    // given size.
     let filled = unsafe {
         (device.library.query_gid_table)(
             device.context,
@@ -241,25 +210,15 @@ fn addresses(device: &Device, port: u8) -> io::Result<Vec<Address>> {
         .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-filled).unwrap_or(libc::EIO)))?;
     let own =
         table[..filled.min(ENTRIES_MAX)].iter().filter(|entry| entry.port_num == u32::from(port));
-    let addresses = own.map(|entry| Address {
+    let addresses = own.map(|entry| PortGid {
         index: entry.gid_index,
         kind: match entry.gid_type {
-            abi::GID_TYPE_IB => AddressKind::InfiniBand,
-            abi::GID_TYPE_ROCE_V1 => AddressKind::RoceV1,
-            abi::GID_TYPE_ROCE_V2 => AddressKind::RoceV2,
-            other => AddressKind::Other(other),
+            abi::GID_TYPE_IB => GidKind::InfiniBand,
+            abi::GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+            abi::GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+            other => GidKind::Other(other),
         },
         gid: Ipv6Addr::from(entry.gid.raw),
     });
     Ok(addresses.collect())
-}
-
-/// # Safety
-/// Null, or a string that ends with 0.
-unsafe fn text(string: *const c_char) -> String {
-    if string.is_null() {
-        return String::new();
-    }
-    // SAFETY: by the caller.
-    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

@@ -1,50 +1,53 @@
-//! The two ends of a way between queue pairs, as plain data: what a peer is told, and what is ours to choose.
+//! The two ends of a connection between queue pairs, as plain data: the part that the peer must
+//! know and the local choices.
 
-use super::devices::{Address, PortInfo};
+use super::devices::{PortGid, PortInfo};
 
-/// One end, as the other must know it. Nothing in it is a secret or is trusted: a wrong one leads nowhere.
+/// One end, as the other end must know it. It holds no secret and is not trusted: a wrong value
+/// only makes the connection fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Endpoint {
-    /// Of the queue pair, 24 bit.
+    /// Number of the queue pair, 24 bits.
     pub number: u32,
-    /// Of the first packet that leaves it, 24 bit; fresh for each connection, so that a packet of an earlier
-    /// one is told apart.
+    /// Sequence number of the first outgoing packet, 24 bits. It is new for each connection, so
+    /// that a packet of an earlier connection is recognised.
     pub sequence: u32,
-    /// Of the port.
+    /// GID of the port.
     pub gid: [u8; 16],
-    /// Of the port, on InfiniBand; else 0.
+    /// LID of the port on InfiniBand; else 0.
     pub lid: u16,
-    /// Bytes of a packet's payload that the port carries.
+    /// Bytes of a packet's payload on this port.
     pub mtu: u16,
 }
 
-/// Our end of a way: port, address and how patiently it is used.
+/// The local end of a connection: port, address and timeouts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
     /// The port, from 1.
     pub port: u8,
-    /// Bytes of a packet's payload; the smaller of both ends' is used.
+    /// Bytes of a packet's payload. The connection uses the smaller value of both ends.
     pub mtu: u16,
-    /// On InfiniBand.
+    /// LID, on InfiniBand.
     pub lid: u16,
-    /// Place of `gid` in the port's table.
+    /// Index of `gid` in the port's table.
     pub gid_index: u8,
-    /// Our address.
+    /// The local address.
     pub gid: [u8; 16],
-    /// Byte of DSCP and ECN of RoCE v2.
+    /// The byte of DSCP and ECN of RoCE v2.
     pub traffic_class: u8,
-    /// 4.096 µs · 2^n until an unanswered packet is sent again. NICs may multiply it.
+    /// Time until an unanswered packet is retransmitted: 4.096 µs · 2^n. NICs may multiply it.
     pub timeout: u8,
-    /// How often it is sent again, up to 6. NICs take 7, too, but soft-RoCE then never gives up.
+    /// Maximum retransmissions, up to 6. NICs also take 7, but soft-RoCE then never gives up.
     pub retries: u8,
-    /// How often where the peer had no receive, up to 6; 7: without end.
+    /// Maximum retries if the peer has no receive posted, up to 6; 7: unlimited.
     pub receive_retries: u8,
 }
 
 impl Route {
-    /// By an address of a port. Six retries, each after 67 ms: an end that is gone is noticed within half a
-    /// second, or two where the NIC multiplies; and a peer is waited for until it has a receive.
-    pub fn new(port: &PortInfo, address: &Address) -> Route {
+    /// A route from an address of a port. It has six retries, one each 67 ms: a lost peer is
+    /// detected within half a second, or two if the NIC multiplies. The wait for a peer's receive
+    /// is unlimited.
+    pub fn new(port: &PortInfo, address: &PortGid) -> Route {
         Route {
             port: port.number,
             mtu: u16::try_from(port.mtu).unwrap_or(0),

@@ -1,7 +1,9 @@
-//! The library's functions, looked up by name. Opened once and never closed: providers keep threads and state.
+//! The library's functions, looked up by name. The library is opened once and never closed because
+//! providers keep threads and state.
 //!
-//! A [`Library`] is a table: what uses it does not know whether the real library or a provider of this process
-//! stands behind it. Posting and polling are not here but in the table of each open device ([`ContextOps`]).
+//! A [`Library`] is a table. Its users cannot distinguish the real library from a provider in this
+//! process.
+//! Not here: posting and polling, which are in the table of each open device ([`ContextOps`]).
 //!
 //! [`ContextOps`]: super::abi::ContextOps
 #![allow(unsafe_code)]
@@ -14,14 +16,14 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
-/// Why there are no verbs here.
+/// Why verbs are not available.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unavailable {
-    /// The library cannot be opened; what the loader says.
+    /// The library cannot be opened; the loader's message.
     Library(String),
-    /// It lacks a function, so it is not the one that is meant.
+    /// The library lacks this function, so it is the wrong library.
     Function(&'static CStr),
-    /// It finds no way to the kernel; the error number.
+    /// It cannot reach the kernel; the error number.
     Devices(i32),
 }
 
@@ -54,8 +56,9 @@ macro_rules! library {
                 Ok(Library {
                     $($field: {
                         let found = symbol(handle, $symbol)?;
-                        // SAFETY: the library's function of this name has this type; its name and version
-                        // have stood for the interface since 2007, and a test compares the structs it takes.
+                        // SAFETY: the library's function of this name has this type. Its name and
+                        // version have identified the interface since 2007, and a test compares the
+                        // structs that it takes.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
@@ -80,7 +83,7 @@ library! {
     query_gid_table = c"_ibv_query_gid_table": fn(*mut Context, *mut GidEntry, usize, u32, usize) -> isize;
     alloc_pd = c"ibv_alloc_pd": fn(*mut Context) -> *mut Pd;
     dealloc_pd = c"ibv_dealloc_pd": fn(*mut Pd) -> c_int;
-    // What the header's macro `ibv_reg_mr` comes to where flags are not known when compiled.
+    // The function behind the header's macro `ibv_reg_mr` if flags are not compile-time constants.
     reg_mr = c"ibv_reg_mr_iova2": fn(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
     dereg_mr = c"ibv_dereg_mr": fn(*mut Mr) -> c_int;
     create_comp_channel = c"ibv_create_comp_channel": fn(*mut Context) -> *mut CompChannel;
@@ -95,10 +98,10 @@ library! {
 }
 
 impl Library {
-    /// The library, opened by the first who asks.
+    /// The library, opened on the first call.
     ///
     /// # Errors
-    /// It is not there, or not what is meant; the answer stays the same.
+    /// The library is missing or is the wrong one. Later calls return the same result.
     pub fn get() -> Result<&'static Library, Unavailable> {
         static LIBRARY: OnceLock<Result<Library, Unavailable>> = OnceLock::new();
         LIBRARY.get_or_init(Library::open).as_ref().map_err(Clone::clone)
@@ -106,24 +109,25 @@ impl Library {
 }
 
 fn open(name: &CStr) -> Result<*mut c_void, Unavailable> {
-    // SAFETY: a string that ends with 0. The library's constructors are those of rdma-core.
+    // SAFETY: the string ends with 0. The library's constructors are those of rdma-core.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(handle);
     }
-    // SAFETY: no arguments; gives null or a string that stays until the next call by this thread.
+    // SAFETY: no arguments. The result is null or a string that is valid until this thread's next
+    // call.
     let error = unsafe { libc::dlerror() };
     let why = match error.is_null() {
         true => "no reason given".into(),
         // SAFETY: not null, so a string that ends with 0.
         false => unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned(),
     };
-    // It names the library itself.
+    // The message already names the library.
     Err(Unavailable::Library(why.strip_prefix("libibverbs.so.1: ").unwrap_or(&why).to_owned()))
 }
 
 fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, Unavailable> {
-    // SAFETY: the handle is open, and never closed.
+    // SAFETY: the handle is open and never closed.
     let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
     if found.is_null() { Err(Unavailable::Function(name)) } else { Ok(found) }
 }

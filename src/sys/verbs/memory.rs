@@ -1,41 +1,41 @@
-//! Registered memory: what a NIC may read, and where peers may write if it is allowed.
+//! Registered memory: a NIC can read it, and peers can write it if that is allowed.
 //!
-//! Register on threads that may wait: the kernel pins every page. A registration keeps its memory mapped; who
-//! may write which bytes is decided by the leases of `transfer`, not here, and no reference into the memory is
-//! ever formed.
+//! Thread: any that can block, because registration makes the kernel pin every page.
+//! Invariants: a registration keeps its memory mapped. No reference into the memory is ever formed.
+//! Not here: the right to write certain bytes, which the leases of `transfer` decide.
 #![allow(unsafe_code)]
 
 use super::abi::{self, Mr};
 use super::device::{Domain, made};
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// Memory that can be registered.
 ///
 /// # Safety
-/// All bytes from `base` stay mapped, readable and writable, as long as the value, wherever it is moved; and
-/// nobody has references into them, since a NIC and its peers read and write them at any time.
+/// All bytes from `base` stay mapped, readable and writable while the value lives, even if it is
+/// moved. No references into them exist, because a NIC and its peers read and write them at any
+/// time.
 pub unsafe trait Backing: Send + Sync + 'static {
-    /// First byte.
+    /// The first byte.
     fn base(&self) -> NonNull<u8>;
-    /// Bytes.
+    /// Number of bytes.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// Whether it has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What others than this process may do with memory. Reading for what this process posts is always allowed.
+/// Access that the memory grants to peers. Reading for local posts is always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Access {
-    /// Peers that know the key may WRITE.
+    /// Peers that know the key can WRITE.
     pub remote_write: bool,
-    /// Writes may pass each other on PCIe, which fast links to distant memory need; a completion still comes
-    /// after all of its bytes. Devices that do not know it ignore it.
+    /// Writes can overtake each other on PCIe; fast links to distant memory need that. A completion
+    /// still comes after all its bytes. Devices without support ignore it.
     pub relaxed_ordering: bool,
 }
 
@@ -45,11 +45,11 @@ pub struct Registration {
     local: Local,
     remote_key: u32,
     domain: Arc<Domain>,
-    /// Mapped for as long as the NIC may look.
+    /// Keeps the memory mapped as long as the NIC can use it.
     _backing: Arc<dyn Backing>,
 }
 
-/// What posting needs of a registration, side by side.
+/// The fields of a registration that posting needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Local {
     pub(super) address: u64,
@@ -57,13 +57,13 @@ pub(super) struct Local {
     pub(super) key: u32,
 }
 
-// SAFETY: the registration is a number to whoever uses it; the library allows any thread to end it.
+// SAFETY: users see only numbers of the registration; the library allows any thread to end it.
 unsafe impl Send for Registration {}
-// SAFETY: as above; a shared one only tells its numbers.
+// SAFETY: as above; a shared one only returns its numbers.
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers `range` of `backing`, which is no longer than the device's `max_region`.
+    /// Registers `range` of `backing`. The range must not exceed the device's `max_region`.
     pub fn new<B: Backing>(
         domain: &Arc<Domain>,
         backing: &Arc<B>,
@@ -85,12 +85,13 @@ impl Registration {
         // SAFETY: within the backing.
         let base = unsafe { backing.base().as_ptr().add(range.start) };
         let address = base.expose_provenance() as u64;
-        // SAFETY: memory that stays mapped longer than the registration; remote addresses are this process's.
+        // SAFETY: the memory stays mapped longer than the registration. Remote addresses are
+        // addresses of this process.
         let mr = unsafe {
             (domain.library().reg_mr)(domain.pd, base.cast(), range.len(), address, flags)
         };
         let mr = made(mr)?;
-        // SAFETY: just made; the library changes neither key.
+        // SAFETY: just created; the library changes neither key.
         let (key, remote_key) = unsafe { ((*mr).lkey, (*mr).rkey) };
         let local = Local { address, len: range.len(), key };
         Ok(Registration {
@@ -102,22 +103,22 @@ impl Registration {
         })
     }
 
-    /// Where it begins, as peers must say.
+    /// The address that peers must use for its first byte.
     pub fn address(&self) -> u64 {
         self.local.address
     }
 
-    /// Bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.local.len
     }
 
-    /// Never.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// What peers must know to write. Not for logs.
+    /// The key that peers need to write. Never log it.
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
@@ -129,7 +130,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, ended once. From here on its keys are refused.
+        // SAFETY: created by `new`, ended once. After this its keys are refused.
         unsafe { (self.domain.library().dereg_mr)(self.mr) };
     }
 }

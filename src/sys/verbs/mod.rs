@@ -1,9 +1,10 @@
-//! RDMA devices by way of `libibverbs.so.1`, which is opened when it is asked for and need not be there.
+//! RDMA devices through `libibverbs.so.1`. The library is opened at run time and is optional.
 //!
-//! The published `ibverbs` crate links the library, so that a program made with it does not start without it,
-//! and knows neither RDMA WRITE nor chains of work requests; hence own bindings.
-//! Setting up is for threads that may call into the kernel. Thread: `post` posts, `poll` polls; neither waits,
-//! allocates or enters the kernel there. Not here: which bytes go where, and when memory may be used again.
+//! Baton has its own bindings because the published `ibverbs` crate links the library: without it a
+//! program does not start. That crate also lacks RDMA WRITE and chains of work requests.
+//! Thread: setup runs on threads that can enter the kernel. `post` posts and `poll` polls; neither
+//! waits, allocates or enters the kernel.
+//! Not here: which bytes go where, and when memory can be reused.
 
 pub mod abi;
 mod chain;
@@ -16,11 +17,11 @@ mod memory;
 pub mod provider;
 mod queue_pair;
 
-pub use chain::{Chain, Marks, Piece, Remote};
-pub use completion::{Completion, CompletionQueue, Completions, Ended, Fault};
+pub use chain::{Chain, LocalPiece, Marks, RemoteAddress};
+pub use completion::{Completion, CompletionError, CompletionKind, CompletionQueue, Completions};
 pub use device::{Device, Domain, NotOpen};
-pub use devices::{Address, AddressKind, Closed, DeviceInfo, LinkLayer, PortInfo, list};
+pub use devices::{Closed, DeviceInfo, GidKind, LinkLayer, PortGid, PortInfo, list};
 pub use endpoint::{Endpoint, Route};
 pub use library::Unavailable;
 pub use memory::{Access, Backing, Registration};
-pub use queue_pair::{Capacity, QueuePair, Refused};
+pub use queue_pair::{Capacity, PostError, QueuePair};

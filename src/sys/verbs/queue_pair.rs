@@ -1,9 +1,10 @@
-//! Queue pairs of the reliable, connected kind: made, connected, posted to, reset.
+//! Reliable connected queue pairs: create, connect, post, reset.
 //!
-//! Thread: one posts, which may be another than the one that polls. Making and changing enters the kernel;
-//! posting does not, and allocates nothing.
-//! After a fault or [`QueuePair::fail`] everything posted is flushed; [`QueuePair::reset`] forgets it without a
-//! completion, and from its return on no packet of the old connection is taken in.
+//! Thread: one posts; another one can poll. Creating and changing enter the kernel. Posting does
+//! not enter the kernel and allocates nothing.
+//! Invariants: after a fault or [`QueuePair::fail`] everything posted is flushed.
+//! [`QueuePair::reset`] discards it without a completion. After reset returns, no packet of the old
+//! connection is accepted.
 #![allow(unsafe_code)]
 
 use super::abi::{self, AhAttr, Gid, GlobalRoute, Qp, QpAttr, QpCap, QpInitAttr, RecvWr};
@@ -12,20 +13,19 @@ use super::completion::{CompletionQueue, Handle};
 use super::device::{Domain, done, made};
 use super::endpoint::{Endpoint, Route};
 use std::ffi::{c_int, c_uint};
-use std::fmt;
-use std::io;
 use std::sync::Arc;
+use std::{fmt, io};
 
-/// What a queue pair has room for, and what it lets its peer do.
+/// The capacity of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
-    /// Work requests that have not completed.
+    /// Uncompleted work requests.
     pub requests: u32,
-    /// Receives that have not completed.
+    /// Uncompleted receives.
     pub receives: u32,
     /// Local pieces of a work request.
     pub pieces: u32,
-    /// Bytes that can go inline.
+    /// Inline bytes.
     pub inline: u32,
 }
 
@@ -35,28 +35,30 @@ pub struct QueuePair {
     number: u32,
     capacity: Capacity,
     takes_writes: bool,
-    /// From [`QueuePair::open`] until the next reset: our way, and the sequence number that was announced.
+    /// From [`QueuePair::open`] until the next reset: the local route and the announced sequence
+    /// number.
     opened: Option<(Route, u32)>,
     domain: Arc<Domain>,
-    /// They must outlive it.
+    /// The completion queues must outlive the queue pair.
     _completions: [Arc<Handle>; 2],
 }
 
-/// A chain that was not posted to its end.
+/// A chain that was not posted completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused {
-    /// Work requests from its beginning that were.
+pub struct PostError {
+    /// Number of work requests from its beginning that were posted.
     pub posted: usize,
-    /// `ENOMEM`: the queue is full; another: the queue pair is not connected, or a request is wrong.
+    /// `ENOMEM`: the queue is full. Any other: the queue pair is not connected, or a request is
+    /// invalid.
     pub error: i32,
 }
 
-// SAFETY: posting needs `&mut`, so one thread at a time; the library asks for no particular one.
+// SAFETY: posting needs `&mut`, so one thread at a time; the library accepts any thread.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair; work requests complete into `sent`, receives into `received`, which may be the same.
-    /// `takes_writes`: its peer may WRITE where registrations allow it.
+    /// Creates a queue pair. Work requests complete into `sent` and receives into `received`, which
+    /// can be the same queue. With `takes_writes` its peer can WRITE if the registration allows it.
     pub fn new(
         domain: &Arc<Domain>,
         sent: &CompletionQueue,
@@ -79,9 +81,9 @@ impl QueuePair {
             qp_type: abi::QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: a domain and completion queues of one device; null is an error.
+        // SAFETY: the domain and the completion queues belong to one device; null is an error.
         let qp = made(unsafe { (domain.library().create_qp)(domain.pd, &mut attr) })?;
-        // SAFETY: just made; the number never changes.
+        // SAFETY: just created; the number never changes.
         let number = unsafe { (*qp).qp_num };
         let capacity = Capacity {
             requests: attr.cap.max_send_wr,
@@ -102,18 +104,18 @@ impl QueuePair {
         })
     }
 
-    /// Its number on the fabric, which completions name.
+    /// Its number on the fabric. Completions carry it.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// What was granted, which is at least what was asked for.
+    /// The granted capacity: at least the requested one.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// Makes a new or reset one ready for receives, and says what its peer must know. `sequence` is drawn
-    /// afresh each time.
+    /// Prepares a new or reset queue pair for receives, and returns the data for its peer.
+    /// `sequence` must be random each time.
     pub fn open(&mut self, route: &Route, sequence: u32) -> io::Result<Endpoint> {
         let sequence = sequence & 0xff_ffff;
         let mut attr = unset();
@@ -136,8 +138,8 @@ impl QueuePair {
         })
     }
 
-    /// Connects an open one. Each end must have done so before the other's first packet comes: post once the
-    /// peer says that it has.
+    /// Connects an opened queue pair. Each end must be connected before the first packet of the
+    /// other end arrives: post only after the peer has confirmed.
     pub fn connect(&mut self, peer: &Endpoint) -> io::Result<()> {
         let (route, sequence) =
             self.opened.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -145,14 +147,15 @@ impl QueuePair {
         self.modify(&mut sending(&route, sequence), SENDING)
     }
 
-    /// Ends the connection: what is posted completes as flushed, what the peer sends is refused.
+    /// Ends the connection: posted requests complete as flushed, packets of the peer are refused.
     pub fn fail(&mut self) -> io::Result<()> {
         let mut attr = unset();
         attr.qp_state = abi::QPS_ERR;
         self.modify(&mut attr, abi::QP_STATE)
     }
 
-    /// As new: forgets what is posted. When this returns, nothing of the old connection can land any more.
+    /// Returns to the state after creation and discards everything posted. After this returns,
+    /// nothing of the old connection can land.
     pub fn reset(&mut self) -> io::Result<()> {
         let mut attr = unset();
         attr.qp_state = abi::QPS_RESET;
@@ -160,42 +163,44 @@ impl QueuePair {
         self.modify(&mut attr, abi::QP_STATE)
     }
 
-    /// Posts a chain with one doorbell. Until a completion says otherwise, the NIC reads the memory of its
-    /// pieces.
+    /// Posts a chain with one doorbell. The NIC reads the memory of its pieces until they complete.
     #[inline]
-    pub fn post(&mut self, chain: &mut Chain) -> Result<(), Refused> {
+    pub fn post(&mut self, chain: &mut Chain) -> Result<(), PostError> {
         let Some(first) = chain.linked() else {
             return Ok(());
         };
         let mut refused = std::ptr::null_mut();
-        // SAFETY: the queue pair and its device live; the library leaves no function of an open device null.
+        // SAFETY: the queue pair and its device live. The library leaves no function of an open
+        // device null.
         let post = unsafe { (*(*self.qp).context).ops.post_send };
-        // SAFETY: this queue pair's function; a chain that ends in null, whose pieces lie in registrations that
-        // it keeps, so that inline bytes can be read here and now. The provider copies what it needs.
+        // SAFETY: the function belongs to this queue pair. The chain ends in null and keeps the
+        // registrations of its pieces, so inline bytes are readable now. The provider copies what
+        // it needs.
         let result = unsafe { post(self.qp, first.as_ptr(), &mut refused) };
         match result {
             0 => Ok(()),
-            error => Err(Refused { posted: chain.index_of(refused), error }),
+            error => Err(PostError { posted: chain.index_of(refused), error }),
         }
     }
 
     /// Posts a receive for an immediate, with no memory.
     #[inline]
-    pub fn post_receive(&mut self, id: u64) -> Result<(), Refused> {
+    pub fn post_receive(&mut self, id: u64) -> Result<(), PostError> {
         let next = std::ptr::null_mut();
         let mut receive = RecvWr { wr_id: id, next, sg_list: std::ptr::null_mut(), num_sge: 0 };
         let mut refused = std::ptr::null_mut();
         // SAFETY: as in `post`.
         let post = unsafe { (*(*self.qp).context).ops.post_recv };
-        // SAFETY: this queue pair's function, and a receive that is looked at during the call only.
+        // SAFETY: the function belongs to this queue pair and reads the receive only during the
+        // call.
         match unsafe { post(self.qp, &mut receive, &mut refused) } {
             0 => Ok(()),
-            error => Err(Refused { posted: 0, error }),
+            error => Err(PostError { posted: 0, error }),
         }
     }
 
     fn modify(&mut self, attr: &mut QpAttr, mask: c_uint) -> io::Result<()> {
-        // SAFETY: a queue pair that lives, and attributes set as far as the mask says.
+        // SAFETY: the queue pair lives, and the masked attributes are set.
         done(unsafe { (self.domain.library().modify_qp)(self.qp, attr, mask as c_int) })
     }
 }
@@ -209,9 +214,9 @@ const RECEIVING: c_uint = abi::QP_STATE
     | abi::QP_MIN_RNR_TIMER;
 
 fn receiving(route: &Route, peer: &Endpoint) -> QpAttr {
-    /// 0.64 ms: rarely needed, as receives are posted ahead.
+    /// 0.64 ms. It is rarely needed, because receives are posted ahead.
     const PAUSE: u8 = 12;
-    /// More than any fabric has.
+    /// More than in any fabric.
     const HOPS_MAX: u8 = 64;
     let mut attr = unset();
     attr.qp_state = abi::QPS_RTR;
@@ -257,11 +262,11 @@ fn sending(route: &Route, sequence: u32) -> QpAttr {
 }
 
 fn unset() -> QpAttr {
-    // SAFETY: plain numbers, for which zeros are values.
+    // SAFETY: the struct holds plain numbers, and zeros are valid values.
     unsafe { std::mem::zeroed() }
 }
 
-/// The greatest that is not above `bytes`; 256 bytes, which every port carries, where there is none.
+/// The largest MTU code of at most `bytes`. The minimum is 256 bytes, which every port carries.
 fn mtu_code(bytes: u16) -> c_uint {
     (abi::MTU_256..=abi::MTU_4096)
         .rev()
@@ -271,11 +276,12 @@ fn mtu_code(bytes: u16) -> c_uint {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, ended once. What is posted is forgotten.
+        // SAFETY: created by `new`, destroyed once. Everything posted is discarded.
         let failed = unsafe { (self.domain.library().destroy_qp)(self.qp) } != 0;
-        // One that stays may be read from and written through; reset takes it off the memory, too.
+        // A remaining queue pair could still read and write memory. A reset stops that, too.
         if failed && self.reset().is_err() {
-            // Whoever drops it is about to give the memory to others, and only the kernel can keep the NIC off it.
+            // The caller is about to reuse the memory. Only the end of the process can keep the NIC
+            // off it.
             eprintln!(
                 "queue pair {} can neither be destroyed nor reset: the process ends",
                 self.number
@@ -291,14 +297,14 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = io::Error::from_raw_os_error(self.error);
         write!(f, "refused after {} work requests: {error}", self.posted)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for PostError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,119 +1,122 @@
-//! Which transport a session has, and why: for logs and metrics of both sides.
+//! The transport of a session and the reason for it, for logs and metrics of both sides.
 //!
-//! Each side knows what it would have taken itself; of the other a source knows all that was offered, a
-//! destination no more than what was chosen.
+//! Each side knows its own preferences. A source also knows everything the destination offered; a
+//! destination knows only the source's choice.
 
 use crate::wire::message::Transport;
 use std::fmt;
 
-/// Why no better one.
+/// Why this transport and no better one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
-    /// This worker takes no other.
+pub enum ChoiceReason {
+    /// This worker allows no other transport.
     Asked,
-    /// The other worker offers no other.
+    /// The other worker offers no other transport.
     OnlyOffered,
-    /// A better one could not be set up.
+    /// A better transport could not be set up.
     NotSetUp,
-    /// The other worker, which chooses, took no better one; its log says why.
+    /// The other worker, which chooses, took no better one; its log gives the reason.
     ChosenThere,
     /// Both workers are on one host, in one network namespace.
     SameHost,
-    /// They are not.
+    /// The workers are not on one host in one network namespace.
     OtherHost,
-    /// This worker has no NIC for RDMA, or leaves it out after what happened there.
+    /// This worker has no NIC for RDMA, or leaves RDMA out after failures.
     NoRdmaHere,
-    /// The other worker does.
+    /// The other worker has no NIC for RDMA, or leaves RDMA out after failures.
     NoRdmaThere,
 }
 
 /// A transport with its reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Choice {
-    /// How bytes move.
+pub struct TransportChoice {
+    /// The chosen transport.
     pub transport: Transport,
-    /// Why so.
-    pub why: Why,
+    /// The reason.
+    pub why: ChoiceReason,
 }
 
-impl Why {
-    /// As in log and metrics.
+impl ChoiceReason {
+    /// The name in logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
-            Why::Asked => "asked_for",
-            Why::OnlyOffered => "only_offered",
-            Why::NotSetUp => "not_set_up",
-            Why::ChosenThere => "chosen_there",
-            Why::SameHost => "same_host",
-            Why::OtherHost => "other_host",
-            Why::NoRdmaHere => "no_rdma_here",
-            Why::NoRdmaThere => "no_rdma_there",
+            ChoiceReason::Asked => "asked_for",
+            ChoiceReason::OnlyOffered => "only_offered",
+            ChoiceReason::NotSetUp => "not_set_up",
+            ChoiceReason::ChosenThere => "chosen_there",
+            ChoiceReason::SameHost => "same_host",
+            ChoiceReason::OtherHost => "other_host",
+            ChoiceReason::NoRdmaHere => "no_rdma_here",
+            ChoiceReason::NoRdmaThere => "no_rdma_there",
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for ChoiceReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl Choice {
-    /// All there are.
-    pub const ALL: [Choice; 16] = {
+impl TransportChoice {
+    /// All possible choices.
+    pub const ALL: [TransportChoice; 16] = {
         use Transport::{Fake, Rdma, Shm, Tcp};
-        const fn choice(transport: Transport, why: Why) -> Choice {
-            Choice { transport, why }
+        const fn choice(transport: Transport, why: ChoiceReason) -> TransportChoice {
+            TransportChoice { transport, why }
         }
         [
-            choice(Shm, Why::SameHost),
-            choice(Rdma, Why::OtherHost),
-            choice(Tcp, Why::NoRdmaHere),
-            choice(Tcp, Why::NoRdmaThere),
-            choice(Shm, Why::Asked),
-            choice(Rdma, Why::Asked),
-            choice(Tcp, Why::Asked),
-            choice(Fake, Why::Asked),
-            choice(Shm, Why::OnlyOffered),
-            choice(Rdma, Why::OnlyOffered),
-            choice(Tcp, Why::OnlyOffered),
-            choice(Fake, Why::OnlyOffered),
-            choice(Rdma, Why::NotSetUp),
-            choice(Tcp, Why::NotSetUp),
-            choice(Rdma, Why::ChosenThere),
-            choice(Tcp, Why::ChosenThere),
+            choice(Shm, ChoiceReason::SameHost),
+            choice(Rdma, ChoiceReason::OtherHost),
+            choice(Tcp, ChoiceReason::NoRdmaHere),
+            choice(Tcp, ChoiceReason::NoRdmaThere),
+            choice(Shm, ChoiceReason::Asked),
+            choice(Rdma, ChoiceReason::Asked),
+            choice(Tcp, ChoiceReason::Asked),
+            choice(Fake, ChoiceReason::Asked),
+            choice(Shm, ChoiceReason::OnlyOffered),
+            choice(Rdma, ChoiceReason::OnlyOffered),
+            choice(Tcp, ChoiceReason::OnlyOffered),
+            choice(Fake, ChoiceReason::OnlyOffered),
+            choice(Rdma, ChoiceReason::NotSetUp),
+            choice(Tcp, ChoiceReason::NotSetUp),
+            choice(Rdma, ChoiceReason::ChosenThere),
+            choice(Tcp, ChoiceReason::ChosenThere),
         ]
     };
 
-    /// Why `transport` was chosen, where this side takes `ours` and would have taken `failed`, which could not be
-    /// set up, and the other, as far as known, takes `theirs`.
+    /// The reason for `transport`. This side allows `ours` and could not set up `failed`; the other
+    /// side offers `theirs`, if known.
     pub fn explain(
         transport: Transport,
         ours: &[Transport],
         failed: &[Transport],
         theirs: Option<&[Transport]>,
-    ) -> Choice {
+    ) -> TransportChoice {
         let took = |way| ours.contains(&way);
         let better = Transport::ALL.into_iter().take_while(|&way| way != transport);
         let why = match transport {
             _ if failed.iter().any(|failed| better.clone().any(|better| better == *failed)) => {
-                Why::NotSetUp
+                ChoiceReason::NotSetUp
             }
-            _ if ours.len() == 1 => Why::Asked,
-            _ if theirs.is_some_and(|theirs| theirs.len() == 1) => Why::OnlyOffered,
-            Transport::Shm => Why::SameHost,
-            _ if theirs.is_none() => Why::ChosenThere,
-            Transport::Rdma if took(Transport::Shm) => Why::OtherHost,
-            Transport::Tcp if !took(Transport::Rdma) => Why::NoRdmaHere,
-            Transport::Tcp => Why::NoRdmaThere,
-            Transport::Rdma | Transport::Fake => Why::Asked,
+            _ if ours.len() == 1 => ChoiceReason::Asked,
+            _ if theirs.is_some_and(|theirs| theirs.len() == 1) => ChoiceReason::OnlyOffered,
+            Transport::Shm => ChoiceReason::SameHost,
+            _ if theirs.is_none() => ChoiceReason::ChosenThere,
+            Transport::Rdma if took(Transport::Shm) => ChoiceReason::OtherHost,
+            Transport::Tcp if !took(Transport::Rdma) => ChoiceReason::NoRdmaHere,
+            Transport::Tcp => ChoiceReason::NoRdmaThere,
+            Transport::Rdma | Transport::Fake => ChoiceReason::Asked,
         };
-        Choice { transport, why }
+        TransportChoice { transport, why }
     }
 
-    /// Its place in [`Choice::ALL`].
+    /// Its index in [`TransportChoice::ALL`].
     pub fn index(self) -> usize {
-        Choice::ALL.iter().position(|&known| known == self).expect("explain makes no others")
+        TransportChoice::ALL
+            .iter()
+            .position(|&known| known == self)
+            .expect("explain makes no others")
     }
 }
 
@@ -126,26 +129,30 @@ mod tests {
     fn every_choice_has_its_reason() {
         let explain =
             |transport, ours: &[Transport], failed: &[Transport], theirs: Option<&[Transport]>| {
-                let choice = Choice::explain(transport, ours, failed, theirs);
-                assert_eq!(Choice::ALL[choice.index()], choice);
+                let choice = TransportChoice::explain(transport, ours, failed, theirs);
+                assert_eq!(TransportChoice::ALL[choice.index()], choice);
                 choice.why
             };
         let why = |transport, ours: &[Transport], theirs: Option<&[Transport]>| {
             explain(transport, ours, &[], theirs)
         };
         let all = [Shm, Rdma, Tcp];
-        assert_eq!(why(Shm, &all, Some(&all)), Why::SameHost);
-        assert_eq!(why(Shm, &all, None), Why::SameHost);
-        assert_eq!(why(Rdma, &all, Some(&all)), Why::OtherHost);
-        assert_eq!(why(Tcp, &all, Some(&[Shm, Tcp])), Why::NoRdmaThere);
-        assert_eq!(why(Tcp, &[Shm, Tcp], Some(&all)), Why::NoRdmaHere);
-        assert_eq!([why(Tcp, &all, None), why(Rdma, &all, None)], [Why::ChosenThere; 2]);
+        assert_eq!(why(Shm, &all, Some(&all)), ChoiceReason::SameHost);
+        assert_eq!(why(Shm, &all, None), ChoiceReason::SameHost);
+        assert_eq!(why(Rdma, &all, Some(&all)), ChoiceReason::OtherHost);
+        assert_eq!(why(Tcp, &all, Some(&[Shm, Tcp])), ChoiceReason::NoRdmaThere);
+        assert_eq!(why(Tcp, &[Shm, Tcp], Some(&all)), ChoiceReason::NoRdmaHere);
+        assert_eq!([why(Tcp, &all, None), why(Rdma, &all, None)], [ChoiceReason::ChosenThere; 2]);
         for transport in [Shm, Rdma, Tcp, Fake] {
-            assert_eq!(why(transport, &[transport], Some(&all)), Why::Asked);
-            assert_eq!(why(transport, &all, Some(&[transport])), Why::OnlyOffered);
+            assert_eq!(why(transport, &[transport], Some(&all)), ChoiceReason::Asked);
+            assert_eq!(why(transport, &all, Some(&[transport])), ChoiceReason::OnlyOffered);
         }
-        assert_eq!(explain(Tcp, &[Tcp], &[Shm], None), Why::NotSetUp);
-        assert_eq!(explain(Rdma, &[Rdma, Tcp], &[Shm], None), Why::NotSetUp);
-        assert_eq!(explain(Shm, &[Shm, Tcp], &[Rdma], None), Why::SameHost, "it was no better one");
+        assert_eq!(explain(Tcp, &[Tcp], &[Shm], None), ChoiceReason::NotSetUp);
+        assert_eq!(explain(Rdma, &[Rdma, Tcp], &[Shm], None), ChoiceReason::NotSetUp);
+        assert_eq!(
+            explain(Shm, &[Shm, Tcp], &[Rdma], None),
+            ChoiceReason::SameHost,
+            "it was no better one"
+        );
     }
 }

@@ -1,6 +1,7 @@
-//! What two workers compare before they hand KV over: model, layouts, records; and whether they can.
+//! The comparison of two workers before a hand-off (model, layouts, records), and their plan.
 
 use crate::kv::layout::{KvDtype, KvLayout};
+use crate::sys::host;
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::plan::Template;
 use crate::wire::message::{
@@ -8,15 +9,15 @@ use crate::wire::message::{
     Welcome,
 };
 
-/// Told where a worker has several.
+/// Field named when a worker has several processes.
 const PROCESSES: &str = "processes of a worker";
 
 /// This worker's half of the comparison.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct WorkerIdentity {
     /// Model, weights, kernels, tokenizer, template.
     pub fingerprint: Fingerprint,
-    /// Where KV lies.
+    /// KV layout.
     pub layout: KvLayout,
     /// Pages of the pool.
     pub pages: u32,
@@ -24,16 +25,16 @@ pub struct Identity {
     pub pool_bytes: u64,
     /// Slots of the status table.
     pub slots: u32,
-    /// The host: only there shm can be set up.
+    /// The host: shm works only within it.
     pub host: HostId,
 }
 
-/// Why two workers do not fit: the field and both values, as told to both sides.
+/// Why two workers are not compatible: the field and both values, as sent to both sides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// What kind.
+    /// The kind of reason.
     pub reason: Refusal,
-    /// Which field.
+    /// The field that differs.
     pub field: String,
     /// The source's value.
     pub source: String,
@@ -48,8 +49,8 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-impl Identity {
-    /// The layout as it travels.
+impl WorkerIdentity {
+    /// The layout as sent on the wire.
     pub fn kv_claim(&self) -> KvLayoutClaim {
         let layout = &self.layout;
         KvLayoutClaim {
@@ -70,7 +71,7 @@ impl Identity {
         }
     }
 
-    /// The aux records as they travel.
+    /// The aux layout as sent on the wire.
     pub fn aux_claim(&self) -> AuxLayoutClaim {
         AuxLayoutClaim {
             version: AUX_VERSION,
@@ -79,12 +80,13 @@ impl Identity {
         }
     }
 
-    /// The regions as they travel.
+    /// The regions as sent on the wire.
     pub fn regions(&self) -> RegionLengths {
         RegionLengths { kv: self.pool_bytes, aux: 0, notice: 0 }
     }
 
-    /// Compares a destination's Announce with this source; gives the plan between them.
+    /// Compares a destination's Announce with this source. Returns the destination's layout and the
+    /// plan.
     pub fn accept(&self, announce: &Announce) -> Result<(KvLayout, Template), Mismatch> {
         if let Some((field, ours, theirs)) = self.fingerprint.difference(&announce.fingerprint) {
             return Err(differ(Refusal::Model, field, &short(ours), &short(theirs)));
@@ -118,7 +120,7 @@ impl Identity {
         Ok((destination, template))
     }
 
-    /// The plan from the layout of a source that answers to this destination's.
+    /// The layout of a source, from its Welcome, and the plan from it to this destination.
     pub fn plan_from(&self, welcome: &Welcome) -> Result<(KvLayout, Template), Mismatch> {
         let one = "1".to_string();
         let pool = only(&welcome.ranks)
@@ -142,8 +144,8 @@ impl Identity {
     }
 }
 
-/// Bytes of the pool of a worker's only process. Ranks of one process lie in one memory; workers of several processes
-/// are not for this version.
+/// Bytes of the pool of a worker's only process. Ranks of one process share one memory. Workers
+/// with several processes are not supported.
 fn only(processes: &[Rank]) -> Result<u64, usize> {
     match processes {
         [one] => Ok(one.regions.kv),
@@ -151,8 +153,8 @@ fn only(processes: &[Rank]) -> Result<u64, usize> {
     }
 }
 
-/// A claimed layout, once its last byte is seen to lie inside the claimed region, and its heads to be those that
-/// its ranks hold.
+/// A claimed layout, after two checks: its last byte lies inside the claimed region, and its ranks
+/// hold their share of the heads.
 fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
     let dtype = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16]
         .into_iter()
@@ -182,7 +184,12 @@ fn differ(reason: Refusal, field: &str, source: &str, destination: &str) -> Mism
     Mismatch { reason, field: field.into(), source: source.into(), destination: destination.into() }
 }
 
-/// The first bytes of a hash: enough to see that two differ.
+/// The first bytes of a hash, enough to show that two hashes differ.
 fn short(hash: &[u8; 32]) -> String {
     hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The id of this host: equal in all processes that can share memory with this one.
+pub fn host_id() -> HostId {
+    HostId(host::id())
 }

@@ -1,9 +1,12 @@
-//! The protocol of the hand-off without I/O: what `ctl` does when a request, a message or a report comes.
+//! The protocol of the hand-off without I/O: `ctl`'s reactions to requests, messages and reports.
 //!
-//! Thread: `ctl`. Owns: rooms and sessions of each worker of this process ([`source`] for prefill,
-//! [`destination`] for decode, mirrored). Invariants: a state is set before the message that depends on it
-//! leaves; a slot is marked Failed before its Cancel goes down the mover's ring; answers are compared with
-//! room, slot and generation. Not here: sockets, framing and proof (`net`, `wire`), bytes (`mover`).
+//! Owns: rooms and sessions of each worker of this process ([`source`] for prefill, [`destination`]
+//! for decode; they mirror each other).
+//! Thread: `ctl`.
+//! Invariants: a state is set before the message that depends on it is sent. A slot is marked
+//! Failed before its Cancel enters the mover's ring. Answers are compared with room, slot and
+//! generation.
+//! Not here: sockets, framing and proof (`net`, `wire`), bytes (`mover`).
 
 pub mod choice;
 pub mod destination;

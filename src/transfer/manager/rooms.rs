@@ -1,38 +1,38 @@
-//! The rooms of a prefill worker: requests and Destinations come in any order, and each is answered truly.
+//! The rooms of a prefill worker. Requests and Destinations come in any order; each gets an answer.
 //!
 //! | entry | request here | Destination here | next |
 //! |---|---|---|---|
-//! | `Early` | no | yes, or its Interest, kept by room, bounded in number and time | `Open`, or `Over` by Abort, dead link, time, drain |
-//! | `Waiting` | yes | no | `Open`, or `Over` when the request ends |
-//! | `Open` | yes | yes, or its Interest, checked | `Over` when the request ends; `Draining` where its writes may be under way then |
-//! | `Draining` | over | yes | `Over` when its writes have ended; whoever asks is answered then |
-//! | `Over` | tombstone with the answer to whoever asks again | | forgotten after a time |
+//! | `Early` | not yet | yes, or its Interest; bounded in number and time | `Open` or `Over` |
+//! | `Waiting` | yes | not yet | `Open`, or `Over` when the request ends |
+//! | `Open` | yes | yes, or its Interest; checked | `Over` or `Draining` when the request ends |
+//! | `Draining` | ended | yes; its writes may be in flight | `Over` when its writes have ended |
+//! | `Over` | tombstone | tombstone: later messages still get an answer | forgotten after a time |
 //!
-//! An Interest is a Destination without pages; the Destination that follows it takes its place.
-//! A dead link takes its Destinations along: what was `Open` is `Waiting` again, and its request fails.
-//! A room that is open is refused to the newcomer, never overwritten.
+//! An Interest is a Destination without pages; the Destination that follows replaces it. A dead
+//! link removes its Destinations: an `Open` room becomes `Waiting` again, and its request fails. An
+//! open room is refused to a second request, never overwritten.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::limits::{
     EARLY_DESTINATION_LIFE, EARLY_DESTINATIONS_MAX, TOMBSTONE_LIFE, TOMBSTONES_MAX,
 };
-use crate::stdx::planted::is_planted;
-use crate::transfer::command::Target;
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::target::Target;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A slot of this worker in one use.
+/// One use of a slot of this worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Slot {
     /// Its index.
     pub id: SlotId,
-    /// Which use.
+    /// The use of the slot.
     pub generation: Generation,
 }
 
-/// What both legs must agree on.
+/// The values that both legs must agree on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prompt {
     /// Prompt tokens.
@@ -41,39 +41,39 @@ pub struct Prompt {
     pub hash: [u8; 16],
 }
 
-/// A Destination or an Interest, checked against its own session, not yet against a request.
+/// A Destination or an Interest, checked against its session, but not yet against a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wanted<L> {
+pub struct DestinationRequest<L> {
     /// The link it came over.
     pub link: L,
-    /// Where the KV is to go; of an Interest its prefix says nothing.
+    /// The target of the KV; an Interest has no valid prefix.
     pub target: Target,
-    /// What the decode leg means to read.
+    /// The prompt of the decode leg.
     pub prompt: Prompt,
-    /// What it has ready for it. An Interest has nothing.
-    pub place: Option<Place>,
-    /// How long its request waits for it, from when it came.
+    /// The destination's pages. An Interest has none.
+    pub place: Option<DestinationPages>,
+    /// How long its request waits, counted from arrival.
     pub left: Duration,
 }
 
-/// Where a destination takes KV in.
+/// The pages of a destination that receive KV.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Place {
-    /// The pages behind its prefix, where the source writes into them.
+pub struct DestinationPages {
+    /// The pages behind its prefix, if the source writes into them.
     pub pages: Arc<[PageId]>,
-    /// Which of the prompt's pages is the first of them.
+    /// Index of the first of them among the prompt's pages.
     pub first: usize,
 }
 
-impl<L: PartialEq> Wanted<L> {
+impl<L: PartialEq> DestinationRequest<L> {
     /// The destination's slot.
     fn theirs(&self) -> Slot {
         Slot { id: self.target.slot, generation: self.target.generation }
     }
 
-    /// Whether it is the Destination to this Interest.
-    fn follows(&self, interest: &Wanted<L>) -> bool {
-        let names = |wanted: &Wanted<L>| {
+    /// Whether this is the Destination that follows `interest`.
+    fn follows(&self, interest: &DestinationRequest<L>) -> bool {
+        let names = |wanted: &DestinationRequest<L>| {
             (wanted.target.session, wanted.target.slot, wanted.target.generation, wanted.prompt)
         };
         interest.place.is_none()
@@ -82,8 +82,9 @@ impl<L: PartialEq> Wanted<L> {
             && names(self) == names(interest)
     }
 
-    /// What it is told when its request has not come: that time is up only where it was, since nobody tries that again. A
-    /// prefill worker that died behind its answer, in which it said that it keeps the KV, knows nothing of the room.
+    /// The cause sent if its request never came. It is `Deadline` only if the destination's own
+    /// time was over, because a deadline is not retried. A prefill worker that restarted after its
+    /// answer does not know the room; such an attempt can be retried.
     pub fn unclaimed(&self) -> Cause {
         if self.left <= EARLY_DESTINATION_LIFE { Cause::Deadline } else { Cause::OtherLeg }
     }
@@ -96,67 +97,84 @@ impl<L: PartialEq> Wanted<L> {
 
 #[derive(Debug)]
 enum Entry<L> {
-    Early { wanted: Wanted<L>, until: Instant },
-    Waiting { slot: Slot, prompt: Prompt },
-    Open { slot: Slot, wanted: Wanted<L>, ack_wanted: bool, withdrawn: bool, done: bool },
-    Draining { slot: Slot, wanted: Wanted<L>, ack_wanted: bool },
+    Early {
+        wanted: DestinationRequest<L>,
+        until: Instant,
+    },
+    Waiting {
+        slot: Slot,
+        prompt: Prompt,
+    },
+    Open {
+        slot: Slot,
+        wanted: DestinationRequest<L>,
+        ack_wanted: bool,
+        withdrawn: bool,
+        done: bool,
+    },
+    Draining {
+        slot: Slot,
+        wanted: DestinationRequest<L>,
+        ack_wanted: bool,
+    },
     Over,
 }
 
 impl<L> Entry<L> {
-    /// Both are here, and nothing has been said since.
-    fn open(slot: Slot, wanted: Wanted<L>) -> Entry<L> {
+    /// Both legs are here, and no other message came yet.
+    fn open(slot: Slot, wanted: DestinationRequest<L>) -> Entry<L> {
         Entry::Open { slot, wanted, ack_wanted: false, withdrawn: false, done: false }
     }
 }
 
 /// The two legs of a room have met.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Met<L> {
+pub struct MatchedLegs<L> {
     /// This worker's slot.
     pub slot: Slot,
-    /// The other side's.
-    pub wanted: Wanted<L>,
+    /// The destination's side.
+    pub wanted: DestinationRequest<L>,
 }
 
-/// What came of a new request.
+/// The result for a new request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Entered<L> {
+pub enum EnterOutcome<L> {
     /// No Destination yet.
     Waits,
     /// Its Destination was here already.
-    Meets(Met<L>),
-    /// Its Destination was here and means another prompt: fails on both sides.
-    Differs(Wanted<L>),
-    /// The room is taken by another request, or was aborted before this one came.
+    Meets(MatchedLegs<L>),
+    /// Its Destination was here, for another prompt: both sides fail.
+    Differs(DestinationRequest<L>),
+    /// The room is taken by another request, or was aborted before this request came.
     Refused(Cause),
 }
 
-/// What came of a Destination.
+/// The result for a Destination.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Arrived<L> {
-    /// Kept for the request to come.
+pub enum ArriveOutcome<L> {
+    /// Kept until its request comes.
     Kept,
     /// Its request was here already.
-    Meets(Met<L>),
-    /// Its request is here and means another prompt: fails on both sides.
+    Meets(MatchedLegs<L>),
+    /// Its request is here, for another prompt: both sides fail.
     Differs(Slot),
-    /// The room is taken, over, or too many wait: the destination is told so, unasked.
+    /// The room is taken or over, or too many Destinations wait. The destination gets an AbortAck
+    /// without an Abort.
     Refused(Cause),
 }
 
-/// What came of an Abort.
+/// The result for an Abort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Aborted {
-    /// Nothing is, or ever will be, posted for it: the answer is `quiet`.
+pub enum AbortOutcome {
+    /// No write for it is posted now or later: the answer is `quiet`.
     Answer,
-    /// The same of an Interest; the slot, which computes for it, must be failed.
+    /// The same for an Interest; the slot that computes for it must be failed.
     Stop(Slot),
     /// The slot must be failed; the answer follows its withdrawal.
     Fail(Slot),
     /// It has failed already; the answer follows its withdrawal.
     Waits,
-    /// It is of another attempt; not answered.
+    /// It belongs to another attempt, and gets no answer.
     Stale,
 }
 
@@ -164,11 +182,12 @@ pub enum Aborted {
 #[derive(Debug)]
 pub struct Rooms<L> {
     entries: HashMap<Room, Entry<L>>,
-    /// Also of what drains: its slot may be given out anew before the mover has said its last word on it.
+    /// Includes draining rooms: their slots can be reused before the mover's last report on them.
     by_slot: HashMap<Slot, Room>,
     early: usize,
     tombstones: VecDeque<(Instant, Room)>,
-    /// Rooms that are over since all was written, and of which their destinations, whose slots these are, have not said so.
+    /// Rooms that ended with everything written, but without a Done from the destination: its link
+    /// and slot.
     unheard: HashMap<Room, (L, Slot)>,
 }
 
@@ -185,102 +204,121 @@ impl<L: Copy + PartialEq> Default for Rooms<L> {
 }
 
 impl<L: Copy + PartialEq> Rooms<L> {
-    /// A request has come for `room`, in `slot`.
-    pub fn enter(&mut self, room: Room, slot: Slot, prompt: Prompt, now: Instant) -> Entered<L> {
+    /// A request for `room` has come, in `slot`.
+    pub fn enter(
+        &mut self,
+        room: Room,
+        slot: Slot,
+        prompt: Prompt,
+        now: Instant,
+    ) -> EnterOutcome<L> {
         match self.entries.get(&room) {
             None => {
                 self.entries.insert(room, Entry::Waiting { slot, prompt });
                 self.by_slot.insert(slot, room);
-                Entered::Waits
+                EnterOutcome::Waits
             }
             Some(Entry::Early { wanted, .. }) => {
                 let wanted = wanted.clone();
                 self.early -= 1;
                 if wanted.prompt != prompt {
                     self.bury(room, now);
-                    return Entered::Differs(wanted);
+                    return EnterOutcome::Differs(wanted);
                 }
                 self.entries.insert(room, Entry::open(slot, wanted.clone()));
                 self.by_slot.insert(slot, room);
-                Entered::Meets(Met { slot, wanted })
+                EnterOutcome::Meets(MatchedLegs { slot, wanted })
             }
-            Some(Entry::Waiting { .. } | Entry::Open { .. }) => Entered::Refused(Cause::Refused),
-            Some(Entry::Draining { .. } | Entry::Over) => Entered::Refused(Cause::OtherLeg),
+            Some(Entry::Waiting { .. } | Entry::Open { .. }) => {
+                EnterOutcome::Refused(Cause::Refused)
+            }
+            Some(Entry::Draining { .. } | Entry::Over) => EnterOutcome::Refused(Cause::OtherLeg),
         }
     }
 
     /// A Destination, or an Interest, has come for `room`.
-    pub fn arrive(&mut self, room: Room, wanted: Wanted<L>, now: Instant) -> Arrived<L> {
+    pub fn arrive(
+        &mut self,
+        room: Room,
+        wanted: DestinationRequest<L>,
+        now: Instant,
+    ) -> ArriveOutcome<L> {
         match self.entries.get(&room) {
-            None if is_planted("early destination is lost") => Arrived::Kept,
-            None if self.early >= EARLY_DESTINATIONS_MAX => Arrived::Refused(Cause::Overloaded),
+            None if is_failpoint_active("early destination is lost") => ArriveOutcome::Kept,
+            None if self.early >= EARLY_DESTINATIONS_MAX => {
+                ArriveOutcome::Refused(Cause::Overloaded)
+            }
             None => {
                 self.early += 1;
                 let until = now + wanted.left.min(EARLY_DESTINATION_LIFE);
                 self.entries.insert(room, Entry::Early { wanted, until });
-                Arrived::Kept
+                ArriveOutcome::Kept
             }
             Some(&Entry::Waiting { slot, prompt }) if prompt == wanted.prompt => {
                 self.entries.insert(room, Entry::open(slot, wanted.clone()));
-                Arrived::Meets(Met { slot, wanted })
+                ArriveOutcome::Meets(MatchedLegs { slot, wanted })
             }
-            Some(&Entry::Waiting { slot, .. }) => Arrived::Differs(slot),
+            Some(&Entry::Waiting { slot, .. }) => ArriveOutcome::Differs(slot),
             Some(Entry::Early { .. } | Entry::Open { .. }) => self.follow(room, wanted),
-            Some(Entry::Draining { .. } | Entry::Over) => Arrived::Refused(Cause::OtherLeg),
+            Some(Entry::Draining { .. } | Entry::Over) => ArriveOutcome::Refused(Cause::OtherLeg),
         }
     }
 
-    /// A Destination has come for a room that is taken: by its Interest, it may be.
-    fn follow(&mut self, room: Room, wanted: Wanted<L>) -> Arrived<L> {
+    /// A Destination has come for a room that is taken, perhaps by its own Interest.
+    fn follow(&mut self, room: Room, wanted: DestinationRequest<L>) -> ArriveOutcome<L> {
         match self.entries.get_mut(&room) {
             Some(Entry::Early { wanted: interest, .. }) if wanted.follows(interest) => {
                 *interest = wanted;
-                Arrived::Kept
+                ArriveOutcome::Kept
             }
             Some(Entry::Open { slot, wanted: interest, .. }) if wanted.follows(interest) => {
                 *interest = wanted.clone();
-                Arrived::Meets(Met { slot: *slot, wanted })
+                ArriveOutcome::Meets(MatchedLegs { slot: *slot, wanted })
             }
-            _ => Arrived::Refused(Cause::Refused),
+            _ => ArriveOutcome::Refused(Cause::Refused),
         }
     }
 
-    /// The destination wants `room` stopped; it names its own slot in `target`.
-    pub fn abort(&mut self, room: Room, link: L, target: Slot, now: Instant) -> Aborted {
-        let same = |wanted: &Wanted<L>| wanted.link == link && wanted.theirs() == target;
+    /// The destination aborts `room`; `target` is its own slot.
+    pub fn abort(&mut self, room: Room, link: L, target: Slot, now: Instant) -> AbortOutcome {
+        let same =
+            |wanted: &DestinationRequest<L>| wanted.link == link && wanted.theirs() == target;
         match self.entries.get_mut(&room) {
             Some(Entry::Early { wanted, .. }) if same(wanted) => {
                 self.early -= 1;
                 self.bury(room, now);
-                Aborted::Answer
+                AbortOutcome::Answer
             }
-            Some(Entry::Open { wanted, withdrawn: true, .. }) if same(wanted) => Aborted::Answer,
+            Some(Entry::Open { wanted, withdrawn: true, .. }) if same(wanted) => {
+                AbortOutcome::Answer
+            }
             Some(Entry::Open { slot, wanted, .. }) if same(wanted) && wanted.place.is_none() => {
-                Aborted::Stop(*slot)
+                AbortOutcome::Stop(*slot)
             }
             Some(Entry::Open { slot, wanted, ack_wanted, .. }) if same(wanted) => {
                 *ack_wanted = true;
-                Aborted::Fail(*slot)
+                AbortOutcome::Fail(*slot)
             }
             Some(Entry::Draining { wanted, ack_wanted, .. }) if same(wanted) => {
                 *ack_wanted = true;
-                Aborted::Waits
+                AbortOutcome::Waits
             }
             Some(Entry::Over) => {
                 self.unheard.remove(&room);
-                Aborted::Answer
+                AbortOutcome::Answer
             }
-            // A Destination that was refused, or a room this process never heard of: its request, should it
-            // still come, finds the tombstone.
+            // A refused Destination, or an unknown room. If its request still comes, it finds the
+            // tombstone.
             None => {
                 self.bury(room, now);
-                Aborted::Answer
+                AbortOutcome::Answer
             }
-            Some(_) => Aborted::Stale,
+            Some(_) => AbortOutcome::Stale,
         }
     }
 
-    /// The destination has everything of `room`: the slot, if it still is the one it names.
+    /// The destination has everything of `room`. Returns this side's slot if `link` and `target`
+    /// match.
     pub fn done(&mut self, room: Room, link: L, target: Slot) -> Option<Slot> {
         match self.entries.get_mut(&room) {
             Some(Entry::Open { slot, wanted, done, .. })
@@ -298,8 +336,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The slot that computes for the Interest to which this would be the Destination.
-    pub fn interested(&self, wanted: &Wanted<L>) -> Option<Slot> {
+    /// The slot that computes for an Interest, if `wanted` is the Destination that follows it.
+    pub fn interested(&self, wanted: &DestinationRequest<L>) -> Option<Slot> {
         match self.entries.get(&wanted.target.room) {
             Some(Entry::Open { slot, wanted: interest, .. }) if wanted.follows(interest) => {
                 Some(*slot)
@@ -308,8 +346,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The other end of an open slot, to be told of its failure.
-    pub fn partner(&self, slot: Slot) -> Option<(Room, Wanted<L>)> {
+    /// The other end of an open slot, which must learn of its failure.
+    pub fn partner(&self, slot: Slot) -> Option<(Room, DestinationRequest<L>)> {
         let room = *self.by_slot.get(&slot)?;
         match self.entries.get(&room) {
             Some(Entry::Open { slot: open, wanted, .. }) if *open == slot => {
@@ -320,16 +358,16 @@ impl<L: Copy + PartialEq> Rooms<L> {
     }
 
     /// The other ends of all open slots of a link.
-    pub fn partners(&self, link: L) -> impl Iterator<Item = (Slot, Room, &Wanted<L>)> {
+    pub fn partners(&self, link: L) -> impl Iterator<Item = (Slot, Room, &DestinationRequest<L>)> {
         self.entries.iter().filter_map(move |(&room, entry)| match entry {
             Entry::Open { slot, wanted, .. } if wanted.link == link => Some((*slot, room, wanted)),
             _ => None,
         })
     }
 
-    /// The mover has withdrawn the slot, or everything posted of it has ended well: the other end, when it waits for
-    /// the answer. Asked for once.
-    pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, Wanted<L>)> {
+    /// The mover has withdrawn the slot, or all its posts have completed. Returns the other end,
+    /// once, if it waits for the answer.
+    pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, DestinationRequest<L>)> {
         let room = *self.by_slot.get(&slot)?;
         match self.entries.get_mut(&room) {
             Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn, .. })
@@ -348,17 +386,18 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The request in `slot` is over; `complete`: everything posted of it has ended well.
+    /// The request in `slot` is over; `complete`: all its posts completed successfully.
     pub fn leave(&mut self, slot: Slot, complete: bool, now: Instant) {
         let Some(room) = self.by_slot.get(&slot).copied() else { return };
         let (ours, drains) = match self.entries.get(&room) {
             Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
-            // Pages are known where the source writes by itself.
+            // Pages are only known if the source writes by itself.
             Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn, done }) => {
                 if *held == slot && complete && !*done {
                     self.unheard.insert(room, (wanted.link, wanted.theirs()));
                 }
-                let is_over = complete || *withdrawn || is_planted("quiet is said before it is");
+                let is_over =
+                    complete || *withdrawn || is_failpoint_active("quiet is said before it is");
                 let is_quiet = is_over || !wanted.is_written();
                 (*held == slot, (!is_quiet).then(|| (wanted.clone(), *ack_wanted)))
             }
@@ -376,10 +415,10 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The link is dead, or its session void: early Destinations of it are forgotten, and what was draining, of
-    /// which nobody may ask any more; open slots bound to it are given to `parted`, with whether their destination has told
-    /// that all of theirs is there, and have no other end from then on: a mover that has lost the session says nothing more
-    /// of them.
+    /// The link is dead, or its session has ended. Forgets its early Destinations and its draining
+    /// rooms, because no peer can ask about them any more. Calls `parted` for each of its open
+    /// slots, with whether the destination sent Done. These slots have no other end from then on: a
+    /// mover that lost the session sends no more reports about them.
     pub fn unlink(&mut self, link: L, mut parted: impl FnMut(Slot, bool)) {
         self.unheard.retain(|_, (bound, _)| *bound != link);
         let by_slot = &mut self.by_slot;
@@ -402,8 +441,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
             self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
     }
 
-    /// The Destinations whose requests have not come, in the order of their rooms, which are over by that.
-    pub fn take_early(&mut self, now: Instant) -> Vec<Wanted<L>> {
+    /// Takes the Destinations without a request, in the order of their rooms. These rooms are then
+    /// over.
+    pub fn take_early(&mut self, now: Instant) -> Vec<DestinationRequest<L>> {
         if self.early == 0 {
             return Vec::new();
         }
@@ -418,9 +458,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
         early.into_iter().map(|(_, wanted)| wanted).collect()
     }
 
-    /// Forgets what is too old. Early Destinations whose request never came are given to `unclaimed`.
-    pub fn expire(&mut self, now: Instant, mut unclaimed: impl FnMut(Room, Wanted<L>)) {
-        let mut late: Vec<(Room, Wanted<L>)> = Vec::new();
+    /// Forgets expired entries. Calls `unclaimed` for early Destinations without a request.
+    pub fn expire(&mut self, now: Instant, mut unclaimed: impl FnMut(Room, DestinationRequest<L>)) {
+        let mut late: Vec<(Room, DestinationRequest<L>)> = Vec::new();
         for (&room, entry) in &self.entries {
             if let Entry::Early { wanted, until } = entry
                 && *until <= now
@@ -443,7 +483,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// Rooms that are over here, and whose destinations may not have seen all of what was written to them.
+    /// Rooms that are over here, but the destination may not have noticed that everything was
+    /// written.
     pub fn unheard(&self) -> usize {
         self.unheard.len()
     }

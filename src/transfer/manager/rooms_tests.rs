@@ -1,14 +1,14 @@
-//! Rooms in every order of their two legs.
+//! Rooms with their two legs in every order.
 
 use super::*;
-use crate::transfer::command::SessionId;
+use crate::transfer::target::SessionId;
 
 const ROOM: Room = Room(0);
 const OURS: Slot = Slot { id: SlotId(3), generation: Generation(7) };
 const LEFT: Duration = Duration::from_secs(1800);
 const PROMPT: Prompt = Prompt { tokens: 40, hash: [1; 16] };
 
-fn wanted(slot: u32) -> Wanted<u8> {
+fn wanted(slot: u32) -> DestinationRequest<u8> {
     let target = Target {
         session: SessionId(0),
         slot: SlotId(slot),
@@ -16,7 +16,13 @@ fn wanted(slot: u32) -> Wanted<u8> {
         room: ROOM,
         prefix: 0,
     };
-    Wanted { link: 9, target, prompt: PROMPT, place: Some(Place::default()), left: LEFT }
+    DestinationRequest {
+        link: 9,
+        target,
+        prompt: PROMPT,
+        place: Some(DestinationPages::default()),
+        left: LEFT,
+    }
 }
 
 fn theirs(slot: u32) -> Slot {
@@ -26,13 +32,13 @@ fn theirs(slot: u32) -> Slot {
 #[test]
 fn the_two_legs_meet_in_either_order() {
     let now = Instant::now();
-    let met = Met { slot: OURS, wanted: wanted(5) };
+    let met = MatchedLegs { slot: OURS, wanted: wanted(5) };
     let mut rooms = Rooms::default();
-    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Waits);
-    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Meets(met.clone()));
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Waits);
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Meets(met.clone()));
     let mut rooms = Rooms::default();
-    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Kept);
-    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Kept);
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Meets(met));
     assert_eq!(rooms.done(ROOM, 9, theirs(5)), Some(OURS));
     assert_eq!(rooms.done(ROOM, 8, theirs(5)), None);
     assert_eq!(rooms.done(ROOM, 9, theirs(6)), None);
@@ -43,11 +49,11 @@ fn another_prompt_fails_on_both_sides() {
     let now = Instant::now();
     let other = Prompt { tokens: 41, ..PROMPT };
     let mut rooms = Rooms::default();
-    assert_eq!(rooms.enter(ROOM, OURS, other, now), Entered::Waits);
-    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Differs(OURS));
+    assert_eq!(rooms.enter(ROOM, OURS, other, now), EnterOutcome::Waits);
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Differs(OURS));
     let mut rooms = Rooms::default();
-    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Kept);
-    assert_eq!(rooms.enter(ROOM, OURS, other, now), Entered::Differs(wanted(5)));
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Kept);
+    assert_eq!(rooms.enter(ROOM, OURS, other, now), EnterOutcome::Differs(wanted(5)));
 }
 
 #[test]
@@ -57,8 +63,8 @@ fn an_open_room_is_never_overwritten() {
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, wanted(5), now);
     let second = Slot { id: SlotId(4), generation: Generation(1) };
-    assert_eq!(rooms.enter(ROOM, second, PROMPT, now), Entered::Refused(Cause::Refused));
-    assert_eq!(rooms.arrive(ROOM, wanted(6), now), Arrived::Refused(Cause::Refused));
+    assert_eq!(rooms.enter(ROOM, second, PROMPT, now), EnterOutcome::Refused(Cause::Refused));
+    assert_eq!(rooms.arrive(ROOM, wanted(6), now), ArriveOutcome::Refused(Cause::Refused));
     assert_eq!(rooms.partner(OURS), Some((ROOM, wanted(5))));
 }
 
@@ -68,12 +74,12 @@ fn an_abort_is_answered_after_the_withdrawal_and_once() {
     let mut rooms = Rooms::default();
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, wanted(5), now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs(6), now), Aborted::Stale);
-    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Fail(OURS));
+    assert_eq!(rooms.abort(ROOM, 9, theirs(6), now), AbortOutcome::Stale);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Fail(OURS));
     assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, wanted(5))));
     assert_eq!(rooms.withdrawn(OURS, now), None);
     rooms.leave(OURS, true, now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Answer);
     assert_eq!(rooms.open(), 0);
 }
 
@@ -82,12 +88,12 @@ fn an_abort_before_the_request_leaves_a_tombstone_that_ends() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
     let _ = rooms.arrive(ROOM, wanted(5), now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer);
-    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
-    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Refused(Cause::OtherLeg));
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Answer);
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Refused(Cause::OtherLeg));
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Refused(Cause::OtherLeg));
     rooms.expire(now + TOMBSTONE_LIFE, |_, _| ());
     let later = now + TOMBSTONE_LIFE;
-    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, later), Entered::Waits);
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, later), EnterOutcome::Waits);
 }
 
 #[test]
@@ -95,22 +101,25 @@ fn unclaimed_destinations_are_bounded_in_number_and_time() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
     for room in 0..EARLY_DESTINATIONS_MAX as u64 {
-        assert_eq!(rooms.arrive(Room(room), wanted(5), now), Arrived::Kept);
+        assert_eq!(rooms.arrive(Room(room), wanted(5), now), ArriveOutcome::Kept);
     }
     let more = Room(EARLY_DESTINATIONS_MAX as u64);
-    assert_eq!(rooms.arrive(more, wanted(5), now), Arrived::Refused(Cause::Overloaded));
+    assert_eq!(rooms.arrive(more, wanted(5), now), ArriveOutcome::Refused(Cause::Overloaded));
     let mut unclaimed = 0;
     rooms.expire(now + EARLY_DESTINATION_LIFE, |_, _| unclaimed += 1);
     assert_eq!(unclaimed, EARLY_DESTINATIONS_MAX);
-    assert_eq!(rooms.arrive(more, wanted(5), now), Arrived::Kept);
+    assert_eq!(rooms.arrive(more, wanted(5), now), ArriveOutcome::Kept);
 }
 
 #[test]
 fn a_destination_is_kept_for_no_longer_than_its_request_waits() {
     let (now, left) = (Instant::now(), Duration::from_secs(5));
     let mut rooms = Rooms::default();
-    assert_eq!(rooms.arrive(ROOM, Wanted { left, ..wanted(5) }, now), Arrived::Kept);
-    assert_eq!(rooms.arrive(Room(1), wanted(5), now), Arrived::Kept);
+    assert_eq!(
+        rooms.arrive(ROOM, DestinationRequest { left, ..wanted(5) }, now),
+        ArriveOutcome::Kept
+    );
+    assert_eq!(rooms.arrive(Room(1), wanted(5), now), ArriveOutcome::Kept);
     let mut unclaimed = Vec::new();
     rooms.expire(now + left - Duration::from_millis(1), |room, _| unclaimed.push(room));
     assert_eq!(unclaimed, []);
@@ -122,9 +131,9 @@ fn a_destination_is_kept_for_no_longer_than_its_request_waits() {
 fn whoever_has_time_left_is_told_that_the_other_leg_is_missing() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
-    let hasty = Wanted { left: EARLY_DESTINATION_LIFE, ..wanted(5) };
-    assert_eq!(rooms.arrive(ROOM, hasty, now), Arrived::Kept);
-    assert_eq!(rooms.arrive(Room(1), wanted(5), now), Arrived::Kept);
+    let hasty = DestinationRequest { left: EARLY_DESTINATION_LIFE, ..wanted(5) };
+    assert_eq!(rooms.arrive(ROOM, hasty, now), ArriveOutcome::Kept);
+    assert_eq!(rooms.arrive(Room(1), wanted(5), now), ArriveOutcome::Kept);
     let mut told = Vec::new();
     rooms
         .expire(now + EARLY_DESTINATION_LIFE, |room, wanted| told.push((room, wanted.unclaimed())));
@@ -143,10 +152,14 @@ fn a_dead_link_takes_its_rooms_along() {
     assert!(failed.is_empty());
     rooms.unlink(9, |slot, _| failed.push(slot));
     assert_eq!(failed, [OURS]);
-    assert_eq!(rooms.enter(Room(1), Slot { id: SlotId(9), ..OURS }, PROMPT, now), Entered::Waits);
+    assert_eq!(
+        rooms.enter(Room(1), Slot { id: SlotId(9), ..OURS }, PROMPT, now),
+        EnterOutcome::Waits
+    );
 }
 
-/// A decode worker that has all may end, or have another role, before anybody here has taken that in.
+/// A decode worker that has everything can end or change its role before this side has read its
+/// Done.
 #[test]
 fn a_dead_link_tells_what_has_arrived() {
     let now = Instant::now();
@@ -157,35 +170,38 @@ fn a_dead_link_tells_what_has_arrived() {
     let mut parted = Vec::new();
     rooms.unlink(9, |slot, is_told| parted.push((slot, is_told)));
     assert_eq!(parted, [(OURS, true)]);
-    assert_eq!(rooms.partner(OURS), None, "nobody is there to be told");
+    assert_eq!(rooms.partner(OURS), None, "no other end to inform");
     rooms.leave(OURS, true, now);
     assert_eq!((rooms.open(), rooms.unheard()), (0, 0));
 }
 
-/// Of a source that writes by itself; another's pages come back without its word.
-fn written(slot: u32) -> Wanted<u8> {
-    Wanted { place: Some(Place { pages: [PageId(3)].into(), first: 0 }), ..wanted(slot) }
+/// For a source that writes by itself; pages of other sources return without its report.
+fn written(slot: u32) -> DestinationRequest<u8> {
+    DestinationRequest {
+        place: Some(DestinationPages { pages: [PageId(3)].into(), first: 0 }),
+        ..wanted(slot)
+    }
 }
 
 #[test]
 fn who_asks_while_writes_are_under_way_is_answered_when_they_have_ended() {
     let now = Instant::now();
     let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
-    // The request is over first, then comes the Abort; or the other way round.
+    // The request ends before the Abort, or after it.
     for abort_first in [true, false] {
         let mut rooms = Rooms::default();
         let _ = rooms.enter(ROOM, OURS, PROMPT, now);
         let _ = rooms.arrive(ROOM, written(5), now);
         if abort_first {
-            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Fail(OURS));
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Fail(OURS));
         }
         rooms.leave(OURS, false, now);
         if !abort_first {
-            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Waits);
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Waits);
         }
-        assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
+        assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Refused(Cause::OtherLeg));
         assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
-        assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
+        assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Answer);
         assert_eq!(rooms.withdrawn(OURS, now), None);
         assert_eq!(rooms.open(), 0);
     }
@@ -200,11 +216,11 @@ fn what_has_ended_before_the_request_is_quiet_at_once() {
         let _ = rooms.enter(ROOM, OURS, PROMPT, now);
         let _ = rooms.arrive(ROOM, written(5), now);
         if withdrawn {
-            assert_eq!(rooms.withdrawn(OURS, now), None, "nobody has asked");
-            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
+            assert_eq!(rooms.withdrawn(OURS, now), None, "no answer is due");
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Answer);
         }
         rooms.leave(OURS, !withdrawn, now);
-        assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
+        assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Answer);
     }
 }
 
@@ -227,10 +243,10 @@ fn the_movers_word_is_for_one_use_of_a_slot() {
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, written(5), now);
     rooms.leave(OURS, false, now);
-    // Without a lease the slot is free before the mover has taken its Cancel.
+    // Without a lease the slot is free before the mover has handled its Cancel.
     let next = Slot { generation: Generation(OURS.generation.0 + 1), ..OURS };
-    assert_eq!(rooms.enter(Room(1), next, PROMPT, now), Entered::Waits);
-    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Waits);
+    assert_eq!(rooms.enter(Room(1), next, PROMPT, now), EnterOutcome::Waits);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Waits);
     assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
     rooms.leave(next, false, now);
     assert_eq!(rooms.open(), 0);
@@ -249,8 +265,8 @@ fn no_room_waits_for_a_mover_that_has_lost_its_session() {
     assert_eq!(rooms.open(), 0);
 }
 
-fn interest(slot: u32) -> Wanted<u8> {
-    Wanted { place: None, ..wanted(slot) }
+fn interest(slot: u32) -> DestinationRequest<u8> {
+    DestinationRequest { place: None, ..wanted(slot) }
 }
 
 #[test]
@@ -259,30 +275,38 @@ fn an_interest_meets_its_request_and_its_destination_takes_its_place() {
     for early in [false, true] {
         let mut rooms = Rooms::default();
         if early {
-            assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Kept);
-            let met = Met { slot: OURS, wanted: interest(5) };
-            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
+            assert_eq!(rooms.arrive(ROOM, interest(5), now), ArriveOutcome::Kept);
+            let met = MatchedLegs { slot: OURS, wanted: interest(5) };
+            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Meets(met));
         } else {
-            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Waits);
-            let met = Met { slot: OURS, wanted: interest(5) };
-            assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Meets(met));
+            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Waits);
+            let met = MatchedLegs { slot: OURS, wanted: interest(5) };
+            assert_eq!(rooms.arrive(ROOM, interest(5), now), ArriveOutcome::Meets(met));
         }
-        assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Refused(Cause::Refused), "again");
+        assert_eq!(
+            rooms.arrive(ROOM, interest(5), now),
+            ArriveOutcome::Refused(Cause::Refused),
+            "again"
+        );
         assert_eq!(
             rooms.arrive(ROOM, wanted(6), now),
-            Arrived::Refused(Cause::Refused),
+            ArriveOutcome::Refused(Cause::Refused),
             "another slot"
         );
-        let other = Wanted { link: 8, ..wanted(5) };
+        let other = DestinationRequest { link: 8, ..wanted(5) };
         assert_eq!(
             rooms.arrive(ROOM, other, now),
-            Arrived::Refused(Cause::Refused),
+            ArriveOutcome::Refused(Cause::Refused),
             "another link"
         );
-        let met = Met { slot: OURS, wanted: written(5) };
-        assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Meets(met.clone()));
+        let met = MatchedLegs { slot: OURS, wanted: written(5) };
+        assert_eq!(rooms.arrive(ROOM, written(5), now), ArriveOutcome::Meets(met.clone()));
         assert_eq!(rooms.partner(OURS), Some((ROOM, met.wanted)));
-        assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Refused(Cause::Refused), "again");
+        assert_eq!(
+            rooms.arrive(ROOM, written(5), now),
+            ArriveOutcome::Refused(Cause::Refused),
+            "again"
+        );
     }
 }
 
@@ -290,10 +314,10 @@ fn an_interest_meets_its_request_and_its_destination_takes_its_place() {
 fn a_destination_may_overtake_the_request_of_its_interest() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
-    assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Kept);
-    assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Kept);
-    let met = Met { slot: OURS, wanted: written(5) };
-    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
+    assert_eq!(rooms.arrive(ROOM, interest(5), now), ArriveOutcome::Kept);
+    assert_eq!(rooms.arrive(ROOM, written(5), now), ArriveOutcome::Kept);
+    let met = MatchedLegs { slot: OURS, wanted: written(5) };
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Meets(met));
 }
 
 #[test]
@@ -302,21 +326,21 @@ fn an_interest_ends_like_a_destination() {
     let theirs = Slot { id: SlotId(5), generation: wanted(5).target.generation };
     let mut rooms = Rooms::default();
     let _ = rooms.arrive(ROOM, interest(5), now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer, "nobody reads it yet");
-    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
+    assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Answer, "not computed yet");
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Refused(Cause::OtherLeg));
 
     let mut rooms = Rooms::default();
     let _ = rooms.arrive(ROOM, interest(5), now);
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     assert_eq!(
         rooms.abort(ROOM, 9, theirs, now),
-        Aborted::Stop(OURS),
-        "answered whatever is told first"
+        AbortOutcome::Stop(OURS),
+        "answered in either order"
     );
     rooms.leave(OURS, false, now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer, "asked again");
+    assert_eq!(rooms.abort(ROOM, 9, theirs, now), AbortOutcome::Answer, "asked again");
     assert_eq!(rooms.open(), 0, "nothing was ever written: nothing drains");
-    assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Refused(Cause::OtherLeg));
+    assert_eq!(rooms.arrive(ROOM, written(5), now), ArriveOutcome::Refused(Cause::OtherLeg));
 
     let mut rooms = Rooms::default();
     let _ = rooms.arrive(ROOM, interest(5), now);
@@ -326,7 +350,7 @@ fn an_interest_ends_like_a_destination() {
     assert_eq!(failed, [OURS]);
 }
 
-/// What was written is told to be there by its destination, before or after the request is over here.
+/// The destination confirms the written KV before or after the request is over here.
 #[test]
 fn what_is_written_is_unheard_until_its_destination_says_so() {
     let now = Instant::now();
@@ -344,11 +368,11 @@ fn what_is_written_is_unheard_until_its_destination_says_so() {
     let mut rooms = over(false);
     assert_eq!(rooms.unheard(), 1);
     assert_eq!((rooms.done(ROOM, 8, theirs(5)), rooms.done(ROOM, 9, theirs(6))), (None, None));
-    assert_eq!(rooms.unheard(), 1, "that was somebody else");
+    assert_eq!(rooms.unheard(), 1, "another link and another slot");
     assert_eq!((rooms.done(ROOM, 9, theirs(5)), rooms.unheard()), (None, 0));
     let mut rooms = over(false);
     rooms.unlink(9, |_, _| ());
-    assert_eq!(rooms.unheard(), 0, "nobody is left to say so");
+    assert_eq!(rooms.unheard(), 0, "the link is gone");
     let mut rooms = over(false);
-    assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (Aborted::Answer, 0));
+    assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (AbortOutcome::Answer, 0));
 }

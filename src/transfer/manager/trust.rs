@@ -1,28 +1,30 @@
-//! Whether RDMA is offered to a source: what could be set up need not carry anything (a switch that drops what it
-//! should pause for, packets too long for a hop), and that shows at the first bytes only.
+//! Whether RDMA is offered to a source. A transport can be set up and still carry nothing: a switch
+//! drops packets instead of pausing, or packets are too long for a hop. Only the first bytes show
+//! it.
 //!
-//! Thread: `ctl`. A session that breaks with something carried before may have met an accident; one that breaks with
-//! nothing carried counts. As many breaks as it takes the source to find out about each of its NICs
-//! (`transport::rdma`) leave RDMA out for a while.
+//! Thread: `ctl`.
+//! Invariants: a break counts only if its session carried nothing before. After enough breaks in a
+//! row, RDMA is left out for a while. The limit allows the source to try each of its NICs
+//! (`transport::rdma`).
 
 use crate::limits::{RDMA_BARRED, RDMA_BREAKS_MAX};
 use std::time::Instant;
 
-/// What a worker thinks of the fabric to one source.
+/// A worker's experience with RDMA to one source.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Trust {
-    /// NICs that the session of now was offered.
+    /// NICs offered for the current session.
     nics: u32,
-    /// Something has arrived in it.
+    /// Bytes have arrived in the current session.
     carried: bool,
-    /// Sessions that broke with nothing carried, one after another.
+    /// Consecutive sessions that broke without carrying anything.
     broken: u32,
-    /// Left out until then.
+    /// RDMA is left out until this time.
     barred: Option<Instant>,
 }
 
 impl Trust {
-    /// A session over so many NICs is about to begin.
+    /// A session with `nics` NICs is about to begin.
     pub fn begin(&mut self, nics: u16) {
         (self.nics, self.carried) = (nics.into(), false);
     }
@@ -32,12 +34,12 @@ impl Trust {
         *self = Trust { nics: self.nics, carried: true, ..Trust::default() };
     }
 
-    /// The fabric has failed under it. True when it is left out from now on.
+    /// The fabric failed during the session. True if RDMA is left out from now on.
     pub fn fail(&mut self, now: Instant) -> bool {
         if !self.carried {
             self.broken += 1;
         }
-        // Of one session one room says so, should another say it, too, it is of the same break.
+        // Each session counts once: a second failing room reports the same break.
         self.carried = true;
         let is_barred = self.broken >= RDMA_BREAKS_MAX * self.nics.max(1);
         if is_barred {
@@ -46,12 +48,12 @@ impl Trust {
         is_barred
     }
 
-    /// Whether it is left out.
+    /// Whether RDMA is left out at `now`.
     pub fn is_barred(&self, now: Instant) -> bool {
         self.barred.is_some_and(|until| now < until)
     }
 
-    /// Whether it was left out until now, said once.
+    /// Whether the exclusion of RDMA has just ended; true once.
     pub fn take_end(&mut self, now: Instant) -> bool {
         let is_over = self.barred.is_some_and(|until| now >= until);
         if is_over {

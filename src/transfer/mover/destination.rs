@@ -1,19 +1,21 @@
-//! The destination's side of all hand-offs of one decode worker.
+//! The destination side of all hand-offs of one decode worker.
 //!
-//! Thread: `move`. A slot's life: Expect (lease taken) → notices → complete, or Cancel, or its session's end
-//! (lease ended); where the peer writes by itself, Cancel waits for Quiet or the session's end.
-//! Invariants: bytes land only between Expect and the lease's end; LeaseEnd with the aux record is in the
-//! scheduler's ring before Success shows in the status word.
+//! Thread: `move`. A slot's life: Expect (lease taken) → notices → complete, Cancel or the end of
+//! its session (lease ended). If the peer itself writes into memory here, Cancel waits for Quiet or
+//! the end of the session.
+//! Invariants: bytes arrive only between Expect and the end of the lease. LeaseEnd with the aux
+//! record is in the scheduler's ring before Success shows in the status word.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
-use crate::stdx::planted::is_planted;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId};
+use crate::transfer::command::{DestinationCommand, LeaseEnd};
 use crate::transfer::mover::{Links, Report};
 use crate::transfer::status::{Move, State};
-use crate::transfer::transport::{DestinationHalf, Landing, Landings, Lost, Memory, Notice};
+use crate::transfer::target::SessionId;
+use crate::transfer::transport::{DestinationHalf, Landing, Landings, Memory, Notice, SessionLost};
 use std::ops::Range;
 
 /// All sessions and slots of one decode worker.
@@ -21,18 +23,18 @@ use std::ops::Range;
 pub struct DestinationMover {
     memory: Memory,
     sessions: Vec<Option<Box<dyn DestinationHalf>>>,
-    /// As each was opened last.
+    /// The last generation of each session.
     generations: Vec<SessionGeneration>,
-    live: Live,
+    live: ExpectedSlots,
 }
 
 /// The slots that expect bytes.
 #[derive(Debug)]
-struct Live {
+struct ExpectedSlots {
     links: Links<DestinationCommand>,
     slots: Vec<Option<Expected>>,
     right: MoverRight,
-    /// The session whose notices are being taken in.
+    /// The session that is currently bringing notices.
     current: SessionId,
 }
 
@@ -41,9 +43,9 @@ struct Expected {
     generation: Generation,
     session: SessionId,
     room: Room,
-    /// Of the prompt.
+    /// Tokens of the prompt.
     tokens: u32,
-    /// The first of them that is still to come; at first, the first that was not held already.
+    /// The first token that has not arrived; initially, the first that this worker did not hold.
     received: u32,
     landing: Landing,
     lease: Lease,
@@ -62,7 +64,7 @@ impl DestinationMover {
             memory,
             sessions: (0..sessions).map(|_| None).collect(),
             generations: vec![SessionGeneration(0); sessions],
-            live: Live {
+            live: ExpectedSlots {
                 links,
                 slots: (0..slots).map(|_| None).collect(),
                 right,
@@ -71,7 +73,7 @@ impl DestinationMover {
         }
     }
 
-    /// One turn: commands, then what the sessions bring. True when something was done.
+    /// One turn: commands, then the sessions' arrivals. True if there was work.
     pub fn step(&mut self) -> bool {
         let mut busy = self.take_commands();
         for index in 0..self.sessions.len() {
@@ -90,15 +92,15 @@ impl DestinationMover {
         busy
     }
 
-    /// Has the sessions' sources ring, or no longer.
+    /// Tells the sessions' sources whether they must ring.
     pub fn park(&mut self, parked: bool) {
-        let parked = parked && !is_planted("sources are not told of a park");
+        let parked = parked && !is_failpoint_active("sources are not told of a park");
         for half in self.sessions.iter_mut().flatten() {
             half.park(parked);
         }
     }
 
-    /// The use of a slot whose lease is here.
+    /// The use of a slot that holds its lease.
     pub fn holds(&self, slot: SlotId) -> Option<Generation> {
         self.live.slots[slot.index()].as_ref().map(|expected| expected.generation)
     }
@@ -115,12 +117,12 @@ impl DestinationMover {
     fn apply(&mut self, command: DestinationCommand) {
         match command {
             DestinationCommand::Open { session, generation, binding } => {
-                // Whatever else had the index is over.
-                self.close(session, Lost::GONE);
+                // An earlier session of this index is over.
+                self.close(session, SessionLost::GONE);
                 self.generations[session.0 as usize] = generation;
                 self.sessions[session.0 as usize] = Some(binding);
             }
-            DestinationCommand::Close { session } => self.close(session, Lost::GONE),
+            DestinationCommand::Close { session } => self.close(session, SessionLost::GONE),
             DestinationCommand::Join { session, arrival } => {
                 if let Some(half) = self.sessions[session.0 as usize].as_mut() {
                     half.join(arrival);
@@ -148,15 +150,17 @@ impl DestinationMover {
                         half.revoke(slot);
                     }
                     let ends = match landing {
-                        Landing::Moved => !is_planted("cancel keeps the lease"),
-                        Landing::Written => is_planted("cancel ends a lease that is written to"),
+                        Landing::Moved => !is_failpoint_active("cancel keeps the lease"),
+                        Landing::Written => {
+                            is_failpoint_active("cancel ends a lease that is written to")
+                        }
                     };
                     if ends {
                         self.live.end(slot, None);
                     }
                 }
             }
-            // Also before its Cancel, where that is on its way still: the slot was marked before this was sent.
+            // Quiet can overtake Cancel: the slot was marked Failed before Quiet was sent.
             DestinationCommand::Quiet { slot, generation } => {
                 let held = self.live.slots[slot.index()].as_ref();
                 let same = held.is_some_and(|expected| expected.generation == generation);
@@ -173,8 +177,8 @@ impl DestinationMover {
         self.live.slots[slot.index()] = Some(expected);
         self.live.current = session;
         if !self.live.links.status.is_open(slot, generation) {
-            // Marked Failed before Expect came: its Cancel is before or behind it in the ring. Whether Destination
-            // has left is not known here; Quiet follows either way.
+            // Marked Failed before Expect: its Cancel is before or behind Expect in the ring. It is
+            // unknown here whether Destination was sent; Quiet follows in both cases.
             if landing == Landing::Moved {
                 self.live.end(slot, None);
             }
@@ -187,8 +191,9 @@ impl DestinationMover {
         }
     }
 
-    /// Ends the session and everything bound to it. Dropping the half unmaps or closes its way.
-    fn close(&mut self, session: SessionId, lost: Lost) {
+    /// Ends the session and everything bound to it. Dropping the half unmaps or closes its
+    /// transport.
+    fn close(&mut self, session: SessionId, lost: SessionLost) {
         let Some(mut half) = self.sessions[session.0 as usize].take() else { return };
         for index in 0..self.live.slots.len() {
             let slot = SlotId(index as u32);
@@ -196,8 +201,8 @@ impl DestinationMover {
                 half.revoke(slot);
             }
         }
-        // Nothing of a session lands once its half is gone, and only then do its leases end.
-        match is_planted("queue pairs outlive their session") {
+        // No byte of a session can arrive once its half is dropped; only then do its leases end.
+        match is_failpoint_active("queue pairs outlive their session") {
             true => std::mem::forget(half),
             false => drop(half),
         }
@@ -213,8 +218,8 @@ impl DestinationMover {
     }
 }
 
-impl Live {
-    /// Ends the slot's lease; nothing lands in its pages any more.
+impl ExpectedSlots {
+    /// Ends the slot's lease; no byte can arrive in its pages any more.
     fn end(
         &mut self,
         slot: SlotId,
@@ -223,28 +228,29 @@ impl Live {
         let Expected { generation, session, room, lease, .. } = self.slots[slot.index()].take()?;
         let sent = self.links.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux });
         debug_assert!(sent.is_ok(), "one lease end per slot fits");
-        self.links.engine.ring();
+        self.links.engine.notify();
         Some((generation, room, session))
     }
 
-    /// Ends the lease, with the record, then makes the last move.
+    /// Ends the lease with the record, then makes the last move.
     fn succeed(&mut self, slot: SlotId, step: Move, aux: AuxRecord) {
         let Some((generation, room, session)) = self.end(slot, Some(aux)) else { return };
-        // Forbidden when it was marked Failed a moment ago: its Cancel then finds nothing to end.
+        // Forbidden if the slot was marked Failed a moment ago: its Cancel then finds nothing to
+        // end.
         if self.links.status.advance(slot, generation, step).is_ok() {
             self.report(Report::Arrived { slot, generation, room, session });
         }
-        self.links.engine.ring();
+        self.links.engine.notify();
     }
 
     fn report(&self, report: Report) {
-        // A full ring means that ctl is stuck; its deadlines then end what this report would have.
+        // A full ring means that `ctl` is stuck. Its deadlines then end the affected transfers.
         let _ = self.links.reports.try_send(report);
-        self.links.ctl.ring();
+        self.links.ctl.notify();
     }
 }
 
-impl Landings for Live {
+impl Landings for ExpectedSlots {
     fn current(&self, slot: SlotId) -> Option<Notice> {
         let expected = self.slots.get(slot.index())?.as_ref()?;
         let Expected { generation, room, .. } = *expected;
@@ -254,7 +260,7 @@ impl Landings for Live {
     fn expected(&mut self, notice: &Notice) -> Option<Range<u32>> {
         let expected = self.slots.get(notice.slot.index())?.as_ref()?;
         let same = (expected.generation == notice.generation && expected.room == notice.room
-            || is_planted("notice of any use of a slot"))
+            || is_failpoint_active("notice of any use of a slot"))
             && expected.session == self.current;
         if !same {
             return None;
@@ -281,7 +287,7 @@ impl Landings for Live {
         if (self.links.status.load(slot).lanes | 1 << lane) & all == all {
             return self.succeed(slot, step, *aux);
         }
-        // Forbidden when it was marked Failed a moment ago: its Cancel follows.
+        // Forbidden if the slot was marked Failed a moment ago: its Cancel follows.
         let _ = self.links.status.advance(slot, expected.generation, step);
     }
 
@@ -294,6 +300,6 @@ impl Landings for Live {
         if self.links.status.advance(slot, generation, Move::Fail(cause)).is_ok() {
             self.report(Report::Failed { slot, generation, cause });
         }
-        self.links.engine.ring();
+        self.links.engine.notify();
     }
 }

@@ -1,18 +1,20 @@
-//! The thread that moves bytes or posts them: both halves in one thread, one [`Mover`] over all
-//! workers of the process. How it parks: [`crate::transfer::waiter`].
+//! The thread that moves bytes or posts them. One [`Mover`] serves the source and destination
+//! halves of all workers of the process. For its parking see [`crate::transfer::event_loop`].
 //!
-//! Thread: `move`. Owns: live leases of transfers, and alone may end them. Never allocates after a session
-//! is set up, never logs per block.
+//! Owns: the live leases of transfers; only a mover can end them.
+//! Thread: `move`.
+//! Invariants: it does not allocate after a session is set up, and does not log per block.
 
 pub mod destination;
 pub mod source;
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
-use crate::stdx::bell::Bell;
-use crate::transfer::command::{LeaseEnd, SessionId};
+use crate::stdx::event_count::EventCount;
+use crate::transfer::command::LeaseEnd;
+use crate::transfer::event_loop::LoopTask;
 use crate::transfer::status::StatusTable;
-use crate::transfer::waiter::Turns;
+use crate::transfer::target::SessionId;
 use crossbeam_channel as channel;
 use destination::DestinationMover;
 use source::SourceMover;
@@ -21,14 +23,14 @@ use std::sync::Arc;
 /// From a mover to `ctl`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Report {
-    /// Source: Cancel was taken and everything posted has completed; nothing will be posted.
+    /// Source: Cancel was handled and everything posted has completed; nothing more will be posted.
     Withdrawn {
         /// The slot.
         slot: SlotId,
         /// Its generation.
         generation: Generation,
     },
-    /// Destination: everything is here and proven; the source may be told Done.
+    /// Destination: everything has arrived and is proven; Done can be sent to the source.
     Arrived {
         /// The slot.
         slot: SlotId,
@@ -36,30 +38,30 @@ pub enum Report {
         generation: Generation,
         /// The attempt.
         room: Room,
-        /// From where.
+        /// The session that brought the KV.
         session: SessionId,
     },
-    /// Destination: the room failed here (void copy, nonsense from the peer).
+    /// Destination: the room failed here (void copy, invalid data from the peer).
     Failed {
         /// The slot.
         slot: SlotId,
         /// Its generation.
         generation: Generation,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
-    /// The session's way is gone.
+    /// The session's transport is lost.
     Lost {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// As it was opened: the index may be another session's by now.
+        /// Its generation at Open: the index can belong to another session by now.
         generation: SessionGeneration,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
 }
 
-/// A mover's ends of one worker's rings; `C` is what it is told.
+/// A mover's ends of one worker's rings; `C` is its command type.
 #[derive(Debug)]
 pub struct Links<C> {
     /// From `ctl` and `engine`.
@@ -68,11 +70,11 @@ pub struct Links<C> {
     pub ends: channel::Sender<LeaseEnd>,
     /// To `ctl`.
     pub reports: channel::Sender<Report>,
-    /// The engine's.
-    pub engine: Arc<Bell>,
-    /// `ctl`'s.
-    pub ctl: Arc<Bell>,
-    /// The worker's slots.
+    /// Wakes the engine.
+    pub engine: Arc<EventCount>,
+    /// Wakes `ctl`.
+    pub ctl: Arc<EventCount>,
+    /// The worker's status table.
     pub status: Arc<StatusTable>,
 }
 
@@ -85,7 +87,7 @@ pub struct Mover {
     pub destinations: Vec<DestinationMover>,
 }
 
-impl Turns for Mover {
+impl LoopTask for Mover {
     fn step(&mut self) -> bool {
         let mut moved = false;
         for source in &mut self.sources {

@@ -1,23 +1,25 @@
-//! The source's side of all hand-offs of one prefill worker.
+//! The source side of all hand-offs of one prefill worker.
 //!
-//! Thread: `move`. A slot's life: Begin (lease taken) → Chunks (posted in order, merged while the transport
-//! is full) → Done, last byte gone, or Cancel (lease ended). Invariants: what is posted was checked against
-//! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once; `ctl` is told all.
+//! Thread: `move`. A slot's life: Begin (lease taken) → Chunks (posted in order, merged while the
+//! transport is full) → Done, last byte sent, or Cancel (lease ended).
+//! Invariants: a post is checked against the status word in the same step, after every earlier
+//! Cancel in the ring. A lease ends exactly once. `ctl` receives every report.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
-use crate::stdx::planted::is_planted;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::{LeaseEnd, SessionId, SourceCommand, Target};
+use crate::transfer::command::{LeaseEnd, SourceCommand};
 use crate::transfer::mover::{Links, Report};
 use crate::transfer::status::{Move, State};
+use crate::transfer::target::{SessionId, Target};
 use crate::transfer::transport::fake::Fake;
-use crate::transfer::transport::{Completion, Lost, Memory, Post, SourceHalf};
+use crate::transfer::transport::{CompletionMode, Memory, Post, SessionLost, SourceHalf};
 use crossbeam_channel::TrySendError;
 use std::ops::Range;
 
-/// Halves by session; the last one is that of [`SessionId::NOBODY`].
+/// Transport halves by session; the last one belongs to [`SessionId::NOBODY`].
 #[derive(Debug)]
 struct Sessions(Vec<Option<Box<dyn SourceHalf>>>);
 
@@ -34,12 +36,12 @@ pub struct SourceMover {
     links: Links<SourceCommand>,
     memory: Memory,
     sessions: Sessions,
-    /// As each was opened last.
+    /// The last generation of each session.
     generations: Vec<SessionGeneration>,
     slots: Vec<Option<Transfer>>,
     /// Slots with something to post or to wait for.
     active: Vec<SlotId>,
-    /// Completions of the session at hand.
+    /// Completions of the current session.
     completed: Vec<SlotId>,
     right: MoverRight,
 }
@@ -49,13 +51,13 @@ struct Transfer {
     generation: Generation,
     target: Target,
     lease: Lease,
-    /// Handed over by the scheduler, not yet posted.
+    /// Sent by the scheduler, not yet posted.
     pending: Option<(Range<u32>, Option<AuxRecord>)>,
-    /// Cancel was taken.
+    /// Cancel was handled.
     cancelled: bool,
-    /// The last post is out.
+    /// The last chunk is posted.
     complete: bool,
-    /// Its destination has told that everything is there.
+    /// Done came: the destination has everything.
     told: bool,
 }
 
@@ -81,19 +83,19 @@ impl SourceMover {
         }
     }
 
-    /// One turn: commands, then posts, then completions. True when something was done.
+    /// One turn: commands, then posts, then completions. True if there was work.
     pub fn step(&mut self) -> bool {
         let mut busy = self.take_commands();
         busy |= self.post_pending();
         busy | self.poll_sessions()
     }
 
-    /// Takes commands while there is room for what they, and then all slots and sessions, have to say: behind a mover that
-    /// stood still many a use of a slot was cancelled before it had begun, and a session whose end is not told goes on failing
-    /// all that it is given.
+    /// Takes commands while the report ring has room for their reports and for one of each slot and
+    /// session. After a stall of the mover, many uses of a slot are cancelled before they begin. If
+    /// the loss of a session were not reported, it would get further transfers, and fail them all.
     fn take_commands(&mut self) -> bool {
         let mut busy = false;
-        // `ctl` tells nobody that it has read.
+        // `ctl` does not wake the mover after reading reports, so a full ring counts as work.
         while self.links.reports.len() < self.slots.len() {
             let Ok(command) = self.links.commands.try_recv() else { return busy };
             self.apply(command);
@@ -102,7 +104,7 @@ impl SourceMover {
         true
     }
 
-    /// Has the sessions' transports wake the mover, or no longer.
+    /// Tells the sessions' transports whether they must wake the mover.
     pub fn park(&mut self, parked: bool) {
         for half in self.sessions.0.iter_mut().flatten() {
             half.park(parked);
@@ -112,12 +114,12 @@ impl SourceMover {
     fn apply(&mut self, command: SourceCommand) {
         match command {
             SourceCommand::Open { session, generation, binding } => {
-                // Whatever else had the index is over.
-                self.close(session, Lost::GONE);
+                // An earlier session of this index is over.
+                self.close(session, SessionLost::GONE);
                 self.generations[session.0 as usize] = generation;
                 *self.sessions.half(session) = Some(binding);
             }
-            SourceCommand::Close { session } => self.close(session, Lost::GONE),
+            SourceCommand::Close { session } => self.close(session, SessionLost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
                 let (pending, cancelled, complete, told) = (None, false, false, false);
                 let transfer =
@@ -134,8 +136,8 @@ impl SourceMover {
         }
     }
 
-    /// A slot that was marked Failed before Begin came has its Cancel before or behind it in the ring:
-    /// its lease ends here, and Cancel finds nothing.
+    /// A slot that was marked Failed before Begin has its Cancel before or behind Begin in the
+    /// ring. Its lease ends here, and Cancel finds nothing.
     fn begin(&mut self, slot: SlotId, transfer: Transfer) {
         debug_assert!(self.slots[slot.index()].is_none(), "slot {slot} begun twice");
         let open = self.links.status.is_open(slot, transfer.generation)
@@ -151,12 +153,12 @@ impl SourceMover {
         }
     }
 
-    /// The transfer of this use of the slot, when it has begun.
+    /// The transfer of this use of the slot, if it has begun.
     fn live(&mut self, slot: SlotId, generation: Generation) -> Option<&mut Transfer> {
         self.slots[slot.index()].as_mut().filter(|transfer| transfer.generation == generation)
     }
 
-    /// A slot that never began has no lease and nothing posted: quiet at once.
+    /// A slot that never began has no lease and no posts, so it is quiet at once.
     fn cancel(&mut self, slot: SlotId, generation: Generation) {
         match self.live(slot, generation) {
             Some(transfer) => {
@@ -168,13 +170,13 @@ impl SourceMover {
         }
     }
 
-    /// The peer's word ends the lease only where nothing of ours still reads the pages.
+    /// The peer's Done ends the lease only if no operation of this side still reads the pages.
     fn done(&mut self, slot: SlotId, generation: Generation) {
         let Some(transfer) = self.live(slot, generation) else { return };
         transfer.told = true;
         let session = transfer.target.session;
         let half = self.sessions.half(session).as_ref();
-        if half.is_some_and(|half| half.completion() == Completion::Pulled) {
+        if half.is_some_and(|half| half.completion() == CompletionMode::Pulled) {
             self.finish(slot);
         }
     }
@@ -200,20 +202,20 @@ impl SourceMover {
         let Some(transfer) = self.slots[slot.index()].as_mut() else { return false };
         let Some((tokens, last)) = &transfer.pending else { return false };
         let generation = transfer.generation;
-        // The state is set before the first post; a word that has failed takes nothing more.
+        // The state is set before the first post; a slot that has failed posts nothing more.
         let started = self.links.status.advance(slot, generation, Move::Start);
         if started.is_err() && self.links.status.load(slot).state != State::Transferring {
             transfer.pending = None;
             return false;
         }
         let Some(half) = self.sessions.half(transfer.target.session).as_mut() else {
-            // Closed: `close` has failed the slot, its Cancel is on the way.
+            // The session is closed: `close` has failed the slot, and its Cancel will follow.
             transfer.pending = None;
             return false;
         };
         debug_assert!(
             tokens.start >= transfer.target.prefix,
-            "its destination holds that and did not name its pages"
+            "the destination holds these tokens and named no pages for them"
         );
         let post = Post { slot, target: transfer.target, tokens: tokens.clone(), last: *last };
         if half.post(&self.memory, &post).is_err() {
@@ -221,7 +223,7 @@ impl SourceMover {
         }
         transfer.complete = last.is_some();
         transfer.pending = None;
-        if transfer.complete && half.completion() == Completion::Immediate {
+        if transfer.complete && half.completion() == CompletionMode::Immediate {
             self.finish(slot);
         }
         true
@@ -249,7 +251,7 @@ impl SourceMover {
         busy
     }
 
-    /// Nothing of `slot` is outstanding any more.
+    /// No operation of `slot` is outstanding any more.
     fn complete(&mut self, slot: SlotId) {
         let Some(transfer) = &self.slots[slot.index()] else { return };
         if transfer.cancelled {
@@ -260,13 +262,14 @@ impl SourceMover {
         }
     }
 
-    /// Said before the lease ends: with the lease the slot is given out anew, and `ctl` has then heard of this use.
+    /// Reports before the lease ends. The end of the lease frees the slot for a new use, and `ctl`
+    /// must know about this use by then.
     fn withdrawn(&mut self, slot: SlotId, generation: Generation) {
         self.report(Report::Withdrawn { slot, generation });
         self.end_lease(slot);
     }
 
-    /// The destination has everything: the lease ends, then Success shows.
+    /// The destination has everything: the lease ends, then Success becomes visible.
     fn finish(&mut self, slot: SlotId) {
         let Some(transfer) = &self.slots[slot.index()] else { return };
         if transfer.cancelled || !transfer.complete {
@@ -274,14 +277,15 @@ impl SourceMover {
         }
         let generation = transfer.generation;
         self.end_lease(slot);
-        // Forbidden when it was marked Failed a moment ago: its Cancel then finds nothing.
+        // Forbidden if the slot was marked Failed a moment ago: its Cancel then finds nothing.
         let _ = self.links.status.advance(slot, generation, Move::Finish);
-        self.links.engine.ring();
-        self.links.ctl.ring();
+        self.links.engine.notify();
+        self.links.ctl.notify();
     }
 
-    /// Drops the session and fails what was bound to it, unless its destination has everything; its streams are closed with it.
-    fn close(&mut self, session: SessionId, lost: Lost) {
+    /// Drops the session, which closes its streams. Fails every transfer bound to it, unless its
+    /// destination has everything.
+    fn close(&mut self, session: SessionId, lost: SessionLost) {
         *self.sessions.half(session) = None;
         for index in 0..self.slots.len() {
             let Some(transfer) = &self.slots[index] else { continue };
@@ -296,10 +300,11 @@ impl SourceMover {
             let _ = self.links.status.advance(slot, generation, step);
             self.end_lease(slot);
         }
-        self.links.engine.ring();
+        self.links.engine.notify();
     }
 
-    /// Every end of a source lease bumps the slot's word: whoever still copies learns that it is void.
+    /// Each end of a source lease bumps the slot's word, so that a peer that still copies notices
+    /// that its copy is void.
     fn end_lease(&mut self, slot: SlotId) {
         let Some(transfer) = self.slots[slot.index()].take() else { return };
         self.memory.lists.bump(slot);
@@ -307,25 +312,25 @@ impl SourceMover {
         let end = LeaseEnd { ended: transfer.lease.end(&self.right), aux: None };
         let sent = self.links.ends.try_send(end);
         debug_assert!(sent.is_ok(), "one lease end per slot fits");
-        self.links.engine.ring();
+        self.links.engine.notify();
     }
 
     fn report(&self, report: Report) {
         let sent = self.links.reports.try_send(report);
         let is_dropped = matches!(sent, Err(TrySendError::Full(_)));
-        debug_assert!(!is_dropped, "there is room for two of each slot");
-        self.links.ctl.ring();
+        debug_assert!(!is_dropped, "the ring has room for two reports of each slot");
+        self.links.ctl.notify();
     }
 }
 
 impl Transfer {
-    /// Chunks come in order; those the transport had no room for are merged.
+    /// Chunks come in order; chunks that found the transport full are merged.
     fn add(&mut self, tokens: Range<u32>, last: Option<AuxRecord>) {
         if self.cancelled {
             return;
         }
         self.pending = Some(match self.pending.take() {
-            Some((waiting, _)) if !is_planted("waiting chunk is dropped") => {
+            Some((waiting, _)) if !is_failpoint_active("waiting chunk is dropped") => {
                 (waiting.start..tokens.end, last)
             }
             _ => (tokens, last),

@@ -1,4 +1,5 @@
-//! What of one tile lies together on both sides, and in which order a stream takes it. Done once per session.
+//! The fragments of one tile, contiguous on both sides, and their order in a stream. Computed once
+//! per session.
 
 use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvLayout};
@@ -14,13 +15,13 @@ pub(super) struct Fragment {
     pub before: u64,
 }
 
-/// How a stream goes through fragments and tiles.
+/// Order in which a stream visits fragments and tiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Order {
-    /// All tiles of a fragment, then the next: tiles that are neighbours become one run.
+    /// All tiles of a fragment, then the next fragment: adjacent tiles become one run.
     FragmentByFragment,
-    /// All fragments of a tile, then the next: of fragments that are neighbours at the destination alone, one write
-    /// is gathered.
+    /// All fragments of a tile, then the next tile: fragments that are adjacent only at the
+    /// destination are gathered into one write.
     TileByTile,
 }
 
@@ -36,7 +37,7 @@ impl Order {
     }
 }
 
-/// The fragments of a tile of `tile` tokens, as they lie at the destination.
+/// The fragments of a tile of `tile` tokens, in the order of the destination's memory.
 pub(super) fn of_tile(
     source: &KvLayout,
     destination: &KvLayout,
@@ -61,7 +62,7 @@ pub(super) fn of_tile(
             }
         }
     }
-    // In this order neighbours on both sides stand side by side, whatever the strides.
+    // In this order pieces that are adjacent on both sides follow each other, whatever the strides.
     pieces.sort_unstable();
     let bytes = u64::from(source.head_dim) * source.dtype.bytes();
     let mut fragments: Vec<Fragment> = Vec::new();

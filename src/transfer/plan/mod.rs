@@ -1,14 +1,13 @@
-//! Which bytes go where: a [`Template`] is made once per session from two layouts; per request only
-//! page indices change.
+//! The plan: source and destination offsets of all bytes. A session makes a [`Template`] once from
+//! two layouts; per request only page indices change.
 //!
-//! Arithmetic only. The two may differ in page size, in strides and in the number of tensor-parallel ranks: each
-//! rank of the destination gets the heads that it holds, from the lowest rank of the source that holds them. A *tile*
-//! is the most tokens that lie in one page on both sides; a *fragment* is a contiguous piece of a tile, the same on
-//! both sides. Fragments are neighbours merged inside a tile, runs are fragments merged across tiles. Both ends of a
-//! stream that knows no addresses (tcp) walk the same order ([`fragment`]).
-//!
-//! Part of the layers: [`Template::of_layers`]. A prefix that the destination holds: tokens from there on, and pages
-//! counted from there. A state slot is a page of one token in a region of its own ([`KvLayout::state_slots`]).
+//! Arithmetic only. The layouts may differ in page size, strides and number of tensor-parallel
+//! ranks. Each destination rank gets its heads from the lowest source rank that holds them. A
+//! *tile* is the most tokens that lie in one page on both sides. A *fragment* is a piece of a tile
+//! that is contiguous on both sides. A run merges adjacent fragments across tiles. Both ends of a
+//! stream without addresses (tcp) walk in the same order ([`fragment`]). [`Template::of_layers`]
+//! plans some of the layers. A held prefix is left out of the token range. A state slot is a page
+//! of one token ([`KvLayout::state_slots`]).
 
 mod fragment;
 #[cfg(test)]
@@ -23,7 +22,7 @@ use crate::limits::PLAN_PIECES_MAX;
 use fragment::{Fragment, Order};
 use std::ops::Range;
 
-/// A piece of one copy or write: offsets into the two regions.
+/// One copy or write: offsets into the two regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     /// Offset in the source's region.
@@ -43,14 +42,14 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// Two layouts that cannot be connected: the field and both values.
+/// Two layouts that cannot be combined: the field and both values.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayoutMismatch {
     /// Field of [`KvLayout`].
     pub field: &'static str,
-    /// The source's.
+    /// The source's value.
     pub source: String,
-    /// The destination's.
+    /// The destination's value.
     pub destination: String,
 }
 
@@ -64,10 +63,10 @@ pub struct Template {
     destination: Paging,
 }
 
-/// How one side's pages are laid out along the tokens.
+/// Position of one side's tokens in its pages.
 #[derive(Clone, Copy, Debug)]
 struct Paging {
-    /// Of a page.
+    /// Tiles of a page.
     tiles: u32,
     tile_stride: u64,
     page_stride: u64,
@@ -82,10 +81,10 @@ impl Paging {
         }
     }
 
-    /// Where a tile begins in the region.
+    /// Offset of a tile's first byte in the region.
     #[inline]
     fn address(&self, tile: u32, page: &impl Fn(usize) -> PageId) -> u64 {
-        // A division takes as long as the rest of a run.
+        // A division would take as long as the rest of a run.
         if self.tiles == 1 {
             return u64::from(page(tile as usize).0) * self.page_stride;
         }
@@ -103,7 +102,7 @@ impl Template {
     /// The same for these layers only.
     ///
     /// # Panics
-    /// There are not as many.
+    /// If `layers` leaves the layers of the source.
     pub fn of_layers(
         source: &KvLayout,
         destination: &KvLayout,
@@ -124,7 +123,7 @@ impl Template {
                 return Err(LayoutMismatch { field, source, destination });
             }
         }
-        assert!(layers.start <= layers.end && layers.end <= source.layers, "layers that there are");
+        assert!(layers.start <= layers.end && layers.end <= source.layers, "no such layers");
         let tile = gcd(source.page_size, destination.page_size);
         let heads = u64::from(destination.ranks) * u64::from(destination.kv_heads);
         let pieces =
@@ -146,13 +145,13 @@ impl Template {
         })
     }
 
-    /// Bytes that `tokens` take on the way, whole tiles.
+    /// Bytes of `tokens` on the stream, rounded to whole tiles.
     pub fn bytes(&self, tokens: Range<u32>) -> u64 {
         let tiles = self.tiles(&tokens);
         self.tile_bytes() * u64::from(tiles.end - tiles.start)
     }
 
-    /// Where `bytes` of the stream of `tokens` lie at the source.
+    /// Positions at the source of `bytes` of the stream of `tokens`.
     pub fn source_pieces<P: Fn(usize) -> PageId>(
         &self,
         tokens: Range<u32>,
@@ -162,7 +161,7 @@ impl Template {
         Pieces::new(self, &self.source, |fragment| fragment.source, tokens, bytes, page)
     }
 
-    /// Where `bytes` of the stream of `tokens` lie at the destination.
+    /// Positions at the destination of `bytes` of the stream of `tokens`.
     pub fn destination_pieces<P: Fn(usize) -> PageId>(
         &self,
         tokens: Range<u32>,
@@ -172,7 +171,7 @@ impl Template {
         Pieces::new(self, &self.destination, |fragment| fragment.destination, tokens, bytes, page)
     }
 
-    /// What moves `bytes` of the stream of `tokens`, run by run.
+    /// The runs that move `bytes` of the stream of `tokens`.
     pub fn runs<S, D>(
         &self,
         tokens: Range<u32>,
@@ -187,7 +186,7 @@ impl Template {
         Runs::new(self, tokens, bytes, source_page, destination_page)
     }
 
-    /// What moves all of `tokens`, run by run.
+    /// The runs that move all of `tokens`.
     pub fn all_runs<S, D>(
         &self,
         tokens: Range<u32>,

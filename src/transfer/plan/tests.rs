@@ -1,14 +1,14 @@
-//! The planner beside the slow, obvious one.
+//! Compares the planner with a simple, slow one.
 
 use super::*;
 use crate::kv::layout::{KeyValue, KvDtype};
 use proptest::prelude::*;
 
 const PAGES: u32 = 24;
-/// Between the regions of two ranks lies what is nobody's.
+/// Unused bytes between the regions of two ranks.
 const GAP: u64 = 24;
 
-/// Two workers of one model, and what of a request's KV is to move.
+/// Two workers of one model, and the part of a request's KV to move.
 #[derive(Clone, Debug)]
 struct Pair {
     from: KvLayout,
@@ -52,7 +52,7 @@ fn shuffled(seed: u64) -> Vec<PageId> {
     pages
 }
 
-/// Ranks over which so many heads spread evenly.
+/// Numbers of ranks that divide `kv_heads` evenly.
 fn ranks(kv_heads: u32) -> impl Strategy<Value = u32> {
     let even: Vec<u32> =
         (1..=8).filter(|&n| KvLayout::heads_per_rank(kv_heads, n).is_some()).collect();
@@ -104,7 +104,7 @@ impl Pair {
         |index| self.to_pages[index]
     }
 
-    /// The slow, obvious planner: head by head, for whoever holds it.
+    /// The simple, slow planner: head by head, for each rank that holds it.
     fn copy_by_head(&self, source: &[u8], destination: &mut [u8]) {
         let tile = gcd(self.from.page_size, self.to.page_size);
         let bytes = (u64::from(self.from.head_dim) * self.from.dtype.bytes()) as usize;
@@ -116,7 +116,7 @@ impl Pair {
                         for head in self.to.heads_of(to_rank) {
                             let holds = |rank: &u32| self.from.heads_of(*rank).contains(&head);
                             let from_rank =
-                                (0..self.from.ranks).find(holds).expect("somebody holds it");
+                                (0..self.from.ranks).find(holds).expect("a rank holds it");
                             let at = |layout: &KvLayout, rank: u32, pages: &[PageId]| {
                                 let page = pages[(token / layout.page_size) as usize];
                                 let own = head - layout.heads_of(rank).start;
@@ -210,7 +210,8 @@ proptest! {
     }
 }
 
-/// State of a model on one side, as an engine keeps it: slot by slot, or a tensor of all slots for each layer.
+/// State of a model on one side, in the engine's layout: slot by slot, or one tensor of all slots
+/// per layer.
 #[derive(Clone, Copy, Debug)]
 struct StatePool {
     by_layer: bool,
@@ -222,7 +223,7 @@ struct StatePool {
 struct StateShape {
     layers: u32,
     heads: u32,
-    /// Of a head in a layer.
+    /// Elements of a head in a layer.
     elements: u32,
     dtype: KvDtype,
 }
@@ -250,10 +251,10 @@ impl StatePool {
         rank.on_ranks(self.ranks, self.rank_bytes() + GAP, heads).expect("even")
     }
 
-    /// Where a head of the model lies at a rank: found by counting, not by the layout. None: not there.
+    /// Offset of a model's head on a rank, counted without the layout; None if it is not there.
     fn at(&self, rank: u32, slot: PageId, layer: u32, head: u32) -> Option<usize> {
         let (heads, held) = (self.shape.heads, self.held());
-        // With more ranks than heads neighbours hold the same one.
+        // With more ranks than heads, neighbouring ranks hold the same head.
         let first = if self.ranks <= heads { rank * held } else { rank / (self.ranks / heads) };
         let own = head.checked_sub(first).filter(|&own| own < held)?;
         let record =
@@ -277,7 +278,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// One slot is one page index; between any numbers of ranks each head goes to all who hold it, and nothing else moves.
+    /// One slot is one page index. Between any numbers of ranks each head goes to all ranks that
+    /// hold it, and nothing else moves.
     #[test]
     fn a_state_slot_is_a_page(
         (from, to) in state_pools(),
@@ -297,7 +299,7 @@ proptest! {
         let n = from.head_bytes() as usize;
         for (layer, head) in layers.flat_map(|layer| (0..from.shape.heads).map(move |head| (layer, head))) {
             let held = |rank| from.at(rank, source_slot, layer, head);
-            let a = (0..from.ranks).find_map(held).expect("somebody holds it");
+            let a = (0..from.ranks).find_map(held).expect("a rank holds it");
             for b in (0..to.ranks).filter_map(|rank| to.at(rank, slot, layer, head)) {
                 expected[b..b + n].copy_from_slice(&source[a..a + n]);
             }
@@ -335,7 +337,7 @@ fn neighbouring_pages_are_one_run() {
     );
 }
 
-/// Runs of a request of four pages in any order.
+/// Runs of a request of four pages, which are not adjacent.
 fn runs_of(source: &KvLayout, destination: &KvLayout) -> Vec<Run> {
     let template = Template::new(source, destination).unwrap();
     let (from, to) = ([7, 2, 5, 0].map(PageId), [1, 6, 3, 8].map(PageId));
@@ -349,14 +351,14 @@ fn what_one_stretch_of_the_destination_takes_in_comes_together() {
         let apart = |pair: &&[Run]| pair[0].destination + pair[0].bytes != pair[1].destination;
         runs.windows(2).filter(apart).count() + 1
     };
-    // Layer by layer into pages: a page is gathered from the blocks of its layers.
+    // From layers to pages: a page is gathered from the blocks of its layers.
     let (theirs, ours) = (layout(true, 1, 1, shape), layout(false, 1, 1, shape));
     let runs = runs_of(&theirs, &ours);
     assert_eq!((runs.len(), stretches(&runs)), (4 * 5 * 2, 4));
-    // The other way there is nothing to gather.
+    // In the other direction there is nothing to gather.
     let runs = runs_of(&ours, &theirs);
     assert_eq!((runs.len(), stretches(&runs)), (4 * 5 * 2, 4 * 5 * 2));
-    // Heads of two ranks become one rank's.
+    // Heads of two ranks become those of one rank.
     let (two, one) = (layout(false, 1, 2, shape), layout(false, 1, 1, shape));
     let runs = runs_of(&two, &one);
     assert_eq!((runs.len(), stretches(&runs)), (4 * 5 * 2 * 2, 4));
@@ -370,7 +372,7 @@ fn tokens_of_heads_that_lie_alike_are_one_run() {
     let runs = runs_of(&theirs, &theirs);
     assert_eq!(runs.len(), 4 * 4);
     assert!(runs.iter().all(|run| run.bytes == item));
-    // As many ranks on both sides: the same, on each.
+    // With as many ranks on both sides, each rank gives the same result.
     let theirs = layout(true, 16, 4, shape);
     let runs = runs_of(&theirs, &theirs);
     assert_eq!(runs.len(), 4 * 4 * 4);
@@ -379,7 +381,7 @@ fn tokens_of_heads_that_lie_alike_are_one_run() {
 
 #[test]
 fn of_replicas_the_lowest_sends_and_each_receives() {
-    // One latent, which all of four ranks hold, for two that hold it as well.
+    // One latent, held by all four source ranks and both destination ranks.
     let shape = Shape { layers: 1, kv_heads: 1, head_dim: 8 };
     let (from, to) = (layout(false, 1, 4, shape), layout(false, 1, 2, shape));
     let runs = runs_of(&from, &to);

@@ -1,12 +1,12 @@
-//! Walks along a [`Template`]'s stream, run by run or on one side. Nothing is kept between two walks, nothing is
-//! allocated.
+//! Walks along a [`Template`]'s stream, run by run or on one side. A walk keeps nothing for the
+//! next one and does not allocate.
 
 use super::fragment::{Fragment, Order};
 use super::{Paging, Piece, Run, Template};
 use crate::ids::PageId;
 use std::ops::Range;
 
-/// Where in a stream a walk is. Made anew wherever a stream goes on: finding it is a search among the fragments,
+/// A position in a stream. A walk that continues a stream searches it among the fragments again;
 /// nothing is kept.
 #[derive(Clone, Debug)]
 struct Place {
@@ -44,7 +44,7 @@ impl Place {
         Place { tile: tiles.start + tile as u32, tiles, fragment, within, left }
     }
 
-    /// The fragment it is in, and what of it the walk takes; none where the walk is over.
+    /// The current fragment and the bytes of it that the walk takes; None at the end of the walk.
     #[inline]
     fn stretch<'a>(&self, template: &'a Template) -> Option<(&'a Fragment, u64)> {
         if self.left == 0 {
@@ -54,7 +54,7 @@ impl Place {
         Some((fragment, (fragment.bytes - self.within).min(self.left)))
     }
 
-    /// Goes on by what [`Place::stretch`] gave.
+    /// Advances by the result of [`Place::stretch`].
     #[inline]
     fn advance(&mut self, template: &Template, fragment: &Fragment, bytes: u64) {
         self.left -= bytes;
@@ -82,7 +82,7 @@ impl Place {
     }
 }
 
-/// Walks a part of a stream on one side, neighbours merged.
+/// Walks a part of a stream on one side; adjacent pieces are merged.
 #[derive(Debug)]
 pub struct Pieces<'a, P> {
     template: &'a Template,
@@ -90,7 +90,7 @@ pub struct Pieces<'a, P> {
     offset: fn(&Fragment) -> u64,
     page: P,
     place: Place,
-    /// Looked at, and no neighbour of the one before.
+    /// The next piece, which is not adjacent to the one before.
     ahead: Option<Piece>,
 }
 
@@ -133,14 +133,14 @@ impl<P: Fn(usize) -> PageId> Iterator for Pieces<'_, P> {
     }
 }
 
-/// Walks a part of a stream on both sides at once, merged wherever both sides are neighbours.
+/// Walks a part of a stream on both sides at once; pieces adjacent on both sides are merged.
 #[derive(Debug)]
 pub struct Runs<'a, S, D> {
     template: &'a Template,
     source_page: S,
     destination_page: D,
     place: Place,
-    /// Looked at, and no neighbour of the one before; of no bytes where nothing is.
+    /// The next run, which is not adjacent to the one before; zero bytes at the end.
     ahead: Run,
 }
 
@@ -159,8 +159,9 @@ impl<'a, S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Runs<'a, S, D> {
         runs
     }
 
-    /// What lies at the place, of no bytes at the end.
-    // Numbers in registers: through memory, written in eights and read in sixteens, they cost as much as all else.
+    /// The run at the current place; zero bytes at the end.
+    // Inlined to keep the numbers in registers. Through memory, written in 8-byte and read in
+    // 16-byte units, they would cost as much as the rest of the walk.
     #[inline(always)]
     fn step(&mut self) -> Run {
         let Template { source, destination, .. } = self.template;

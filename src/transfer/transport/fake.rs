@@ -1,10 +1,10 @@
-//! No bytes move and every hand-off says Success: for load tests of one role without its counterpart.
+//! Moves no bytes, and every hand-off ends in Success: for load tests of one role without its
+//! counterpart.
 
 use crate::ids::SlotId;
-use crate::model::logprobs::{Sampled, TopLogprobs};
-use crate::transfer::aux::AuxRecord;
+use crate::transfer::aux::{AUX_PAYLOAD_BYTES, AuxRecord};
 use crate::transfer::transport::{
-    Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf,
+    CompletionMode, DestinationHalf, Full, Landings, Memory, Notice, Post, SessionLost, SourceHalf,
 };
 
 /// Both halves.
@@ -12,15 +12,19 @@ use crate::transfer::transport::{
 pub struct Fake;
 
 impl SourceHalf for Fake {
-    fn completion(&self) -> Completion {
-        Completion::Immediate
+    fn completion(&self) -> CompletionMode {
+        CompletionMode::Immediate
     }
 
     fn post(&mut self, _memory: &Memory, _post: &Post) -> Result<(), Full> {
         Ok(())
     }
 
-    fn step(&mut self, _memory: &Memory, _completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    fn step(
+        &mut self,
+        _memory: &Memory,
+        _completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, SessionLost> {
         Ok(false)
     }
 
@@ -30,7 +34,11 @@ impl SourceHalf for Fake {
 }
 
 impl DestinationHalf for Fake {
-    fn step(&mut self, _memory: &Memory, _landings: &mut dyn Landings) -> Result<bool, Lost> {
+    fn step(
+        &mut self,
+        _memory: &Memory,
+        _landings: &mut dyn Landings,
+    ) -> Result<bool, SessionLost> {
         Ok(false)
     }
 
@@ -39,8 +47,7 @@ impl DestinationHalf for Fake {
     /// The first token is 0: there was no prefill to sample one.
     fn expect(&mut self, notice: &Notice, _first: u32, landings: &mut dyn Landings) {
         if landings.expected(notice).is_some() {
-            let first = Sampled { token: 0, logprob: 0.0, top: TopLogprobs::EMPTY };
-            let mut aux = AuxRecord::new(notice.room, &first, 0);
+            let mut aux = AuxRecord::new(notice.room, [0; AUX_PAYLOAD_BYTES]);
             aux.generation = notice.generation.0;
             landings.complete(notice.slot, aux);
         }

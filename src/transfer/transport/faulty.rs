@@ -1,39 +1,39 @@
-//! A bad day for any transport: holds back, delays, drops, repeats, reorders, spoils, fails, dies, as a
-//! script says that a test holds.
+//! Fault injection for any transport: holds back, delays, drops, repeats, reorders, spoils, fails
+//! and dies, as the script of a test says.
 //!
-//! Wraps either half. Invariant, whatever the script: a source's slot completes, and is withdrawn, only when
-//! nothing of it waits here; no fault of the wrapper is one that a transport may not have.
+//! Wraps either half. Invariants, with any script: a source's slot completes, and is withdrawn,
+//! only if no post of it waits here. The wrapper injects only faults that a transport can have.
 
 use crate::ids::SlotId;
 use crate::transfer::transport::{
-    Arrival, Completion, DestinationHalf, Full, Landing, Landings, Lost, Memory, Notice, Post,
-    SourceHalf,
+    Arrival, CompletionMode, DestinationHalf, Full, Landing, Landings, Memory, Notice, Post,
+    SessionLost, SourceHalf,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What goes wrong, from now on. The default is nothing.
+/// The active faults. Default: none.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Faults {
-    /// Nothing passes: a source's posts wait, what came to a destination lies unread.
+    /// Nothing passes: posts of a source wait, and arrivals at a destination stay unread.
     pub hold: bool,
-    /// Steps that each post, or each look at what came, is late.
+    /// Steps by which each post, or each look at arrivals, is late.
     pub delay: u64,
-    /// So many of the next posts vanish.
+    /// Number of next posts that are lost.
     pub drop: u32,
-    /// So many of the next posts are posted twice.
+    /// Number of next posts that are posted twice.
     pub duplicate: u32,
-    /// Of what waits, the youngest slot's posts go first.
+    /// Of the waiting posts, those of the youngest slot go first.
     pub reorder: bool,
-    /// Done to each post: another slot, tokens, a byte of the record.
+    /// Changes each post: another slot, tokens, a byte of the record.
     pub spoil: Option<fn(&mut Post)>,
-    /// The session is lost after so many more steps.
+    /// The session is lost after this many more steps.
     pub fail_after: Option<u64>,
-    /// The half is gone, its streams closed, and says nothing of it.
+    /// The half is gone and its streams are closed, without a report.
     pub dead: bool,
 }
 
-/// The test's end.
+/// The test's handle.
 #[derive(Clone, Default, Debug)]
 pub struct Script(Arc<Mutex<Faults>>);
 
@@ -43,7 +43,7 @@ impl Script {
         Script::default()
     }
 
-    /// Changes what goes wrong.
+    /// Changes the faults.
     pub fn set(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut self.lock());
     }
@@ -53,17 +53,17 @@ impl Script {
     }
 }
 
-/// Posts that may wait before room for more is made.
+/// Capacity for waiting posts.
 const WAITING: usize = 64;
 
-/// A half on a bad day.
+/// A half with injected faults.
 #[derive(Debug)]
 pub struct Faulty<T> {
     /// None: dead.
     inner: Option<T>,
     script: Script,
-    completion: Completion,
-    /// Posts, and the step from which they may pass.
+    completion: CompletionMode,
+    /// Posts, and the step from which each can pass.
     waiting: VecDeque<(u64, Post)>,
     steps: u64,
 }
@@ -85,7 +85,7 @@ impl<T: SourceHalf> Faulty<T> {
 impl<T: DestinationHalf> Faulty<T> {
     /// A destination's half.
     pub fn destination(inner: T, script: Script) -> Faulty<T> {
-        let completion = Completion::Immediate;
+        let completion = CompletionMode::Immediate;
         Faulty {
             inner: Some(inner),
             script,
@@ -97,12 +97,12 @@ impl<T: DestinationHalf> Faulty<T> {
 }
 
 impl<T> Faulty<T> {
-    /// Begins a step: the script's word for it.
-    fn turn(&mut self) -> Result<Faults, Lost> {
+    /// Begins a step, and returns the faults for it.
+    fn turn(&mut self) -> Result<Faults, SessionLost> {
         self.steps += 1;
         let mut faults = self.script.lock();
         match &mut faults.fail_after {
-            Some(0) => return Err(Lost::GONE),
+            Some(0) => return Err(SessionLost::GONE),
             Some(left) => *left -= 1,
             None => {}
         }
@@ -113,7 +113,7 @@ impl<T> Faulty<T> {
         Ok(*faults)
     }
 
-    /// The next post that may pass. Posts of one slot keep their order.
+    /// The next post that can pass. Posts of one slot keep their order.
     fn next_due(&self, faults: &Faults) -> Option<usize> {
         let due = |index: usize| {
             let (from, post) = &self.waiting[index];
@@ -130,7 +130,7 @@ impl<T> Faulty<T> {
 }
 
 impl<T: SourceHalf> SourceHalf for Faulty<T> {
-    fn completion(&self) -> Completion {
+    fn completion(&self) -> CompletionMode {
         self.completion
     }
 
@@ -153,7 +153,11 @@ impl<T: SourceHalf> SourceHalf for Faulty<T> {
         Ok(())
     }
 
-    fn step(&mut self, memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    fn step(
+        &mut self,
+        memory: &Memory,
+        completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, SessionLost> {
         let faults = self.turn()?;
         let Some(inner) = self.inner.as_mut().filter(|_| !faults.hold) else { return Ok(false) };
         let moved = inner.step(memory, &mut |slot| {
@@ -196,7 +200,7 @@ impl<T: DestinationHalf> DestinationHalf for Faulty<T> {
         }
     }
 
-    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, SessionLost> {
         let faults = self.turn()?;
         let late = faults.hold || !self.steps.is_multiple_of(faults.delay + 1);
         let Some(inner) = self.inner.as_mut().filter(|_| !late) else { return Ok(false) };

@@ -1,29 +1,29 @@
-//! The end of a session that broke: why, and by whose bytes.
+//! The end of a broken session: its cause, and the slot that broke it.
 
 use crate::cause::Cause;
 use crate::ids::SlotId;
 
-/// The session's way is gone; its rooms fail.
+/// The session's transport is lost; its rooms fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lost {
-    /// Why.
+pub struct SessionLost {
+    /// The cause.
     pub cause: Cause,
-    /// Whose bytes broke it, where that is known: the other rooms only stood beside.
+    /// The slot that broke the session, if known. The other slots did not cause the failure.
     pub slot: Option<SlotId>,
 }
 
-impl Lost {
-    /// The peer, or what leads to it, is gone.
-    pub const GONE: Lost = Lost::because(Cause::PeerLost);
-    /// The peer said what makes no sense.
-    pub const NONSENSE: Lost = Lost::because(Cause::Corrupt);
+impl SessionLost {
+    /// The peer, or the path to it, is gone.
+    pub const GONE: SessionLost = SessionLost::because(Cause::PeerLost);
+    /// The peer sent invalid data.
+    pub const NONSENSE: SessionLost = SessionLost::because(Cause::Corrupt);
 
-    /// For all rooms alike.
-    pub const fn because(cause: Cause) -> Lost {
-        Lost { cause, slot: None }
+    /// The same cause for all rooms.
+    pub const fn because(cause: Cause) -> SessionLost {
+        SessionLost { cause, slot: None }
     }
 
-    /// What the room in `slot` ends with.
+    /// The cause of failure of the room in `slot`.
     pub fn cause_for(self, slot: SlotId) -> Cause {
         match self.slot {
             Some(broken) if broken != slot => Cause::Flushed,

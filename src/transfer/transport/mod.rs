@@ -1,9 +1,10 @@
-//! Ways for the bytes: one pair of traits, a posting half at the source and a landing half at the
-//! destination, one file per transport. Thread: `move`.
+//! Transports: one pair of traits, a posting half at the source and a landing half at the
+//! destination. Each transport has its own file or folder.
 //!
-//! A transport knows bytes, addresses and order. It decides nothing about requests: which notice is still
-//! wanted is the mover's answer ([`Landings`]), and leases are the mover's to end.
-//! Invariants: nothing here allocates after a session is set up, and nothing a peer wrote is trusted.
+//! Thread: `move`.
+//! Invariants: a transport handles bytes, addresses and order, and decides nothing about requests.
+//! The mover decides which notices are still wanted ([`Landings`]), and ends leases. Nothing here
+//! allocates after a session is set up. No data of a peer is trusted.
 
 pub mod fake;
 pub mod faulty;
@@ -13,180 +14,187 @@ pub mod shm;
 pub mod tcp;
 mod vectored;
 
-pub use lost::Lost;
+pub use lost::SessionLost;
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::Target;
-use crate::transfer::copiers::Copiers;
+use crate::transfer::copy_pool::CopyPool;
+use crate::transfer::counters::Counters;
 use crate::transfer::pages::PageLists;
-use crate::transfer::tally::Tally;
+use crate::transfer::target::Target;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a source's mover is given of a session.
+/// The part of a session that the source's mover holds.
 pub type SourceBinding = dyn SourceHalf;
 
-/// What a destination's mover is given of a session.
+/// The part of a session that the destination's mover holds.
 pub type DestinationBinding = dyn DestinationHalf;
 
-/// A worker's KV and what it shows of its slots.
+/// A worker's KV memory and the shared data of its slots.
 #[derive(Clone, Debug)]
 pub struct Memory {
     /// The KV pool.
     pub region: Arc<Region>,
-    /// Where things lie in it.
+    /// The layout of the pool.
     pub layout: KvLayout,
     /// Pages of the pool.
     pub pages: u32,
     /// Page lists and lease words.
     pub lists: Arc<PageLists>,
-    /// What moving it took.
-    pub tally: Arc<Tally>,
-    /// Who copies it.
-    pub copiers: Copiers,
+    /// Transfer counters.
+    pub counters: Arc<Counters>,
+    /// The threads that copy.
+    pub copy_pool: CopyPool,
 }
 
-/// KV of some tokens of a slot, ready to go.
+/// KV of some tokens of a slot, ready to be sent.
 #[derive(Clone, Debug)]
 pub struct Post {
     /// The source's slot.
     pub slot: SlotId,
-    /// Where it goes.
+    /// The destination.
     pub target: Target,
     /// Prompt tokens.
     pub tokens: Range<u32>,
-    /// With the last tokens.
+    /// The aux record, with the last tokens.
     pub last: Option<AuxRecord>,
 }
 
-/// The transport takes no more now; nothing was posted.
+/// The transport accepts no more now; nothing was posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
 /// How a source learns that its pages are no longer read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Completion {
-    /// The last byte has left; nothing of the slot is outstanding.
+pub enum CompletionMode {
+    /// The last byte has been sent; nothing of the slot is outstanding.
     Pushed,
-    /// The destination says Done.
+    /// The destination sends Done.
     Pulled,
-    /// Posting it was all.
+    /// Complete as soon as it is posted.
     Immediate,
 }
 
-/// Who writes into a destination's pages, and so what ends a lease whose transfer has failed.
+/// The writer of a destination's pages. It determines what ends the lease of a failed transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landing {
-    /// The mover itself: nothing lands once it has been told.
+    /// The mover itself: nothing is written after its Cancel.
     Moved,
-    /// The peer: nothing lands once its source is known to be quiet, or the session is gone.
+    /// The peer: nothing is written once its source is known to be quiet, or the session is gone.
     Written,
 }
 
 /// The posting half.
 pub trait SourceHalf: Send + Debug {
     /// How this transport completes.
-    fn completion(&self) -> Completion;
+    fn completion(&self) -> CompletionMode;
 
-    /// Lets KV go. Posts of a slot come in order.
+    /// Posts KV. Posts of a slot come in order.
     fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full>;
 
-    /// Moves bytes along. Tells of slots whose posts have completed.
-    fn step(&mut self, memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost>;
+    /// Moves bytes. Calls `completed` for slots with completed posts.
+    fn step(
+        &mut self,
+        memory: &Memory,
+        completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, SessionLost>;
 
-    /// Drops what of `slot` has not begun. True when nothing of it is outstanding.
+    /// Drops the posts of `slot` that have not begun. True if nothing of the slot is outstanding.
     fn withdraw(&mut self, slot: SlotId) -> bool;
 
-    /// As [`DestinationHalf::park`].
+    /// Like [`DestinationHalf::park`].
     fn park(&mut self, _parked: bool) {}
 }
 
 /// A notice or frame header as a peer sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Notice {
-    /// Our slot, as the peer says.
+    /// This worker's slot, as the peer states it.
     pub slot: SlotId,
-    /// Its generation, as the peer says.
+    /// Its generation, as the peer states it.
     pub generation: Generation,
-    /// The attempt, as the peer says.
+    /// The attempt, as the peer states it.
     pub room: Room,
 }
 
-/// Which slots of a destination still want bytes, and what happens when they have them.
+/// The slots of a destination that still expect bytes, and the effects of arrivals.
 pub trait Landings {
     /// The use of a slot that this session's bytes are for, if any.
     fn current(&self, slot: SlotId) -> Option<Notice>;
 
-    /// Tokens still to come (received up to the start), when this room, generation and session hold the
-    /// lease right now; sets Transferring. None: stale, the bytes go nowhere.
+    /// The tokens still missing, if this room, generation and session hold the lease now; sets
+    /// Transferring. None if the notice is stale: its bytes are dropped.
     fn expected(&mut self, notice: &Notice) -> Option<Range<u32>>;
 
-    /// KV up to token `end` lies in the slot's pages.
+    /// KV up to token `end` is in the slot's pages.
     fn landed(&mut self, slot: SlotId, end: u32);
 
-    /// Everything has landed and is proven: ends the lease, then Success.
+    /// Everything has arrived and is proven: ends the lease, then sets Success.
     fn complete(&mut self, slot: SlotId, aux: AuxRecord);
 
-    /// Pushed: a lane has brought its last byte. The one that completes the mask `all` completes the slot,
-    /// with the record that came on lane 0.
+    /// Pushed: a lane has brought its last byte. The lane that completes the mask `all` completes
+    /// the slot, with the record that came on lane 0.
     fn lane_ended(&mut self, slot: SlotId, lane: u8, all: u32, aux: &AuxRecord);
 
-    /// The copy is void or the peer said nonsense: fails the room, ends the lease where nothing can land.
+    /// The copy is void, or the peer sent invalid data: fails the room. Also ends the lease if
+    /// nothing more can be written.
     fn fail(&mut self, slot: SlotId, cause: Cause);
 }
 
-/// A stream that a source dialled, its preamble read and proven by `ctl`.
+/// A stream that a source dialled; `ctl` has read and proven its preamble.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Of the session.
+    /// The lane of the session.
     pub lane: u16,
-    /// Read up to `early`.
+    /// The stream, read up to the end of `early`.
     pub stream: tcp::Stream,
-    /// What `ctl` has read behind the preamble.
+    /// Bytes that `ctl` has read behind the preamble.
     pub early: Vec<u8>,
 }
 
 /// The landing half.
 pub trait DestinationHalf: Send + Debug {
-    /// Who writes.
+    /// The writer of the pages.
     fn landing(&self) -> Landing {
         Landing::Moved
     }
 
-    /// Takes a lane of the session in. A transport without streams closes it.
+    /// Adds a stream to the session as a lane. A transport without streams closes it.
     fn join(&mut self, _arrival: Arrival) {}
 
-    /// Takes in what has come; true when there was something. What comes is not judged in the step that first
-    /// sees it: the mover takes its commands before a step, so that of what was sent behind a grant the step may
-    /// see one and not the other. By the next the grant has been taken.
-    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost>;
+    /// Handles what has arrived; true if there was anything. An arrival is judged one step after it
+    /// was first seen. The mover takes its commands before a step, so a step can see bytes without
+    /// the Expect that preceded them. By the next step the mover has taken that Expect.
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, SessionLost>;
 
-    /// The mover moves nothing more into the pages of `slot` once this returns.
+    /// After this call the mover moves nothing more into the pages of `slot`.
     fn revoke(&mut self, slot: SlotId);
 
-    /// The mover is about to park, or is awake again. It orders this before its last look by a SeqCst fence.
+    /// The mover is about to park, or is awake again. A SeqCst fence orders this before its last
+    /// look.
     fn park(&mut self, _parked: bool) {}
 
-    /// The slot now expects bytes, of token `first` and those behind it; what has no source of its own may tell at once.
+    /// The slot now expects the bytes of token `first` and of those behind it. A transport without
+    /// a source can complete at once.
     fn expect(&mut self, notice: &Notice, first: u32, landings: &mut dyn Landings);
 }
 
 /// Shares of a chunk begin at multiples of a cache line.
 const SHARE_ALIGN: u64 = 64;
 
-/// The part of a chunk of `bytes` bytes that a lane carries; may be empty.
+/// The part of a chunk of `bytes` bytes that a lane carries; can be empty.
 fn share(bytes: u64, lane: usize, lanes: usize) -> Range<u64> {
     let share = bytes.div_ceil(lanes as u64).next_multiple_of(SHARE_ALIGN);
     let edge = |lane: usize| share.saturating_mul(lane as u64).min(bytes);
     edge(lane)..edge(lane + 1)
 }
 
-/// Page numbers that a peer named, checked against its pool.
+/// A page number from a peer, checked against its pool.
 fn page_within(page: PageId, pages: u32) -> Option<PageId> {
     (page.0 < pages).then_some(page)
 }

@@ -1,8 +1,9 @@
-//! Bytes between streams and KV regions, without a copy of ours in between.
+//! Moves bytes between streams and KV regions without a copy in between.
 //!
-//! Thread: `move`. Never waits: descriptors are non-blocking. Pieces come from a plan over page numbers that
-//! were checked; the assertion on each costs nothing beside a system call and keeps a fault of ours local.
-//! Not here: who may read or write the pages (leases, the mover's).
+//! Thread: `move`. It never waits: descriptors are non-blocking.
+//! Invariants: pieces come from a plan over checked page numbers. The assertion on each piece is
+//! cheap beside a system call, and keeps a bug here local.
+//! Not here: the right to read or write the pages (leases, the mover).
 #![allow(unsafe_code)]
 
 use crate::kv::region::Region;
@@ -12,10 +13,12 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Pieces of one system call: KV of our own layout has few, scattered ones gain little from more.
+/// Most pieces of one system call. The page-major layout needs few, and scattered pieces gain
+/// little from more.
 const PIECES_MAX: usize = 64;
 
-/// Sends `head`, then what lies in `pieces`, as far as the stream takes it; how many bytes it took.
+/// Sends `head`, then the bytes of `pieces`, as far as the stream takes them. Returns how many
+/// bytes.
 pub fn send(
     stream: BorrowedFd<'_>,
     head: &[u8],
@@ -26,14 +29,14 @@ pub fn send(
     vector.push(head.as_ptr().cast_mut(), head.len());
     vector.extend(region, pieces);
     let message = vector.message();
-    // SAFETY: `head` and the region outlive the call; each entry lies in one of them. The pages are leased
-    // to this transfer; whoever writes them nonetheless spoils only its own bytes.
+    // SAFETY: `head` and the region outlive the call; each entry lies in one of them. The pages are
+    // leased to this transfer; a thread that still writes them only spoils its own bytes.
     let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives into `pieces`, which are leased to this transfer; how many bytes came. 0: the stream has ended,
-/// or there are no pieces.
+/// Receives into `pieces`, which are leased to this transfer. Returns how many bytes came. 0: the
+/// stream has ended, or there are no pieces.
 pub fn receive(
     stream: BorrowedFd<'_>,
     region: &Region,
@@ -47,7 +50,7 @@ pub fn receive(
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies what lies in `pieces` behind what is in `into`, up to `most` bytes; how many those were.
+/// Appends the bytes of `pieces` to `into`, up to `most` bytes. Returns how many.
 pub fn gather(
     into: &mut VecDeque<u8>,
     most: usize,
@@ -68,13 +71,13 @@ pub fn gather(
     gathered
 }
 
-/// Copies bytes that were received elsewhere into `pieces`; how many there was room for.
+/// Copies bytes that were received elsewhere into `pieces`. Returns how many fitted.
 pub fn fill(bytes: &[u8], region: &Region, pieces: impl Iterator<Item = Piece>) -> usize {
     let mut filled = 0;
     for piece in pieces {
         let (at, room) = within(region, &piece);
         let part = &bytes[filled..bytes.len().min(filled + room)];
-        // SAFETY: inside the region, which `bytes` is no part of; leased to this transfer.
+        // SAFETY: inside the region, which does not overlap `bytes`; leased to this transfer.
         unsafe { at.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
         filled += part.len();
         if filled == bytes.len() {
@@ -106,9 +109,9 @@ impl Vector {
         }
     }
 
-    /// Valid as long as the vector stays where it is.
+    /// Valid as long as the vector does not move.
     fn message(&mut self) -> libc::msghdr {
-        // SAFETY: all zero is a message without anything.
+        // SAFETY: an all-zero message is valid and empty.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.entries.as_mut_ptr().cast();
         message.msg_iovlen = self.count as _;
@@ -135,7 +138,7 @@ mod tests {
     }
 
     fn bytes(region: &Region) -> Vec<u8> {
-        // SAFETY: inside the mapping; no other thread knows it.
+        // SAFETY: inside the mapping; no other thread uses it.
         (0..region.len()).map(|i| unsafe { region.base().add(i).read() }).collect()
     }
 

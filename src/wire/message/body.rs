@@ -4,7 +4,7 @@ use super::MessageError;
 use crate::wire::{Multipart, Parts};
 use bytemuck::Pod;
 
-/// Reads a body; what a later version has appended to it is cut.
+/// Reads a body. Fields that a later version appended are cut.
 pub fn read_body<T: Pod>(bytes: &[u8], what: &'static str) -> Result<T, MessageError> {
     let needed = size_of::<T>();
     match bytes.get(..needed) {
@@ -13,8 +13,8 @@ pub fn read_body<T: Pod>(bytes: &[u8], what: &'static str) -> Result<T, MessageE
     }
 }
 
-/// Reads a body that has grown: of an earlier minor version it has at least `least` bytes, and what that did not
-/// have is zero.
+/// Reads a body that has grown since an earlier minor version, which wrote at least `least` bytes.
+/// Missing bytes are zero.
 pub fn read_grown<T: Pod>(
     bytes: &[u8],
     least: usize,
@@ -43,7 +43,7 @@ pub fn write_body<T: Pod>(body: &T, out: &mut Multipart) {
     out.extend(bytemuck::bytes_of(body));
 }
 
-/// Refuses a message that has another number of parts.
+/// Refuses a message with another number of parts than `count`.
 pub fn exactly(parts: Parts<'_>, count: usize) -> Result<(), MessageError> {
     if parts.len() == count {
         Ok(())

@@ -1,20 +1,20 @@
-//! What is wrong with a message; each of these costs its sender the connection.
+//! Errors of a message; each of them closes the sender's connection.
 
 use std::fmt;
 
 /// A message that cannot be accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageError {
-    /// It is not one of ours.
+    /// The magic number is wrong.
     Magic(u16),
-    /// It is of another major version.
+    /// The major version differs.
     Version {
         /// The sender's; ours is [`VERSION`](super::VERSION).
         theirs: u8,
     },
-    /// Its kind is unknown here and says that it must be understood.
+    /// The kind is unknown here, and its flag says that it must be understood.
     Kind(u8),
-    /// It has another number of parts than it says or its kind has.
+    /// The number of parts differs from the header's, or from what the kind requires.
     Parts {
         /// Parts expected.
         said: usize,
@@ -34,7 +34,7 @@ pub enum MessageError {
     Value {
         /// Which number.
         what: &'static str,
-        /// What it was.
+        /// Its value.
         value: u64,
     },
     /// A list or text has an impossible length or encoding.
@@ -44,7 +44,8 @@ pub enum MessageError {
         /// Its bytes.
         len: usize,
     },
-    /// Its seal is missing or wrong: forged, repeated, left out or out of order.
+    /// The seal is missing or wrong: the message was forged, repeated or reordered, or one was
+    /// lost.
     Seal,
 }
 

@@ -1,5 +1,5 @@
-//! What one side grants the other in Announce and Welcome: the ways into a process's memory, and the secrets that open
-//! them. A claim of the sender's until the planner has checked it.
+//! Grants in Announce and Welcome: how the other side can reach a process's memory, and the secrets
+//! that open it. Each is a claim of the sender until the planner has checked it.
 
 use super::MessageError;
 use super::body::within;
@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// A secret that lets its bearer into one rank's memory or streams. Never printed.
+/// A secret that gives its holder access to one rank's memory or streams. Never printed.
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Token(pub [u8; 16]);
@@ -18,7 +18,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Which machine, since its start; equal where memory can be shared.
+/// Identifies a machine since its boot; equal ids mean that memory can be shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct HostId(pub [u8; 16]);
@@ -53,33 +53,33 @@ impl fmt::Debug for SocketName {
     }
 }
 
-/// How to be handed a rank's descriptors.
+/// How to get a rank's descriptors over a unix socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShmGrant {
     /// The sender's machine.
     pub host: HostId,
-    /// Where it hands them out,
+    /// The socket that hands them out,
     pub socket: SocketName,
-    /// to whoever says this.
+    /// to any process that sends this token.
     pub token: Token,
 }
 
 /// How to open a rank's streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpGrant {
-    /// Where it listens for data; port above 0.
+    /// The rank's listening data address; its port is above 0.
     pub address: SocketAddr,
     /// Opens a stream.
     pub token: Token,
 }
 
-/// One of a session's queue pairs, as its peer must know it.
+/// The values of one of a session's queue pairs that its peer needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct QueuePairName {
-    /// 24 bit.
+    /// Queue pair number, 24 bits.
     pub number: u32,
-    /// Of its first packet, 24 bit.
+    /// Sequence number of its first packet, 24 bits.
     pub sequence: u32,
 }
 
@@ -87,31 +87,33 @@ pub struct QueuePairName {
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RailGrant {
-    /// Of the port.
+    /// GID of the port.
     pub gid: [u8; 16],
-    /// Bytes of the pool that one key opens, a power of two; together they open all of it.
+    /// Bytes of the pool that one key opens, a power of two; together the keys open the whole pool.
     pub slab_bytes: u64,
-    /// Opens the records.
+    /// Key of the slot records.
     pub records_key: u32,
-    /// Of the port, on InfiniBand.
+    /// LID of the port, on InfiniBand.
     pub lid: u16,
-    /// Bytes of a packet's payload.
+    /// Payload bytes of a packet.
     pub mtu: u16,
-    /// The destination's number of its own NIC; the source's answer names the one it is connected to.
+    /// The destination's number of its own NIC. The source's answer names the NIC that it is
+    /// connected to.
     pub number: u16,
-    /// Keys below, 1 to [`RailGrant::SLABS_MAX`].
+    /// Number of keys below, 1 to [`RailGrant::SLABS_MAX`].
     pub slabs: u16,
     /// Zero.
     pub pad: u32,
-    /// By slab, those that there are.
+    /// Keys by slab; the first `slabs` are valid.
     pub keys: [u32; RailGrant::SLABS_MAX],
 }
 
 impl RailGrant {
-    /// Most slabs of a pool: at the least that devices take, 1 GiB, more than a rank's memory mostly is.
+    /// Most slabs of a pool. Devices accept slabs of at least 1 GiB, so this is more memory than
+    /// most ranks have.
     pub const SLABS_MAX: usize = 64;
 
-    /// The same with a key for each slab of `bytes`, in order; those that do not fit are left out.
+    /// This grant with a key for each slab of `bytes`, in order; keys that do not fit are dropped.
     pub fn with_keys(self, bytes: u64, keys: impl Iterator<Item = u32>) -> RailGrant {
         let mut grant = RailGrant { slab_bytes: bytes, slabs: 0, ..self };
         for (place, key) in grant.keys.iter_mut().zip(keys) {
@@ -121,12 +123,12 @@ impl RailGrant {
         grant
     }
 
-    /// What opens the pool, slab by slab.
+    /// The keys of the pool, slab by slab.
     pub fn slab_keys(&self) -> &[u32] {
         &self.keys[..usize::from(self.slabs)]
     }
 
-    /// `pool`: bytes that the keys must open.
+    /// `pool`: bytes that the keys must open together.
     fn check(&self, pool: u64) -> Result<(), MessageError> {
         within("rdma slabs", self.slabs, 1..=RailGrant::SLABS_MAX as u64)?;
         let opened = u128::from(self.slab_bytes) * u128::from(self.slabs);
@@ -140,22 +142,22 @@ impl RailGrant {
     }
 }
 
-/// How to write into a rank's memory, and who does.
+/// How to write into a rank's memory, and the queue pairs that do so.
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RdmaGrant {
-    /// Where the pool begins, in the rank's process.
+    /// Address of the pool in the rank's process.
     pub kv_address: u64,
-    /// Where the records of its slots begin.
+    /// Address of the slot records.
     pub records_address: u64,
-    /// NICs below, 1 to [`RdmaGrant::RAILS_MAX`].
+    /// Number of NICs below, 1 to [`RdmaGrant::RAILS_MAX`].
     pub rails: u16,
-    /// Queue pairs of each; of all at most [`RdmaGrant::LANES_MAX`].
+    /// Queue pairs of each NIC; together at most [`RdmaGrant::LANES_MAX`].
     pub lanes: u16,
     /// Zero.
     pub pad: u32,
     nics: [RailGrant; RdmaGrant::RAILS_MAX],
-    /// Those of one NIC side by side.
+    /// Queue pairs of one NIC are adjacent.
     pairs: [QueuePairName; RdmaGrant::LANES_MAX],
 }
 
@@ -165,12 +167,13 @@ impl RdmaGrant {
     /// Most lanes of a session.
     pub const LANES_MAX: usize = 16;
 
-    /// Memory that nobody can reach yet.
+    /// Memory without a NIC: it cannot be reached yet.
     pub fn empty(kv_address: u64, records_address: u64) -> RdmaGrant {
         RdmaGrant { kv_address, records_address, ..RdmaGrant::zeroed() }
     }
 
-    /// One more NIC, of a number of its own, with as many queue pairs as those before it; what does not fit is left out.
+    /// Adds a NIC with a number of its own and as many queue pairs as each NIC before it. A NIC
+    /// that does not fit is dropped.
     pub fn push(&mut self, rail: RailGrant, names: &[QueuePairName]) {
         let (place, lanes) = (usize::from(self.rails), names.len());
         if let (Some(nic), Some(pairs)) =
@@ -209,7 +212,7 @@ impl RdmaGrant {
     }
 }
 
-/// Keys are not for logs.
+/// Keys must not appear in logs.
 impl fmt::Debug for RdmaGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaGrant")

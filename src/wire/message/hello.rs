@@ -3,60 +3,32 @@
 use super::body::{exactly, read_body, read_grown, within};
 use super::{MessageError, transfer};
 use crate::cause::Cause;
-use crate::ids::Peer;
+use crate::ids::{Peer, Role};
 use crate::limits;
 use crate::wire::auth::KeyId;
 use crate::wire::{Multipart, Parts};
 use bytemuck::{Pod, Zeroable};
-use std::fmt;
 
-/// Role of a worker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Role {
-    /// Reads prompts.
-    Prefill = 1,
-    /// Produces tokens.
-    Decode = 2,
-    /// Both, without a hand-off.
-    Mixed = 3,
-}
-
-impl Role {
-    /// All of them.
-    pub const ALL: [Role; 3] = [Role::Prefill, Role::Decode, Role::Mixed];
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Mixed => "mixed",
-        })
-    }
-}
-
-/// Who a worker is; the first message of each side.
+/// The identity of a worker; the first message of each side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
     /// Name and incarnation.
     pub peer: Peer,
-    /// Counted by the sender; a higher one voids the lower, with all it had sent.
+    /// Counted by the sender; a higher number ends earlier connections and the transfers on them.
     pub connection: u64,
-    /// Bits of what the sender can do beyond this version; unknown ones are ignored.
+    /// Bits of the sender's abilities beyond this version; unknown ones are ignored.
     pub capabilities: u64,
     /// Major, minor, patch of the sender's software, for logs.
     pub software: [u16; 3],
     /// Tensor-parallel ranks.
     pub ranks: u16,
-    /// What the worker does.
+    /// The worker's role.
     pub role: Role,
-    /// Random; makes each proof new.
+    /// Random; makes each proof unique.
     pub nonce: [u8; 32],
     /// Minor version of its messages; see [`MINOR`](super::MINOR).
     pub minor: u8,
-    /// Its cluster keys by name, the one it proves first; of minor 0 all are untold.
+    /// The ids of its cluster keys, the proven one first. Minor 0 sends none.
     pub keys: [KeyId; limits::CLUSTER_KEYS_MAX],
 }
 
@@ -72,7 +44,7 @@ struct HelloBody {
     minor: u8,
     pad: [u8; 6],
     nonce: [u8; 32],
-    /// Since minor 1.
+    /// Sent since minor 1.
     keys: [KeyId; limits::CLUSTER_KEYS_MAX],
 }
 
@@ -83,7 +55,7 @@ impl Hello {
     pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Hello, MessageError> {
         exactly(parts, 1)?;
         let mut hello: HelloBody = read_grown(body, LEAST, "Hello")?;
-        // Of a later minor version the shorter one is not whole.
+        // From a later minor version, the shorter body is incomplete.
         if hello.minor > 0 {
             hello = read_body(body, "Hello")?;
         }
@@ -122,7 +94,7 @@ impl Hello {
     }
 }
 
-/// That the sender knows the cluster's key.
+/// Proof that the sender knows the cluster key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
     /// See [`ClusterKey::proof`](crate::wire::auth::ClusterKey::proof).
@@ -140,10 +112,10 @@ impl Proof {
     }
 }
 
-/// The sender ends the link, now or once it has drained.
+/// The sender ends the link, either now or after its drain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bye {
-    /// Why it goes, where there is more to say than that.
+    /// Why it ends the link, if there is a special reason.
     pub cause: Option<Cause>,
 }
 

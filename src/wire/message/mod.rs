@@ -1,17 +1,19 @@
-//! What workers say to each other (design, section 5): typed messages and their bytes.
+//! Messages between workers (docs/design/wire.md): their types and their bytes.
 //!
-//! The first part is an 8-byte header and a little-endian plain-old-data body, read unaligned: a
-//! longer body is cut, a shorter one is completed with zeroes where an earlier minor version wrote it so, else
-//! refused; lists and texts are parts of their own.
-//! Invariants: what decodes is in range wherever that can be told without context (peers, pools and
-//! sessions are the receiver's to compare). Only Announce and Welcome allocate.
-//! Not here: frames (`zmtp`), proof and seals (`auth`), what follows from a message (`transfer`).
+//! The first part is an 8-byte header and a little-endian plain-old-data body, read unaligned. A
+//! body that is too long is cut. A short one is filled with zeros if an earlier minor version wrote
+//! it, else refused. Lists and texts are parts of their own.
+//! Invariants: decoded values are in range, as far as this can be checked without context (the
+//! receiver compares peers, pools and sessions). Only Announce and Welcome allocate.
+//! Not here: frames (`zmtp`), proof and seals (`auth`), the effects of a message (`transfer`).
 
 mod body;
 mod error;
 mod grant;
 mod hello;
 mod session;
+#[cfg(test)]
+mod tests;
 mod text;
 mod transfer;
 
@@ -19,7 +21,7 @@ pub use error::MessageError;
 pub use grant::{
     HostId, QueuePairName, RailGrant, RdmaGrant, ShmGrant, SocketName, TcpGrant, Token,
 };
-pub use hello::{Bye, Hello, Proof, Role};
+pub use hello::{Bye, Hello, Proof};
 pub use session::{
     Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths,
     Transport, Welcome,
@@ -37,9 +39,10 @@ use bytemuck::{Pod, Zeroable};
 
 /// Major version of the messages; another one is refused.
 pub const VERSION: u8 = 3;
-/// Minor version, told in Hello: what both sides know is what the lesser one knows. A minor version appends to bodies,
-/// and adds kinds that may be skipped; it takes nothing away, changes no meaning and adds no parts. 1: names of
-/// cluster keys in Hello. 2: late allocation, in Welcome, with Interest and Ready.
+/// Minor version, sent in Hello; a link uses the lower of both sides' versions. A minor version
+/// appends to bodies and adds kinds that may be skipped. It removes nothing, changes no meaning and
+/// adds no parts. 1: ids of cluster keys in Hello. 2: late allocation, in Welcome, with Interest
+/// and Ready.
 pub const MINOR: u8 = 2;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.
@@ -48,7 +51,7 @@ const MUST_UNDERSTAND: u16 = 1;
 #[cfg(not(target_endian = "little"))]
 compile_error!("wire bodies are little-endian plain-old-data");
 
-/// Opens the first part of every message.
+/// Begins the first part of every message.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Header {
@@ -65,31 +68,31 @@ const HEADER_LEN: usize = size_of::<Header>();
 /// A message between two workers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Message<'a> {
-    /// Who I am.
+    /// The sender's identity.
     Hello(Hello),
-    /// That I know the cluster's key.
+    /// Proof that the sender knows the cluster key.
     Proof(Proof),
-    /// The destination shows its regions to the source.
+    /// The destination describes its regions to the source.
     Announce(Box<Announce>),
-    /// The source takes the session.
+    /// The source accepts the session.
     Welcome(Box<Welcome>),
-    /// The source does not take it.
+    /// The source refuses the session.
     Refused(Refused<'a>),
-    /// Where one request's KV is to go.
+    /// The pages for one request's KV.
     Destination(Destination<'a>),
-    /// That one request's KV will be wanted.
+    /// The destination will need one request's KV.
     Interest(Interest),
-    /// That it is computed.
+    /// The source has computed it.
     Ready(Ready),
     /// Asks the other side to stop a transfer.
     Abort(Abort),
-    /// That it has stopped.
+    /// The other side has stopped it.
     AbortAck(AbortAck),
-    /// How a transfer stands at its source.
+    /// The state of a transfer at its source.
     Status(Status),
-    /// The destination holds everything.
+    /// The destination has received everything.
     Done(Done),
-    /// No new rooms.
+    /// The sender accepts no new rooms.
     Bye(Bye),
 }
 
@@ -108,8 +111,8 @@ const DONE: u8 = 12;
 const BYE: u8 = 13;
 
 impl<'a> Message<'a> {
-    /// Reads a message; `seal` is the peer's, where the connection has one. `None` is a kind of a
-    /// later version that may be skipped.
+    /// Reads a message. `seal` is the peer's, if the connection has one. `None` is an unknown kind
+    /// of a later version that may be skipped.
     pub fn decode(
         parts: Parts<'a>,
         seal: Option<&mut Seal>,
@@ -152,7 +155,7 @@ impl<'a> Message<'a> {
         }))
     }
 
-    /// Writes the message over what `out` held; `seal` is ours, where the connection has one.
+    /// Replaces the content of `out` by the message; `seal` is ours, if the connection has one.
     pub fn encode(&self, seal: Option<&mut Seal>, out: &mut Multipart) {
         out.clear(limits::ZMTP_BUFFER_KEPT);
         let mut header =
@@ -198,6 +201,3 @@ impl<'a> Message<'a> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

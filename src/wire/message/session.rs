@@ -1,5 +1,5 @@
-//! Messages about a session: Announce, and its answers Welcome and Refused. What they say of the
-//! other side's memory is a claim until the planner has checked it against strides and lengths.
+//! Messages about a session: Announce, and its answers Welcome and Refused. Their statements about
+//! the sender's memory are claims until the planner has checked strides and lengths.
 
 use super::MessageError;
 use super::body::{exactly, read_body, read_part, within, write_body};
@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Ways for bytes to move; number and bit on the wire.
+/// Transports; each value is the number and the bit on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Transport {
@@ -27,17 +27,17 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The best first.
+    /// From the best to the worst.
     pub const ALL: [Transport; 4] =
         [Transport::Shm, Transport::Rdma, Transport::Tcp, Transport::Fake];
 
-    /// Several, for people.
+    /// Names of several transports, for logs.
     pub fn list(transports: impl Iterator<Item = Transport>) -> String {
         let names: Vec<&str> = transports.map(Transport::name).collect();
         if names.is_empty() { "none".into() } else { names.join(", ") }
     }
 
-    /// As in `--transfer`, log and metrics.
+    /// The name in `--transfer`, logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Transport::Shm => "shm",
@@ -55,7 +55,7 @@ impl Transport {
         Transport::ALL.into_iter().find(|known| *known as u8 == number)
     }
 
-    /// Whether a source writes into its destination's memory by itself.
+    /// Whether the source writes directly into its destination's memory.
     pub const fn writes(self) -> bool {
         matches!(self, Transport::Rdma)
     }
@@ -67,7 +67,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Hashes of everything that two workers must have in common to mean the same by their KV.
+/// Hashes of everything that two workers must share so that their KV is compatible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Fingerprint {
@@ -101,7 +101,7 @@ impl Fingerprint {
     }
 }
 
-/// How a peer says that its KV lies; fields as in `kv::layout`.
+/// A peer's description of its KV layout; fields as in `kv::layout`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct KvLayoutClaim {
@@ -115,7 +115,7 @@ pub struct KvLayoutClaim {
     pub head_dim: u32,
     /// Pages of the pool.
     pub pages: u32,
-    /// Element type: 1 f32, 2 f16, 3 bf16. Others are for the receiver to refuse by name.
+    /// Element type: 1 f32, 2 f16, 3 bf16. The receiver refuses others by name.
     pub dtype: u32,
     /// Bytes from a page to the next.
     pub page_stride: u64,
@@ -129,15 +129,15 @@ pub struct KvLayoutClaim {
     pub token_stride: u64,
     /// Bytes from a rank's region to the next.
     pub rank_stride: u64,
-    /// Tensor-parallel ranks, 1 to [`limits::RANKS_MAX`]; their regions lie in one.
+    /// Tensor-parallel ranks, 1 to [`limits::RANKS_MAX`]; one region holds them all.
     pub ranks: u32,
     /// KV heads of the model; at least 1.
     pub model_kv_heads: u32,
 }
 
 impl KvLayoutClaim {
-    /// Bytes from the region's beginning to the end of its last element, `element_bytes` each;
-    /// `None` beyond 64 bits. A region must be at least as long.
+    /// Bytes from the region's beginning to the end of its last element, with elements of
+    /// `element_bytes`. `None` beyond 64 bits. A region must be at least as long.
     pub fn extent(&self, element_bytes: u64) -> Option<u64> {
         let steps = [
             (self.pages, self.page_stride),
@@ -165,7 +165,7 @@ impl KvLayoutClaim {
     }
 }
 
-/// How a peer says that its aux slots look.
+/// A peer's description of its aux slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct AuxLayoutClaim {
@@ -189,20 +189,20 @@ pub struct RegionLengths {
     pub notice: u64,
 }
 
-/// One process of the sender, with the ranks it holds: its regions and the ways into them.
+/// One process of the sender with the ranks that it holds: its regions and their transports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
     /// Its regions.
     pub regions: RegionLengths,
-    /// Lanes it wants to, or will, use; at least 1.
+    /// Lanes that it requests (Announce) or will use (Welcome); at least 1.
     pub lanes: u16,
-    /// Shared memory, where offered.
+    /// Shared memory, if offered.
     pub shm: Option<ShmGrant>,
-    /// Queue pairs and keys, where offered.
+    /// Queue pairs and keys, if offered.
     pub rdma: Option<RdmaGrant>,
-    /// Streams, where offered.
+    /// Streams, if offered.
     pub tcp: Option<TcpGrant>,
-    /// Whether it takes part in tests that move nothing.
+    /// Whether it takes part in tests that transfer no bytes.
     pub fake: bool,
 }
 
@@ -210,7 +210,7 @@ pub struct Rank {
 #[repr(C)]
 struct RankBody {
     regions: RegionLengths,
-    /// A bit per transport, by its number.
+    /// One bit per transport, at its number.
     transports: u32,
     lanes: u16,
     tcp_port: u16,
@@ -285,15 +285,15 @@ impl Rank {
     }
 }
 
-/// Opens both Announce and Welcome.
+/// The first body of both Announce and Welcome.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct SessionBody {
     session: SessionGeneration,
     ranks: u16,
-    /// Of a Welcome, the chosen one.
+    /// Welcome: the chosen transport.
     transport: u8,
-    /// Of a Welcome since minor 2: 1 where the source wants to allocate late. Zero before.
+    /// Welcome since minor 2: 1 if the source wants to allocate late. Zero before.
     late: u8,
 }
 
@@ -304,7 +304,7 @@ fn read_session(body: &[u8], what: &'static str) -> Result<SessionBody, MessageE
     Ok(body)
 }
 
-/// Reads `count` ranks, the parts from `first` to the message's end.
+/// Reads `count` ranks: the parts from `first` to the end of the message.
 fn read_ranks(parts: Parts<'_>, first: usize, count: u16) -> Result<Vec<Rank>, MessageError> {
     exactly(parts, first + usize::from(count))?;
     (first..parts.len()).map(|index| Rank::parse(&read_part(parts, index, "rank")?)).collect()
@@ -314,16 +314,16 @@ fn write_ranks(ranks: &[Rank], out: &mut Multipart) {
     ranks.iter().for_each(|rank| out.push(bytemuck::bytes_of(&rank.body())));
 }
 
-/// The destination shows itself to a source; parts: session, fingerprint, KV, aux, ranks.
+/// The destination describes itself to a source; parts: session, fingerprint, KV, aux, ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Announce {
-    /// Counted by the destination from 1; what is bound to a lower one is over.
+    /// Counted by the destination from 1; it ends sessions with a lower number.
     pub session: SessionGeneration,
-    /// What both must have in common.
+    /// Values that both sides must share.
     pub fingerprint: Fingerprint,
-    /// Where KV lies, on each rank.
+    /// KV layout, the same on each rank.
     pub kv: KvLayoutClaim,
-    /// How aux slots look.
+    /// Layout of the aux slots.
     pub aux: AuxLayoutClaim,
     /// 1 to [`RANKS_MAX`](limits::RANKS_MAX), rank 0 first.
     pub ranks: Vec<Rank>,
@@ -352,18 +352,19 @@ impl Announce {
     }
 }
 
-/// The source takes the session; parts: session, KV, ranks.
+/// The source accepts the session; parts: session, KV, ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
-    /// Of the Announce.
+    /// The number in the Announce.
     pub session: SessionGeneration,
     /// The transport that the source has chosen.
     pub transport: Transport,
-    /// The source computes before the destination has pages: Interest is to come first, Destination after Ready.
+    /// The source computes before the destination has pages: Interest comes first, and Destination
+    /// after Ready.
     pub late: bool,
-    /// Where the source's KV lies, on each rank.
+    /// The source's KV layout, the same on each rank.
     pub kv: KvLayoutClaim,
-    /// The source's ranks: its answer half.
+    /// The source's ranks, its half of the session.
     pub ranks: Vec<Rank>,
 }
 
@@ -393,22 +394,22 @@ impl Welcome {
     }
 }
 
-/// Why a session is not taken.
+/// Why a session is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// Another model, or other kernels: 1.
     Model,
-    /// KV lies in a way that cannot be planned: 2.
+    /// The KV layouts cannot be combined: 2.
     KvLayout,
     /// Aux records differ: 3.
     AuxLayout,
     /// No transport in common, or it could not be set up: 4.
     Transport,
-    /// Ranks or lanes do not fit: 5.
+    /// Ranks or lanes do not match: 5.
     Ranks,
-    /// The source is full or drains: 6.
+    /// The source is full or draining: 6.
     Busy,
-    /// Of a later version.
+    /// A reason of a later version.
     Other(u16),
 }
 
@@ -438,10 +439,10 @@ impl Refusal {
     }
 }
 
-/// The source does not take the session; parts: session and reason, field, both values.
+/// The source refuses the session; parts: session and reason, field, both values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused<'a> {
-    /// Of the Announce.
+    /// The number in the Announce.
     pub session: SessionGeneration,
     /// The kind of reason.
     pub reason: Refusal,

@@ -1,8 +1,8 @@
-//! Every kind of message there and back, cut short, lengthened, and out of range.
+//! Every kind of message: encoded and decoded, cut short, lengthened, and out of range.
 
 use super::*;
 use crate::cause::Cause;
-use crate::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
+use crate::ids::{Generation, PageId, Peer, Role, Room, SessionGeneration, SlotId};
 use crate::wire::auth::{ClusterKey, Hellos, Keyring, Side};
 use proptest::prelude::*;
 
@@ -161,7 +161,7 @@ fn every_kind_comes_back_as_sent_bare_and_sealed() {
     }
 }
 
-/// The seeds of `fuzz/` are messages of this version. After a change of a message, once with
+/// The seeds of `fuzz/` are messages of this version. After a change of a message, run once with
 /// BATON_WRITE_CORPUS set.
 #[test]
 fn the_fuzz_corpus_holds_every_kind() {
@@ -170,7 +170,7 @@ fn the_fuzz_corpus_holds_every_kind() {
         let name = format!("{message:?}");
         let name = name.split(['(', ' ']).next().unwrap().to_lowercase();
         let path = folder.join(format!("{index:02}_{name}"));
-        // A byte for the target's own use, then the parts behind their lengths.
+        // A byte for the target's own use, then each part after its length.
         let mut seed = vec![(index as u8).wrapping_mul(19)];
         for part in encoded(message).parts().iter() {
             seed.extend_from_slice(&(part.len() as u16).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Short texts for the other side's log: UTF-8, bounded, a part each.
+//! Short texts for the other side's log: UTF-8, bounded, one part each.
 
 use super::MessageError;
 use crate::limits;
@@ -16,7 +16,7 @@ pub fn read_text<'a>(
     text.ok_or(MessageError::Content { what, len: bytes.len() })
 }
 
-/// Appends a text as one part, cut to what the reader accepts.
+/// Appends a text as one part, cut to the length that the reader accepts.
 pub fn write_text(text: &str, out: &mut Multipart) {
     out.push(&text.as_bytes()[..text.floor_char_boundary(limits::MESSAGE_TEXT_MAX)]);
 }

@@ -1,6 +1,6 @@
-//! Messages about one transfer. Each names room, slot and generation, so that what comes late can
-//! be told from what is meant (`handoff-model`: without the generation, the second AbortAck of one
-//! room frees the pages of the next).
+//! Messages about one transfer. Each names room, slot and generation, so that a late message does
+//! not match a newer transfer. Without the generation, the second AbortAck of one room would free
+//! the pages of the next.
 
 use super::MessageError;
 use super::body::{exactly, read_body, within, write_body};
@@ -11,7 +11,7 @@ use crate::wire::{Multipart, Parts};
 use bytemuck::{Pod, Zeroable};
 use sha2::{Digest, Sha256};
 
-/// Which transfer: the room, and the slot that the destination keeps it in.
+/// Identifies a transfer: the room, and the destination's slot for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TransferId {
@@ -34,13 +34,13 @@ impl TransferId {
 /// Truncated SHA-256 of a prompt's ids.
 pub type IdsHash = [u8; 16];
 
-/// Hash by which both legs see that they read the same prompt.
+/// Hash that shows both legs that they have the same prompt.
 pub fn ids_hash(ids: &[u32]) -> IdsHash {
     let digest = Sha256::digest(bytemuck::cast_slice::<u32, u8>(ids));
     digest[..16].try_into().expect("SHA-256 has 32 bytes")
 }
 
-/// Page indices as they travel: u32, little-endian, unaligned.
+/// Page indices on the wire: u32, little-endian, unaligned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageList<'a>(&'a [u8]);
 
@@ -50,12 +50,13 @@ impl<'a> PageList<'a> {
         self.0.len() / size_of::<PageId>()
     }
 
-    /// Whether there is none: decode holds the whole prompt.
+    /// Whether there is no page: decode holds the whole prompt.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// The pages in order of their tokens; each is still to be compared with the pool's size.
+    /// The pages in order of their tokens; the caller must still check each against the pool's
+    /// size.
     pub fn iter(self) -> impl ExactSizeIterator<Item = PageId> + 'a {
         self.0.chunks_exact(size_of::<PageId>()).map(bytemuck::pod_read_unaligned)
     }
@@ -67,22 +68,23 @@ impl<'a> From<&'a [PageId]> for PageList<'a> {
     }
 }
 
-/// Where the KV of one room is to go. Valid in the session it names.
+/// The pages for the KV of one room. Valid in the session it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination<'a> {
-    /// Room, and the slot that waits for it.
+    /// The room, and the slot that waits for its KV.
     pub id: TransferId,
-    /// The session whose regions the indices mean.
+    /// The session that the page indices refer to.
     pub session: SessionGeneration,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Tokens at its beginning that decode already holds, and so not asked for; fewer than `tokens`.
+    /// Tokens at the beginning of the prompt that decode already holds, so they are not
+    /// transferred. Fewer than `tokens`.
     pub prefix_tokens: u32,
     /// [`ids_hash`] of the prompt.
     pub ids_hash: IdsHash,
-    /// The aux slot leased for it.
+    /// The aux slot leased for this transfer.
     pub aux_index: u32,
-    /// Milliseconds left to the request.
+    /// Milliseconds until the request's deadline.
     pub deadline_ms: u32,
     /// Pages for the tokens behind the prefix.
     pub pages: PageList<'a>,
@@ -165,11 +167,11 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// That one room's KV will be wanted, where the source allocates late: it may compute, and says [`Ready`] when it has.
-/// Destination follows. Valid in the session it names.
+/// The destination will need one room's KV. Sent if the source allocates late: the source can then
+/// compute, answers [`Ready`], and Destination follows. Valid in the session it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interest {
-    /// Room, and the slot that waits for it.
+    /// The room, and the slot that waits for its KV.
     pub id: TransferId,
     /// The session in which Destination will come.
     pub session: SessionGeneration,
@@ -177,7 +179,7 @@ pub struct Interest {
     pub tokens: u32,
     /// [`ids_hash`] of the prompt.
     pub ids_hash: IdsHash,
-    /// Milliseconds left to the request.
+    /// Milliseconds until the request's deadline.
     pub deadline_ms: u32,
 }
 
@@ -209,10 +211,10 @@ impl Interest {
     }
 }
 
-/// The source has computed what an [`Interest`] asked for, and keeps it: Destination may come.
+/// The source has computed and keeps the KV that an [`Interest`] announced: Destination can come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ready {
-    /// Which.
+    /// The transfer.
     pub id: TransferId,
 }
 
@@ -255,9 +257,9 @@ fn write_transfer(id: TransferId, first: u8, second: u8, out: &mut Multipart) {
 /// Asks the other side to stop a transfer. Valid on the connection that carried its Destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abort {
-    /// Which.
+    /// The transfer.
     pub id: TransferId,
-    /// Why.
+    /// The reason.
     pub cause: Cause,
 }
 
@@ -272,14 +274,14 @@ impl Abort {
     }
 }
 
-/// Answers an Abort, or a Destination that cannot be served.
+/// Answers an Abort, or a Destination that the source refuses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AbortAck {
-    /// Which.
+    /// The transfer.
     pub id: TransferId,
-    /// Nothing of it can land any more; otherwise that is unknown.
+    /// No byte of the transfer can arrive any more. If false, this is unknown.
     pub quiet: bool,
-    /// Why the answering side has ended it.
+    /// Why the answering side has ended the transfer.
     pub cause: Cause,
 }
 
@@ -295,14 +297,14 @@ impl AbortAck {
     }
 }
 
-/// How a transfer stands at its source.
+/// The state of a transfer at its source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// Which.
+    /// The transfer.
     pub id: TransferId,
-    /// Transfer state, Failed 0 to Success 4 (design, section 2).
+    /// Transfer state, Failed 0 to Success 4 (docs/design/handoff.md).
     pub state: u8,
-    /// Why, if it failed.
+    /// The cause of a failure.
     pub cause: Option<Cause>,
 }
 
@@ -318,10 +320,10 @@ impl Status {
     }
 }
 
-/// The destination holds everything: pulled or received. Sent by its mover.
+/// The destination has pulled or received everything. Sent by its mover.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
-    /// Which.
+    /// The transfer.
     pub id: TransferId,
 }
 

@@ -5,18 +5,18 @@ use super::{Socket, ZmtpError};
 /// Longest context of a PING (RFC 37).
 pub const PING_CONTEXT_MAX: usize = 16;
 
-/// A command as its body says.
+/// A parsed command.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Command<'a> {
     /// The peer's half of the NULL handshake.
     Ready { socket: Socket, identity: &'a [u8] },
-    /// The peer refuses us.
+    /// The peer refuses the connection.
     Error { reason: &'a [u8] },
     /// Asks for a PONG with the same context.
     Ping { context: &'a [u8] },
     /// Answers a PING.
     Pong { context: &'a [u8] },
-    /// Of another socket type or a later version.
+    /// A command of another socket type or of a later version.
     Unknown,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Command<'a> {
                 Some((reason, [])) => Ok(Command::Error { reason }),
                 _ => Err(ZmtpError::Command("ERROR")),
             },
-            // Two bytes of time to live come first; deadlines here are the caller's own.
+            // Two bytes of time to live come first; the caller sets the deadlines here.
             b"PING" => match body.get(2..) {
                 Some(context) if context.len() <= PING_CONTEXT_MAX => Ok(Command::Ping { context }),
                 _ => Err(ZmtpError::Command("PING")),
@@ -54,8 +54,8 @@ impl<'a> Command<'a> {
         out.extend_from_slice(reason.as_bytes());
     }
 
-    /// Appends the body of PING; the peer may drop us when nothing follows within `ttl_tenths`
-    /// tenths of a second (0: never).
+    /// Appends the body of PING. The peer may close the connection if nothing follows within
+    /// `ttl_tenths` tenths of a second (0: never).
     pub fn write_ping(ttl_tenths: u16, context: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(b"\x04PING");
         out.extend_from_slice(&ttl_tenths.to_be_bytes());
@@ -91,7 +91,7 @@ fn ready(mut rest: &[u8]) -> Result<Command<'_>, ZmtpError> {
     Ok(Command::Ready { socket: socket.ok_or(ZmtpError::SocketType)?, identity })
 }
 
-/// Takes a byte of length and that many bytes.
+/// Splits off a length byte and that many bytes.
 fn split_short(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&len, rest) = bytes.split_first()?;
     rest.split_at_checked(usize::from(len))

@@ -3,11 +3,11 @@
 use super::command::Command;
 use super::frame::{FrameHeader, HEADER_MAX};
 use super::greeting::{GREETING_LEN, check_greeting, greeting, knows_ping};
-use super::{SendError, ZmtpError};
+use super::{ZmtpError, ZmtpSendError};
 use crate::limits;
 use crate::wire::{Multipart, Parts};
 
-/// Socket types spoken here.
+/// Supported socket types.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Socket {
     /// Dials: decode workers.
@@ -33,16 +33,16 @@ impl Socket {
 /// Bounds of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Bytes of all parts of a message, hence also of a frame.
+    /// Bytes of all parts of a message, and so also of a frame.
     pub message_bytes: usize,
     /// Parts of a message.
     pub parts: usize,
-    /// Bytes that may wait to be transmitted.
+    /// Bytes that can wait to be transmitted.
     pub queued_bytes: usize,
 }
 
 impl Limits {
-    /// For a peer that has not proven itself: what Hello and Proof need.
+    /// For a peer that has not proven itself: enough for Hello and Proof.
     pub const UNPROVEN: Limits = Limits {
         message_bytes: limits::ZMTP_UNPROVEN_MESSAGE_MAX,
         parts: limits::ZMTP_UNPROVEN_PARTS_MAX,
@@ -58,9 +58,9 @@ impl Limits {
 
 /// What has happened on the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event<'a> {
-    /// The handshake is over; messages may be sent.
-    Ready(Ready<'a>),
+pub enum ZmtpEvent<'a> {
+    /// The handshake is complete; messages can be sent.
+    Ready(ZmtpPeer<'a>),
     /// A whole message.
     Message(Parts<'a>),
     /// The answer to our PING with this context.
@@ -70,12 +70,12 @@ pub enum Event<'a> {
     },
 }
 
-/// What the peer says of itself in its greeting and READY.
+/// The peer's description of itself in its greeting and READY.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ready<'a> {
+pub struct ZmtpPeer<'a> {
     /// Its socket type.
     pub socket: Socket,
-    /// Its routing identity; empty where it leaves that to us.
+    /// Its routing identity; empty if the peer leaves the choice to us.
     pub identity: &'a [u8],
     /// Whether it answers PING (version 3.1).
     pub heartbeats: bool,
@@ -88,19 +88,19 @@ pub struct Connection {
     limits: Limits,
     state: State,
     failed: Option<ZmtpError>,
-    /// A greeting or a frame header that has not wholly arrived.
+    /// A greeting or a frame header that has arrived in part.
     head: [u8; GREETING_LEN],
     head_len: usize,
-    /// The frame whose body is arriving, and the bytes still missing. Only when `state` is past the greeting.
+    /// The frame with the arriving body, and the bytes still missing. Only set after the greeting.
     frame: Option<(FrameHeader, usize)>,
     command: Vec<u8>,
     message: Multipart,
-    /// `message` is whole; the next part clears it.
+    /// `message` is complete; the next part clears it.
     message_is_over: bool,
     event: Option<Pending>,
     output: Vec<u8>,
     output_sent: usize,
-    /// Ours until our READY is queued, then the peer's.
+    /// Our identity until our READY is queued, then the peer's.
     identity: Vec<u8>,
     peer_knows_ping: bool,
     answers_pings: bool,
@@ -125,8 +125,8 @@ enum Pending {
 }
 
 impl Connection {
-    /// A new connection, its greeting queued. `identity` (at most 200 bytes, may be empty) is
-    /// what our READY calls us.
+    /// A new connection; its greeting is queued. `identity` (at most 200 bytes, can be empty) is
+    /// our identity in READY.
     pub fn new(socket: Socket, identity: &[u8], limits: Limits) -> Connection {
         assert!(identity.len() <= 200, "identity of {} bytes", identity.len());
         Connection {
@@ -149,8 +149,8 @@ impl Connection {
         }
     }
 
-    /// Takes bytes from the peer and says how many; fewer than given when an event is ready.
-    /// An error is final, and repeated by further calls.
+    /// Takes bytes from the peer and returns how many; fewer than given if an event is ready. An
+    /// error is final: further calls return it again.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<usize, ZmtpError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -168,28 +168,28 @@ impl Connection {
         Ok(taken)
     }
 
-    /// The event that stopped `handle_input`, once.
-    pub fn poll_event(&mut self) -> Option<Event<'_>> {
+    /// The event that stopped `handle_input`; returned once.
+    pub fn poll_event(&mut self) -> Option<ZmtpEvent<'_>> {
         Some(match self.event.take()? {
-            Pending::Ready(socket) => Event::Ready(Ready {
+            Pending::Ready(socket) => ZmtpEvent::Ready(ZmtpPeer {
                 socket,
                 identity: &self.identity,
                 heartbeats: self.peer_knows_ping,
             }),
-            Pending::Message => Event::Message(self.message.parts()),
-            Pending::Pong(context) => Event::Pong { context },
+            Pending::Message => ZmtpEvent::Message(self.message.parts()),
+            Pending::Pong(context) => ZmtpEvent::Pong { context },
         })
     }
 
     /// Queues a message of at least one part. All or nothing.
-    pub fn send(&mut self, parts: Parts<'_>) -> Result<(), SendError> {
+    pub fn send(&mut self, parts: Parts<'_>) -> Result<(), ZmtpSendError> {
         assert!(!parts.is_empty(), "a message has at least one part");
         if self.state != State::Open || self.failed.is_some() {
-            return Err(SendError::NotOpen);
+            return Err(ZmtpSendError::NotOpen);
         }
         let len = parts.byte_len() + parts.len() * HEADER_MAX;
         if self.transmit().len() + len > self.limits.queued_bytes {
-            return Err(SendError::Full { limit: self.limits.queued_bytes });
+            return Err(ZmtpSendError::Full { limit: self.limits.queued_bytes });
         }
         let last = parts.len() - 1;
         for (index, part) in parts.iter().enumerate() {
@@ -200,14 +200,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Queues a PING; `ttl_tenths` as in RFC 37, `context` comes back in the PONG. Only to a peer
-    /// with [`Ready::heartbeats`].
-    pub fn ping(&mut self, ttl_tenths: u16, context: u64) -> Result<(), SendError> {
+    /// Queues a PING: `ttl_tenths` as in RFC 37, and the PONG returns `context`. Only for a peer
+    /// with [`ZmtpPeer::heartbeats`].
+    pub fn ping(&mut self, ttl_tenths: u16, context: u64) -> Result<(), ZmtpSendError> {
         if self.state != State::Open || self.failed.is_some() {
-            return Err(SendError::NotOpen);
+            return Err(ZmtpSendError::NotOpen);
         }
         self.queue_command(|out| Command::write_ping(ttl_tenths, &context.to_be_bytes(), out))
-            .map_err(|_| SendError::Full { limit: self.limits.queued_bytes })
+            .map_err(|_| ZmtpSendError::Full { limit: self.limits.queued_bytes })
     }
 
     /// Whether PINGs are answered. A worker that hangs withholds its PONGs, so that it looks dead.
@@ -215,17 +215,17 @@ impl Connection {
         self.answers_pings = answer;
     }
 
-    /// New bounds, for what is announced and queued from now on.
+    /// Sets new bounds for frames announced and messages queued from now on.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
 
-    /// Whether the handshake is over and nothing has failed.
+    /// Whether the handshake is complete and no error has occurred.
     pub fn is_open(&self) -> bool {
         self.state == State::Open && self.failed.is_none()
     }
 
-    /// Bytes to write to the peer, all that is queued in one piece.
+    /// Bytes to write to the peer: the whole queue in one piece.
     pub fn transmit(&self) -> &[u8] {
         &self.output[self.output_sent..]
     }
@@ -279,7 +279,7 @@ impl Connection {
         Ok(taken)
     }
 
-    /// Checks an announced frame against order and bounds, before a byte of it is kept.
+    /// Checks an announced frame against order and bounds, before any byte of it is stored.
     fn admit(&mut self, header: FrameHeader) -> Result<usize, ZmtpError> {
         if header.command {
             self.command.clear();
@@ -376,7 +376,7 @@ impl Connection {
         }
     }
 
-    /// Queues a command; ours all fit the short form.
+    /// Queues a command; all commands sent here fit the short form.
     fn queue_command(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), ZmtpError> {
         let limit = self.limits.queued_bytes;
         if self.transmit().len() > limit {
@@ -403,7 +403,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Everything an event says, owned.
+    /// An event with owned data.
     #[derive(PartialEq, Debug, Clone)]
     enum Seen {
         Ready(Socket, Vec<u8>, bool),
@@ -421,13 +421,13 @@ mod tests {
             let taken = connection.handle_input(&input[..step.min(input.len())])?;
             input = &input[taken..];
             match connection.poll_event() {
-                Some(Event::Ready(ready)) => {
+                Some(ZmtpEvent::Ready(ready)) => {
                     seen.push(Seen::Ready(ready.socket, ready.identity.to_vec(), ready.heartbeats));
                 }
-                Some(Event::Message(parts)) => {
+                Some(ZmtpEvent::Message(parts)) => {
                     seen.push(Seen::Message(parts.iter().map(<[u8]>::to_vec).collect()));
                 }
-                Some(Event::Pong { context }) => seen.push(Seen::Pong(context)),
+                Some(ZmtpEvent::Pong { context }) => seen.push(Seen::Pong(context)),
                 None => assert!(taken > 0, "no progress and no event"),
             }
         }
@@ -465,7 +465,7 @@ mod tests {
         for step in [1, 3, 64, 1000] {
             let mut dealer = Connection::new(Socket::Dealer, b"dealer", Limits::UNPROVEN);
             let mut router = Connection::new(Socket::Router, b"", Limits::UNPROVEN);
-            assert_eq!(dealer.send(message(&[b"early"]).parts()), Err(SendError::NotOpen));
+            assert_eq!(dealer.send(message(&[b"early"]).parts()), Err(ZmtpSendError::NotOpen));
             let greeting = drain(&mut dealer);
             assert_eq!(feed(&mut router, &greeting, step), Ok(vec![]));
             let both = drain(&mut router);
@@ -542,7 +542,7 @@ mod tests {
         let mut failed = open();
         feed(&mut failed, &[8, 0], 1).unwrap_err();
         feed(&mut failed, &[0, 0], 1).unwrap_err();
-        assert_eq!(failed.send(message(&[b"late"]).parts()), Err(SendError::NotOpen));
+        assert_eq!(failed.send(message(&[b"late"]).parts()), Err(ZmtpSendError::NotOpen));
     }
 
     #[test]
@@ -556,7 +556,7 @@ mod tests {
         dealer.set_limits(Limits { queued_bytes: 100, ..Limits::PEER });
         let parts = message(&[&[0; 80]]);
         dealer.send(parts.parts()).unwrap();
-        assert_eq!(dealer.send(parts.parts()), Err(SendError::Full { limit: 100 }));
+        assert_eq!(dealer.send(parts.parts()), Err(ZmtpSendError::Full { limit: 100 }));
         drain(&mut dealer);
         dealer.send(parts.parts()).unwrap();
     }

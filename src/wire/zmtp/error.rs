@@ -1,22 +1,22 @@
-//! What a peer can do wrong on the wire, and why a message of ours was not taken.
+//! Protocol errors of a peer, and why a message of ours was not queued.
 
 use std::fmt;
 
-/// The peer broke the protocol or a bound; its connection is to be closed.
+/// The peer broke the protocol or a bound; its connection must be closed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ZmtpError {
-    /// The first bytes are not ZMTP's: somebody else's protocol.
+    /// The first bytes are not ZMTP's: the peer speaks another protocol.
     Signature,
-    /// The peer speaks an older version than 3.0.
+    /// The peer speaks a version older than 3.0.
     Version {
         /// Offered major version; 0 to 2 are laid out differently.
         major: u8,
     },
-    /// The peer asks for another security mechanism than NULL.
+    /// The peer requires a security mechanism other than NULL.
     Mechanism,
     /// The as-server byte is not zero, which NULL requires.
     AsServer,
-    /// Reserved flag bits are set, or a command claims that more follows.
+    /// Reserved flag bits are set, or a command has the MORE flag.
     Flags(u8),
     /// A message came before READY, or READY twice.
     OutOfOrder,
@@ -27,7 +27,7 @@ pub enum ZmtpError {
         /// Bytes allowed.
         limit: usize,
     },
-    /// The parts of a message exceed its bound together.
+    /// All parts of a message together exceed its bound.
     MessageTooLong {
         /// Bytes with the frame just announced.
         len: u64,
@@ -39,13 +39,13 @@ pub enum ZmtpError {
         /// Parts allowed.
         limit: usize,
     },
-    /// A command's body cannot be read.
+    /// A command's body is malformed.
     Command(&'static str),
     /// READY names no socket type, or one that cannot talk to ours.
     SocketType,
-    /// The peer refused us with ERROR and this reason.
+    /// The peer refused the connection with ERROR and this reason.
     Refused(String),
-    /// The peer asks for answers and does not read them.
+    /// The peer requests answers and does not read them.
     OutputFull {
         /// Bytes allowed.
         limit: usize,
@@ -84,25 +84,25 @@ impl std::error::Error for ZmtpError {}
 
 /// A message was not queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SendError {
+pub enum ZmtpSendError {
     /// The handshake is not over, or the connection has failed.
     NotOpen,
-    /// Too much waits already: the peer reads too slowly.
+    /// Too many bytes are queued already: the peer reads too slowly.
     Full {
         /// Bytes allowed to wait.
         limit: usize,
     },
 }
 
-impl fmt::Display for SendError {
+impl fmt::Display for ZmtpSendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SendError::NotOpen => write!(f, "connection is not open"),
-            SendError::Full { limit } => {
+            ZmtpSendError::NotOpen => write!(f, "connection is not open"),
+            ZmtpSendError::Full { limit } => {
                 write!(f, "more than {limit} bytes would wait for the peer")
             }
         }
     }
 }
 
-impl std::error::Error for SendError {}
+impl std::error::Error for ZmtpSendError {}

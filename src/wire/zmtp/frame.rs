@@ -8,14 +8,14 @@ const COMMAND: u8 = 0b100;
 /// Bytes of the longest header.
 pub const HEADER_MAX: usize = 9;
 
-/// What stands before a frame's body.
+/// The header before a frame's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
     /// Another part of the same message follows.
     pub more: bool,
     /// A command, not a part of a message.
     pub command: bool,
-    /// Bytes of the body: an allegation until checked against a bound.
+    /// Bytes of the body: a claim until it is checked against a bound.
     pub len: u64,
 }
 
@@ -25,7 +25,7 @@ impl FrameHeader {
         if flags & LONG == 0 { 2 } else { HEADER_MAX }
     }
 
-    /// Reads a whole header; `bytes` is as long as [`header_len`](Self::header_len) says.
+    /// Reads a whole header; `bytes` has exactly [`header_len`](Self::header_len) bytes.
     pub fn parse(bytes: &[u8]) -> Result<FrameHeader, ZmtpError> {
         let flags = bytes[0];
         let command = flags & COMMAND != 0;
@@ -40,7 +40,7 @@ impl FrameHeader {
         Ok(FrameHeader { more, command, len })
     }
 
-    /// Appends the header, in its short form where the length fits a byte.
+    /// Appends the header, in its short form if the length fits a byte.
     pub fn write(self, out: &mut Vec<u8>) {
         let flags = if self.more { MORE } else { 0 } | if self.command { COMMAND } else { 0 };
         match u8::try_from(self.len) {

@@ -1,5 +1,5 @@
-//! The 64 bytes that open a connection, checked as far as they have arrived, so that a stranger's
-//! first byte already ends it.
+//! The 64 bytes that open a connection. They are checked as they arrive, so that the first wrong
+//! byte already ends the connection.
 
 use super::ZmtpError;
 
@@ -20,7 +20,7 @@ pub fn greeting() -> [u8; GREETING_LEN] {
 }
 
 /// Checks the first bytes of a peer's greeting. The eight bytes inside the signature and the filler
-/// carry nothing; a higher version steps down to ours.
+/// carry nothing. A peer of a higher version falls back to ours.
 pub fn check_greeting(bytes: &[u8]) -> Result<(), ZmtpError> {
     if bytes.first().is_some_and(|&first| first != 0xff)
         || bytes.get(9).is_some_and(|&last| last != 0x7f)
@@ -41,7 +41,7 @@ pub fn check_greeting(bytes: &[u8]) -> Result<(), ZmtpError> {
     Ok(())
 }
 
-/// Whether a whole, checked greeting is of version 3.1 or later, which knows PING.
+/// Whether a complete, checked greeting has version 3.1 or later, which supports PING.
 pub fn knows_ping(bytes: &[u8; GREETING_LEN]) -> bool {
     bytes[10] > 3 || bytes[11] >= 1
 }

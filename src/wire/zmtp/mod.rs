@@ -3,11 +3,11 @@
 //! ```text
 //!  Greeting ── 64 bytes each way ──▶ Handshake ── READY each way ──▶ Open ── frames, PING, PONG
 //! ```
-//! Contract of [`Connection`]: give bytes to `handle_input`, which stops after each event; drain
-//! `poll_event` before calling again; write what `transmit` shows and report it to `transmitted`.
+//! Contract of [`Connection`]: `handle_input` stops after each event; empty `poll_event` before the
+//! next call. Write the bytes of `transmit` and report them to `transmitted`.
 //! Invariants: an error is final; memory is bounded by [`Limits`]; a buffer that grew for one large
-//! message is given back after it. In a steady state neither direction allocates.
-//! Not here: sockets, deadlines of handshake and heartbeat, what a message says.
+//! message shrinks after it. In a steady state neither direction allocates.
+//! Not here: sockets, deadlines of handshake and heartbeat, the content of messages.
 
 mod command;
 mod connection;
@@ -15,6 +15,6 @@ mod error;
 mod frame;
 mod greeting;
 
-pub use connection::{Connection, Event, Limits, Ready, Socket};
-pub use error::{SendError, ZmtpError};
+pub use connection::{Connection, Limits, Socket, ZmtpEvent, ZmtpPeer};
+pub use error::{ZmtpError, ZmtpSendError};
 pub use frame::FrameHeader;

@@ -1,5 +1,5 @@
-//! Clients that ask without pause and know what each answer has to be. Each knows both routers, and asks the other one where
-//! the first is gone, breaks off or has no pair.
+//! Clients that send requests without pause and know each right answer. Each knows both routers,
+//! and asks the other one if the first is gone, breaks off or has no pair.
 
 use super::cluster::{Model, ROUTERS};
 use crate::network;
@@ -12,16 +12,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-/// Routers that a client asks, one after the other, before it gives up: on a slow machine several die under one request.
+/// How many routers a client asks, one after the other, before it gives up. On a slow machine
+/// several can die under one request.
 const ASKED_MAX: usize = 6;
 
-/// A request, and its answer's text.
+/// A request, and the text of its answer.
 pub struct Case {
     pub body: Value,
     pub expected: String,
 }
 
-/// Requests of many kinds, changed so, with what one worker alone answers.
+/// Requests of many kinds, each changed by `change`, with the answers of a mixed worker.
 pub fn cases(model: &Model, change: impl Fn(&mut Value)) -> Vec<Case> {
     let ids = |seed: usize| {
         (0..20 + 17 * seed).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>()
@@ -42,7 +43,7 @@ pub fn cases(model: &Model, change: impl Fn(&mut Value)) -> Vec<Case> {
     bodies.map(case).collect()
 }
 
-/// The text of a whole answer or of a stream, or the kind of the failure.
+/// The text of a complete answer or of a stream, or the kind of the failure.
 pub fn text((status, answer): &(u16, String)) -> Result<String, String> {
     let error = |value: &Value| value["error"]["code"].as_str().map(str::to_owned);
     if answer.starts_with('{') {
@@ -65,7 +66,7 @@ pub fn text((status, answer): &(u16, String)) -> Result<String, String> {
     pieces.collect()
 }
 
-/// Nobody is there, and an answer that ends before its end.
+/// No server is there, and an answer that ends too early.
 const GONE: &str = "gone";
 const BROKEN: &str = "broken off";
 
@@ -73,13 +74,13 @@ const BROKEN: &str = "broken off";
 #[derive(Default)]
 pub struct Tally {
     pub well: usize,
-    /// Question, answer, and what it had to be.
+    /// Request, answer, and the expected answer.
     pub wrong: Vec<String>,
-    /// By kind.
+    /// Failures by kind.
     pub failures: BTreeMap<String, usize>,
-    /// Of those, by kind, that the other router was asked for.
+    /// By kind, the failures after which the other router was asked.
     pub elsewhere: BTreeMap<String, usize>,
-    /// That one router took for an answer.
+    /// The longest time for one answer of a router.
     pub longest: Duration,
 }
 
@@ -94,7 +95,7 @@ impl Tally {
     }
 }
 
-/// Clients of a storm.
+/// The clients of a storm.
 pub struct Clients {
     cases: Vec<Case>,
     routers: [SocketAddr; ROUTERS.len()],
@@ -114,7 +115,8 @@ impl Clients {
         }
     }
 
-    /// So many, each a thread on the client's host, that ask one case after the other until told to stop.
+    /// Spawns this many clients, each a thread on the client's host. Each sends one case after the
+    /// other until it is stopped.
     pub fn spawn<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -131,7 +133,7 @@ impl Clients {
         }
     }
 
-    /// Tells them to stop when it ends, whatever ends it.
+    /// Stops them when the value is dropped, for whatever reason.
     pub fn until_dropped(&self) -> impl Drop + '_ {
         Stops(&self.stop)
     }
@@ -154,7 +156,7 @@ impl Clients {
             longest = longest.max(asked.elapsed());
             match answer {
                 Err(kind) if is_routers(&kind) && elsewhere.len() + 1 < ASKED_MAX => {
-                    // Refused at once it would ask the two of them a thousand times a second.
+                    // Without the pause, refused requests would repeat a thousand times a second.
                     thread::sleep(Duration::from_millis(100));
                     elsewhere.push(kind);
                 }
@@ -165,7 +167,8 @@ impl Clients {
         if took > Duration::from_secs(15) || answer.is_err() || !elsewhere.is_empty() {
             let (kind, took) = (answer.as_ref().err(), took.as_secs_f64());
             eprintln!(
-                "STORM request storm-{number}: {took:.1} s, failed {kind:?}, elsewhere after {elsewhere:?}"
+                "STORM request storm-{number}: {took:.1} s, failed {kind:?}, \
+                 elsewhere after {elsewhere:?}"
             );
         }
         let mut tally = self.tally.lock().unwrap();
@@ -179,7 +182,7 @@ impl Clients {
     }
 }
 
-/// Whether it is about the router that was asked.
+/// Whether the failure is that of the router that was asked.
 fn is_routers(kind: &str) -> bool {
     kind == GONE || kind == BROKEN || kind.starts_with("503")
 }

@@ -1,5 +1,6 @@
-//! Two prefill and two decode workers and two routers, each on a host of its own, that find each other: by the registries
-//! that both routers keep, or by an etcd of three members on three hosts more.
+//! Two prefill workers, two decode workers and two routers, each on its own host. They find each
+//! other through the registries of both routers, or through an etcd with three members on three
+//! more hosts.
 
 use crate::dummy::Dummy;
 use crate::etcd_server::EtcdServer;
@@ -16,21 +17,21 @@ const DECODE: usize = 2;
 pub const ROUTERS: [&str; 2] = ["router", "other"];
 pub const KEEPERS: [&str; 3] = ["keeper1", "keeper2", "keeper3"];
 
-/// Who keeps the entries of workers.
+/// Where the entries of workers are kept.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Registry {
     Routers,
     Etcd,
 }
 
-/// What workers are started from.
+/// The model of the workers.
 pub enum Model {
     Made(Dummy),
     File(PathBuf),
 }
 
 impl Model {
-    /// The one that `BATON_STORM_MODEL` names, or this one.
+    /// The model that `BATON_STORM_MODEL` names, or this one.
     pub fn get_or(made: impl FnOnce() -> Dummy) -> Model {
         match std::env::var_os("BATON_STORM_MODEL") {
             Some(path) => Model::File(path.into()),
@@ -54,27 +55,27 @@ impl Model {
     }
 }
 
-/// All of it; this thread is on the client's host whenever none of its functions runs.
+/// The complete cluster. This thread is on the client's host whenever none of its functions runs.
 pub struct Cluster {
     pub network: Network,
     model: Model,
-    /// As [`WORKERS`].
+    /// In the order of [`WORKERS`].
     pub workers: Vec<Process>,
-    /// As [`ROUTERS`].
+    /// In the order of [`ROUTERS`].
     pub routers: Vec<Process>,
-    /// As [`KEEPERS`]; none where routers keep the entries.
+    /// In the order of [`KEEPERS`]. Empty if routers keep the entries.
     pub etcd: Vec<EtcdServer>,
-    /// What `--registry` says to workers.
+    /// Value of `--registry` for workers.
     registry: String,
-    /// More flags of workers.
+    /// More flags for workers.
     flags: Vec<String>,
     pub routers_killed: usize,
-    /// What those had counted, as [`Cluster::tries`].
+    /// The counts of routers that were killed, as in [`Cluster::tries`].
     before: (u64, u64),
 }
 
 impl Cluster {
-    /// Once both routers have all workers; `None` where there is no etcd to be had.
+    /// Starts it, and waits until both routers have all workers. `None` if etcd is not available.
     pub fn start(
         network: Network,
         model: Model,
@@ -95,7 +96,7 @@ impl Cluster {
                 .collect::<Vec<_>>()
                 .join(","),
         };
-        // etcd's scheme is said once, for all its members.
+        // The scheme `etcd` is given once, for all its members.
         let registry = registry.replace(",etcd://", ",");
         let flags = flags.iter().map(|flag| String::from(*flag)).collect();
         let (workers, routers) = (Vec::new(), Vec::new());
@@ -148,7 +149,7 @@ impl Cluster {
         router
     }
 
-    /// Where clients ask.
+    /// The addresses for clients.
     pub fn addresses(&self) -> [SocketAddr; ROUTERS.len()] {
         ROUTERS.map(router_address)
     }
@@ -175,7 +176,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until nothing is left of any request, and sees that nobody has panicked.
+    /// Waits until nothing is left of any request, and checks that no thread has panicked.
     #[track_caller]
     pub fn check_idle(&mut self) {
         for worker in &mut self.workers {
@@ -183,7 +184,7 @@ impl Cluster {
             worker.check_alive();
         }
         for router in &mut self.routers {
-            // What a worker said last may still be on its way to it.
+            // The last message of a worker is possibly still on its way.
             let begun = Instant::now();
             loop {
                 let charged = router.metric("smg_worker_requests_active{", "");
@@ -198,7 +199,7 @@ impl Cluster {
         }
     }
 
-    /// Memory that each holds, in MiB.
+    /// Resident memory of each process, in MiB.
     pub fn memory(&self) -> String {
         let of = |process: &Process| mib(process.resident());
         let [routers, workers] = [&self.routers, &self.workers]
@@ -206,17 +207,17 @@ impl Cluster {
         format!("routers {routers} MiB; workers {workers} MiB")
     }
 
-    /// That of the router with most, in bytes.
+    /// Resident memory of the largest router, in bytes.
     pub fn largest_router(&self) -> u64 {
         self.routers.iter().map(Process::resident).max().unwrap_or_default()
     }
 
-    /// Tries more, and streams that went on elsewhere, by all routers that there were.
+    /// Retries, and streams that continued on other workers, counted by all routers so far.
     pub fn tries(&self) -> (u64, u64) {
         self.routers.iter().map(counted).fold(self.before, sum)
     }
 
-    /// Without a chance to say goodbye.
+    /// Kills a router without a clean shutdown.
     pub fn kill_router(&mut self, which: usize) {
         self.before = sum(self.before, counted(&self.routers[which]));
         self.routers_killed += 1;
@@ -230,7 +231,7 @@ impl Cluster {
     }
 }
 
-/// So many bytes in MiB.
+/// A number of bytes in MiB.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }

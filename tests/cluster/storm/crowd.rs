@@ -1,5 +1,5 @@
-//! Hundreds of streams at once over one router, while one of its four workers dies: each ends well with its own tokens, and
-//! what the router holds for each is little.
+//! Hundreds of streams at once through one router, while one of its four workers dies. Each ends
+//! with its own right tokens, and the router holds little memory for each.
 
 use super::clients::{Case, cases, text};
 use super::cluster::{Model, mib};
@@ -17,10 +17,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const STREAMS: u64 = 500;
-/// Between two events of a stream, and before its first: behind all the others' prompts.
+/// Longest wait between two events of a stream, and before its first: all other prompts come before
+/// it.
 const LONGEST: Duration = Duration::from_secs(600);
-/// What a router may hold for one stream, its buffers and the ids that its client has: far less than what waits for a
-/// client that reads slowly may be.
+/// Most memory of a router for one stream: its buffers and the client's token IDs. This is far less
+/// than the limit for a client that reads slowly.
 const PER_STREAM_MAX: u64 = 64 << 10;
 
 /// What one client saw.
@@ -45,12 +46,12 @@ fn stream(router: SocketAddr, case: &Case, open: &Barrier, begun: &AtomicUsize) 
 fn hundreds_of_streams_at_once_end_well_though_a_worker_dies() {
     let streams = number("BATON_STORM_STREAMS", STREAMS) as usize;
     let model = Model::get_or(|| Dummy::new(&json!({"max_position_embeddings": 2048})));
-    // None of them is over before the last one has begun.
+    // No stream ends before the last one has begun.
     let cases = cases(&model, |body| {
         body["stream"] = json!(true);
         body["max_tokens"] = json!(body["max_tokens"].as_u64().unwrap_or_default() + 40);
     });
-    // For the largest model that this is run with, 22.5 KiB a token, and 359 tokens at most.
+    // For the largest model of this test: 22.5 KiB a token, and at most 359 tokens.
     let (slots, memory) = (streams.to_string(), format!("{}MiB", 8 * streams));
     let common = ["--transfer", "tcp", "--max-running-requests", &slots, "--kv-memory", &memory];
     let worker =
@@ -118,8 +119,9 @@ fn hundreds_of_streams_at_once_end_well_though_a_worker_dies() {
     eprintln!("STORM most: {most}");
     eprintln!("STORM after: {}", memory(&fleet));
     eprintln!(
-        "STORM {streams} streams at once, {held} held by the router: {wrong} wrong, failed {failures:?}, {tried} tried \
-         again, {resumed} went on elsewhere; to the first event (median, 99 %, longest) {first}, to the end {whole}; \
+        "STORM {streams} streams at once, {held} held by the router: {wrong} wrong, \
+         failed {failures:?}, {tried} tried again, {resumed} went on elsewhere; \
+         to the first event (median, 99 %, longest) {first}, to the end {whole}; \
          all in {:.1} s",
         took.as_secs_f64()
     );

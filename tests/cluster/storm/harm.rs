@@ -1,4 +1,4 @@
-//! What is done to a cluster, drawn from a seed: one harm at a time, and then it is whole again.
+//! Faults of a cluster, drawn from a seed: one at a time, and then the cluster recovers.
 
 use super::cluster::{Cluster, KEEPERS, ROUTERS, WORKERS};
 use crate::network;
@@ -6,32 +6,32 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// By which a frame is late each way.
+/// Delay of a frame in each direction.
 const DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Harm {
-    /// A worker is killed, and started again under its address.
+    /// A worker is killed, and restarted at its address.
     Kill,
-    /// It is stopped by a signal, and let go on.
+    /// A worker is stopped by a signal, and continued.
     Pause,
-    /// Its link is down.
+    /// A worker's link is down.
     Unplug,
-    /// What it sends to one other host is lost.
+    /// Packets of a worker to one other host are lost.
     Deafen,
-    /// One packet in ten is.
+    /// One packet in ten of a worker is lost.
     Lose,
-    /// Every frame from and to it is late.
+    /// Every frame from and to a worker is delayed.
     Delay,
-    /// A router is killed and started again: without an entry, where it is a registry.
+    /// A router is killed and restarted. If it is a registry, it starts without entries.
     KillRouter,
-    /// One member of etcd is killed, and started again with what it had stored.
+    /// One member of etcd is killed, and restarted with its data.
     KillKeeper,
-    /// It is stopped by a signal, and let go on.
+    /// One member of etcd is stopped by a signal, and continued.
     PauseKeeper,
-    /// Its link is down.
+    /// The link of one member of etcd is down.
     UnplugKeeper,
-    /// All members are killed, and started again without anything.
+    /// All members of etcd are killed, and restarted without data.
     Forget,
 }
 
@@ -43,10 +43,10 @@ use Harm::{
 const TO_WORKERS: [Harm; 6] = [Kill, Pause, Unplug, Deafen, Lose, Delay];
 const TO_ETCD: [Harm; 4] = [KillKeeper, PauseKeeper, UnplugKeeper, Forget];
 
-/// Draws what happens, from a seed (SplitMix64).
+/// Draws the faults from a seed (SplitMix64).
 pub struct Fate {
     state: u64,
-    /// Of the harms, until each was drawn.
+    /// The faults that remain before each has been drawn once.
     left: Vec<Harm>,
 }
 
@@ -66,7 +66,7 @@ impl Fate {
         list[self.below(list.len())]
     }
 
-    /// The next one that this cluster suffers: each of those it can once, in any order, then all again.
+    /// The next fault for this cluster: each possible one once, in random order, then all again.
     fn harm(&mut self, cluster: &Cluster) -> Harm {
         if self.left.is_empty() {
             self.left = [&TO_WORKERS[..], &[KillRouter]].concat();
@@ -78,7 +78,7 @@ impl Fate {
         self.left.swap_remove(which)
     }
 
-    /// One worker, router or member suffers, and the cluster is whole again.
+    /// Causes one fault, and waits until the cluster has recovered.
     pub fn strike(&mut self, cluster: &mut Cluster) {
         let harm = self.harm(cluster);
         let worker = self.below(WORKERS.len());
@@ -86,10 +86,10 @@ impl Fate {
         let keeper = self.below(KEEPERS.len());
         let mut time = Duration::from_millis(self.pick(&[200, 1000, 2500, 6000]));
         if harm == Delay {
-            // In less nothing is asked and answered.
+            // A shorter fault would end between two requests.
             time = time.max(Duration::from_secs(2));
         }
-        // A process that is started anew takes its time by itself.
+        // A process that restarts takes time by itself.
         let while_dead = time.min(Duration::from_secs(2));
         let host = match harm {
             Forget => "etcd",

@@ -1,10 +1,11 @@
-//! A steady load on a cluster whose processes each have a host of their own, while one after the other of them is killed
-//! and started again, stands still, loses its link, or its packets, all of them or one way, or is heard late; and so are
-//! those who keep the entries of workers.
+//! A steady load on a cluster with one host for each process. One process after the other suffers a
+//! fault: it is killed and restarted, stopped, loses its link or packets, or is delayed. The
+//! registries suffer too.
 //!
-//! Shown: all but a few requests end well, each with the right tokens, the others by a typed error, and in time; what is
-//! left over in the end is nothing. `BATON_STORM_SECONDS` says how long it lasts, `BATON_STORM_SEED` which harm comes when,
-//! `BATON_STORM_MODEL` which model; `tools/storm` runs the long ones.
+//! The test shows that almost all requests succeed with the right tokens. The others end in time
+//! with a typed error, and nothing is left over.
+//! `BATON_STORM_SECONDS` sets the duration, `BATON_STORM_SEED` the faults, `BATON_STORM_MODEL` the
+//! model. `tools/storm` does the long runs.
 
 mod clients;
 mod cluster;
@@ -23,13 +24,14 @@ use std::time::{Duration, Instant};
 
 const SECONDS: u64 = 20;
 const CLIENTS: usize = 6;
-/// Who waits for longer waits for ever: a silent worker is noticed in some seconds, at most twice in the life of a request.
-/// Most of it is left to machines that do much else.
+/// A request that takes longer is hung. A silent worker is noticed within seconds, at most twice in
+/// the life of a request. The rest is reserve for busy machines.
 const LONGEST: Duration = PATIENCE;
-/// By which a router's memory may grow: buffers of as many requests as are asked at once are far less.
+/// Limit for the growth of a router's memory. The buffers of all concurrent requests are far
+/// smaller.
 const GROWTH_MAX: u64 = 16 << 20;
 
-/// The number that a variable of the environment says, if it is there.
+/// The number in an environment variable, or the default.
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}: a number")))
@@ -77,7 +79,8 @@ fn storm(registry: Registry) {
     let killed = cluster.routers_killed;
     eprintln!("STORM after: {}", cluster.memory());
     eprintln!(
-        "STORM {registry:?}, seed {seed}, {seconds} s: {} well, {} failed {:?}, {} wrong; {tried} tried again, {resumed} went on \
+        "STORM {registry:?}, seed {seed}, {seconds} s: {} well, {} failed {:?}, {} wrong; \
+         {tried} tried again, {resumed} went on \
          elsewhere; {killed} routers died, asked again for {:?}; longest {:.1} s",
         tally.well,
         tally.failed(),

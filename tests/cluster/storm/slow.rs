@@ -1,5 +1,6 @@
-//! A client that does not read for long, or never: what waits for it is bounded at the router and at its worker, nobody else
-//! waits, and it gets all of its answer, or an end at its deadline.
+//! A client that stops reading for long, or for ever. Its data at the router and at its worker is
+//! bounded, and no other request waits. The client gets its complete answer, or an end at its
+//! deadline.
 
 use super::clients::{cases, text};
 use super::cluster::{Model, mib};
@@ -12,23 +13,23 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a router may hold for it: what it queues for a client, what it has received of the worker, and buffers that grow by
-/// doubling.
+/// Most memory of a router for it: the queue for a client, the data received from the worker, and
+/// buffers that grow by doubling.
 const ROUTER_MAX: u64 = 2 << 20;
 
 const TOKENS: usize = 1600;
 
-/// Until a real model has generated as much on a machine with much else to do.
+/// Time for a real model on a busy machine to generate as much.
 const GENERATED: Duration = Duration::from_secs(900);
 
-/// More megabytes than the kernels keep on the way to the client, and fewer than a worker does.
+/// More data than the kernels buffer on the way to the client, and less than a worker does.
 fn much() -> Value {
     json!({"prompt": (3..43).collect::<Vec<_>>(), "max_tokens": TOKENS, "n": 8, "logprobs": 20, "temperature": 1.0, "seed": 5,
         "ignore_eos": true, "stream": true})
 }
 
 fn fleet(model: &Model) -> Fleet {
-    // All of its answers fit at once, however much memory the machine has left.
+    // All its choices fit into the KV memory at once.
     let common = ["--transfer", "tcp", "--max-running-requests", "16", "--kv-memory", "512MiB"];
     let prefill = model.start(0, "prefill", &[&common[..], &["--bootstrap-port", "0"]].concat());
     let decode = model.start(0, "decode", &common);
@@ -45,7 +46,7 @@ fn asked(router: &Process, fields: &str) -> Leg {
     leg
 }
 
-/// The events of a stream, each choice's for itself: how they interleave is left to chance.
+/// The events of each choice separately, because they interleave at random.
 fn events(answer: &str) -> Vec<Vec<Value>> {
     let mut choices = vec![Vec::new(); 8];
     for data in answer.lines().filter_map(|line| line.strip_prefix("data: ")) {
@@ -81,7 +82,8 @@ fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
     let mut leg = asked(&fleet.router, "");
     leg.await_events(1);
     let beside = ask_others(&fleet);
-    // Both workers are done with it, and its pages are free, though its client has next to nothing.
+    // Both workers have finished it, and its pages are free, though its client has received almost
+    // nothing.
     fleet.workers().for_each(|worker| worker.await_idle_within(GENERATED));
     let within = memory(&fleet);
     ask_others(&fleet);
@@ -97,7 +99,8 @@ fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
     }
     let answer = leg.end();
     eprintln!(
-        "STORM a slow reader of {} MiB: router {} MiB, then {}; decode worker {} MiB, then {}; others {without:.2?} without, \
+        "STORM a slow reader of {} MiB: router {} MiB, then {}; decode worker {} MiB, then {}; \
+         others {without:.2?} without, \
          {beside:.2?} beside it",
         mib(answer.len() as u64),
         mib(before[0]),
@@ -112,7 +115,7 @@ fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
     // The queue doubles as it grows.
     assert!(
         within[1] < before[1] + 3 * NET_QUEUED_MAX as u64,
-        "the worker holds what nobody reads"
+        "the worker holds data that is not read"
     );
     fleet.check_idle();
 }
@@ -125,12 +128,12 @@ fn who_never_reads_is_given_up_at_its_deadline() {
     let begun = Instant::now();
     leg.await_events(1);
     while !fleet.router.get("/v1/loads").1.contains("\"num_running_reqs\":0") {
-        assert!(begun.elapsed() < PATIENCE, "the router waits for who never reads");
+        assert!(begun.elapsed() < PATIENCE, "the router waits for a client that never reads");
         thread::sleep(Duration::from_millis(50));
     }
-    eprintln!("STORM who never reads is given up after {:.1?}", begun.elapsed());
+    eprintln!("STORM a client that never reads is given up after {:.1?}", begun.elapsed());
     fleet.check_idle();
-    // Torn off: it has not got the end of an answer that it did not wait for.
+    // Broken off: the client has no end of the answer.
     let answer = leg.end();
     assert!(!answer.contains("data: [DONE]"), "so much is no answer that kernels keep");
 }

@@ -1,5 +1,5 @@
-//! Memory for repacked weights: a few large anonymous mappings, in huge pages where the system
-//! grants them, since every decode step reads all of it in order.
+//! Memory for repacked weights: a few large anonymous mappings, in huge pages if the system grants
+//! them. Every decode step reads all of it in order.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,14 +7,14 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of a mapping; a larger slab gets one of its own. Untouched memory costs nothing.
+/// Bytes of a mapping; a larger slab gets its own mapping. Untouched memory costs nothing.
 const CHUNK: usize = 64 << 20;
-/// Alignment of a mapping, that of huge pages.
+/// Alignment of a mapping: that of huge pages.
 const HUGE: usize = 2 << 20;
 /// Alignment of a slab: a cache line.
 const LINE: usize = 64;
 
-/// Hands out slabs, all freed when the last of them goes.
+/// Allocates slabs. A mapping is freed when its last slab is dropped.
 #[derive(Default)]
 pub struct Arena {
     chunk: Option<Arc<Chunk>>,
@@ -28,7 +28,7 @@ struct Chunk {
     len: usize,
 }
 
-// SAFETY: plain memory; slabs inside are apart.
+// SAFETY: plain memory; slabs inside do not overlap.
 unsafe impl Send for Chunk {}
 // SAFETY: as above.
 unsafe impl Sync for Chunk {}
@@ -46,7 +46,7 @@ unsafe impl<T: Send> Send for Slab<T> {}
 unsafe impl<T: Sync> Sync for Slab<T> {}
 
 impl Arena {
-    /// `len` elements, zero bytes in each. `T` is plain old data for which zeros are a value.
+    /// Allocates `len` elements of zero bytes.
     pub fn slab<T: Zeroed>(&mut self, len: usize) -> io::Result<Slab<T>> {
         const { assert!(align_of::<T>() <= LINE) };
         let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -67,17 +67,17 @@ impl Arena {
     }
 }
 
-/// Plain old data for which all-zero bytes are a value.
+/// Plain old data with all-zero bytes as a valid value.
 ///
 /// # Safety
-/// They are, and there is nothing to drop.
+/// All-zero bytes are a valid value, and the type needs no drop.
 pub unsafe trait Zeroed: Copy {}
 
 impl Chunk {
     fn new(len: usize) -> io::Result<Chunk> {
         let len = len.next_multiple_of(HUGE);
         let mapped = len + HUGE;
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses.
+        // SAFETY: a fresh anonymous mapping at an address chosen by the kernel.
         let map = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -92,9 +92,9 @@ impl Chunk {
             return Err(io::Error::last_os_error());
         }
         let map: NonNull<u8> = NonNull::new(map.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: less than HUGE past the start, and HUGE was mapped in addition.
+        // SAFETY: less than HUGE past the start, and the mapping has HUGE extra bytes.
         let base = unsafe { map.add(map.as_ptr().align_offset(HUGE)) };
-        // SAFETY: inside the mapping. Huge pages are a wish; a refusal costs speed alone.
+        // SAFETY: inside the mapping. A refusal of huge pages only costs speed.
         unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         Ok(Chunk { map, mapped, base, len })
     }

@@ -1,65 +1,66 @@
-//! Causal attention of a few query positions over one KV head's paged keys and values.
+//! Causal attention of a few query positions over the paged keys and values of one KV head.
 //!
-//! The context is cut at absolute positions into segments. Inside a segment: scores with tokens as
-//! lanes, their maximum, exponentials, and one sequential sum over tokens; then segments are folded
-//! in order. Invariant: none of this depends on chunk, batch, page size or who computes it.
-// Register indices are the point of these loops.
+//! Absolute positions cut the context into segments. A segment computes scores with tokens as
+//! lanes, their maximum, exponentials, and one sequential sum over tokens. Then segments are folded
+//! in order.
+//! Invariants: the result does not depend on chunk, batch, page size or thread.
+// The loops index registers on purpose.
 #![allow(clippy::needless_range_loop)]
 
 use super::paged::Strip;
 use super::simd::{Kernel, LANES, Lanes, Simd};
-use crate::stdx::parts::Window;
+use crate::stdx::disjoint::Window;
 
-/// Tokens of a segment; part of the definition of the result's bits.
+/// Tokens of a segment. The value is part of the definition of the result's bits.
 const SEGMENT: usize = 256;
-/// Tokens converted at once: keys or values of these stay in the first-level cache.
+/// Tokens converted at once. Their keys or values stay in the first-level cache.
 const TILE: usize = 64;
 /// Query heads, over all positions of a task, that share a conversion.
 const QUERIES: usize = 96;
 
-/// Positions of one task.
+/// Number of positions of one task.
 pub fn span_tokens(group: usize) -> usize {
     (QUERIES / group).clamp(1, 32)
 }
 
 /// A thread's working memory.
-pub struct Scratch {
+pub struct AttentionScratch {
     /// `[query][padded]`
     queries: Vec<f32>,
     /// `[tile of 16 tokens][padded][16]`
     keys: Vec<Lanes>,
-    /// `[token][padded]`: values, or keys before they are turned.
+    /// `[token][padded]`: values, or keys before transposition.
     rows: Vec<f32>,
     /// `[query][SEGMENT]`: scores, then their exponentials.
     scores: Vec<f32>,
-    /// `[query][padded]`: of this segment.
+    /// `[query][padded]`: sums of this segment.
     sums: Vec<f32>,
-    /// `[query][padded]`: of all segments so far.
+    /// `[query][padded]`: sums of all segments so far.
     folded: Vec<f32>,
-    /// Per query: of this segment.
+    /// Per query: weight of this segment.
     now: Vec<Weight>,
-    /// Per query: of all segments so far.
+    /// Per query: weight of all segments so far.
     total: Vec<Weight>,
     padded: usize,
 }
 
-/// Maximum score and sum of exponentials under it.
+/// Maximum score and the sum of exponentials relative to it.
 #[derive(Clone, Copy)]
 struct Weight {
     largest: f32,
     sum: f32,
 }
 
-/// The score of a token that must not count; its exponential is zero.
+/// The score of a masked token; its exponential is zero.
 const UNSEEN: f32 = -1e30;
 const NOTHING: Weight = Weight { largest: f32::NEG_INFINITY, sum: 0.0 };
 
-impl Scratch {
-    /// For heads of `head_dim` elements, `group` query heads to a KV head.
-    pub fn new(head_dim: usize, group: usize) -> Scratch {
+impl AttentionScratch {
+    /// For heads of `head_dim` elements and `group` query heads per KV head.
+    pub fn new(head_dim: usize, group: usize) -> AttentionScratch {
         let padded = head_dim.next_multiple_of(LANES);
         let queries = span_tokens(group) * group;
-        Scratch {
+        AttentionScratch {
             queries: vec![0.0; queries * padded],
             keys: vec![[0.0; LANES]; TILE / LANES * padded],
             rows: vec![0.0; TILE * padded],
@@ -81,25 +82,26 @@ impl Scratch {
     }
 }
 
-/// One task.
+/// One attention task.
 pub struct Attend<'a> {
     /// Working memory.
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut AttentionScratch,
     /// Keys of this head.
     pub keys: Strip<'a>,
     /// Values of this head.
     pub values: Strip<'a>,
-    /// Queries, rotated and scaled so that scores are exponents of two: `group` heads for each position, from row to row `stride`.
+    /// Queries, rotated and scaled so that scores are exponents of two. Each position has `group`
+    /// heads; rows are `stride` apart.
     pub queries: &'a [f32],
     /// See `queries`.
     pub stride: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Query heads.
+    /// Query heads per KV head.
     pub group: usize,
     /// Position of the first query.
     pub start: u32,
-    /// A row for each position, `group` heads wide.
+    /// The output: a row for each position, `group` heads wide.
     pub to: Window<'a>,
 }
 
@@ -139,7 +141,7 @@ impl Attend<'_> {
         self.scratch.total[..count].fill(NOTHING);
     }
 
-    /// Tokens of the segment that query `query` sees.
+    /// Number of tokens of the segment that query `query` sees.
     #[inline(always)]
     fn visible(&self, query: usize, first: usize, tokens: usize) -> usize {
         (self.start as usize + query / self.group + 1).saturating_sub(first).min(tokens)
@@ -149,7 +151,7 @@ impl Attend<'_> {
     fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize, context: usize) {
         for tile in (0..tokens).step_by(TILE) {
             self.turn_keys(s, first + tile, (tokens - tile).min(TILE));
-            // What is read next arrives while this is computed; values follow the last keys.
+            // Prefetches the next data during this computation; values follow the last keys.
             match tokens.saturating_sub(tile + TILE) {
                 0 => self.values.prefetch(first as u32, tokens.min(TILE)),
                 left => self.keys.prefetch((first + tile + TILE) as u32, left.min(TILE)),
@@ -179,10 +181,10 @@ impl Attend<'_> {
         }
     }
 
-    /// Reads the keys of up to [`TILE`] tokens, turned so that tokens are lanes.
+    /// Reads the keys of up to [`TILE`] tokens and transposes them, so that tokens are lanes.
     #[inline(always)]
     fn turn_keys<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
-        let Scratch { rows, keys, padded, .. } = &mut *self.scratch;
+        let AttentionScratch { rows, keys, padded, .. } = &mut *self.scratch;
         self.keys.read(s, first as u32, tokens, rows, *padded);
         for tile in 0..tokens.div_ceil(LANES) {
             for column in (0..*padded).step_by(LANES) {
@@ -197,7 +199,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Scores of all queries against the keys just turned.
+    /// Computes the scores of all queries against the transposed keys.
     #[inline(always)]
     fn score<S: Simd>(&mut self, s: S, tile: usize) {
         let count = self.count();
@@ -214,7 +216,7 @@ impl Attend<'_> {
 
     #[inline(always)]
     fn score_rows<S: Simd, const R: usize>(&mut self, s: S, query: usize, tile: usize) -> usize {
-        // As many tiles of 16 tokens at once as registers hold.
+        // Uses as many tiles of 16 tokens at once as registers hold.
         if S::TILE >= 16 {
             self.score_tiles::<S, R, 4>(s, query, tile);
         } else {
@@ -230,7 +232,7 @@ impl Attend<'_> {
         query: usize,
         tile: usize,
     ) {
-        let Scratch { queries, keys, scores, padded, .. } = &mut *self.scratch;
+        let AttentionScratch { queries, keys, scores, padded, .. } = &mut *self.scratch;
         let q: [&[f32]; R] =
             std::array::from_fn(|r| &queries[(query + r) * *padded..][..self.head_dim]);
         for lane_tile in (0..TILE / LANES).step_by(T) {
@@ -255,7 +257,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Adds up the values in `rows` under the exponentials of their tokens.
+    /// Adds the values in `rows`, weighted by the exponentials of their tokens.
     #[inline(always)]
     fn gather<S: Simd>(&mut self, s: S, tile: usize, tokens: usize) {
         let count = self.count();
@@ -301,7 +303,7 @@ impl Attend<'_> {
         tokens: usize,
         chunk: usize,
     ) -> usize {
-        let Scratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
+        let AttentionScratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
         let weights: [&[f32]; R] =
             std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
         let mut acc = [[s.splat(0.0); C]; R];
@@ -327,7 +329,7 @@ impl Attend<'_> {
         C
     }
 
-    /// Divides by the sums of exponentials.
+    /// Divides by the sums of exponentials and writes the output.
     #[inline(always)]
     fn give<S: Simd>(&mut self, _s: S) {
         let padded = self.scratch.padded;
@@ -353,7 +355,7 @@ fn piece_mut(rows: &mut [f32], padded: usize, row: usize, chunk: usize) -> &mut 
     rows[row * padded + chunk * LANES..].first_chunk_mut().expect("padded")
 }
 
-/// Turns the first `visible` scores into exponentials under their maximum, and the rest up to
+/// Turns the first `visible` scores into exponentials relative to their maximum, and the rest up to
 /// `tokens` into zeros.
 #[inline(always)]
 fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: usize, tokens: usize) -> Weight {
@@ -379,9 +381,9 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: usize, tokens: usize) -> 
     Weight { largest, sum: s.sum(sum) }
 }
 
-/// Folds a query's segment into what came before.
+/// Folds a query's segment into the earlier segments.
 #[inline(always)]
-fn fold<S: Simd>(s: S, scratch: &mut Scratch, query: usize) {
+fn fold<S: Simd>(s: S, scratch: &mut AttentionScratch, query: usize) {
     let (total, now) = (&mut scratch.total[query], scratch.now[query]);
     if now.sum == 0.0 {
         return;

@@ -1,24 +1,25 @@
-//! How weights lie in memory for the kernels: sixteen output rows side by side, so that rows are
-//! lanes and nothing is ever summed across lanes.
+//! The memory layout of weights for the kernels: sixteen output rows side by side. Rows are lanes,
+//! and no sum crosses lanes.
 //!
-//! Plain types lie as `[group][column]` of [`Numbers`]; quantised ones as `[group][32 columns]` of
-//! [`Block`]: levels, one scale per row (two for Q6_K), a minimum where the type has one.
+//! Plain types are stored as `[group][column]` of [`Numbers`]. Quantised types are stored as
+//! `[group][32 columns]` of [`Block`]: levels, one scale per row (two for Q6_K), and a minimum if
+//! the type has one.
 
 use super::simd::{LANES, Lanes, Simd};
 use half::f16;
 
 /// Columns of a block.
 pub const BLOCK: usize = 32;
-/// Levels of a block: 32 columns of one row, as the file numbers them.
+/// Levels of a block: 32 columns of one row, in the order of the file.
 pub type RowLevels = [u8; BLOCK];
 
-/// Sixteen numbers as they are stored, one per output row.
+/// Sixteen stored numbers, one per output row.
 pub trait Numbers: Copy + Send + Sync + 'static {
-    /// Rounded to the stored type; exact where the numbers came from it.
+    /// Rounds to the stored type; exact if the numbers came from it.
     fn pack(lanes: &Lanes) -> Self;
-    /// As floats.
+    /// Converts to floats.
     fn lanes<S: Simd>(&self, s: S) -> S::F;
-    /// One of them.
+    /// One of the numbers.
     fn get(&self, lane: usize) -> f32;
 }
 
@@ -35,7 +36,7 @@ impl Numbers for Lanes {
     }
 }
 
-/// Sixteen halves.
+/// Sixteen f16.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Halves(pub [u16; LANES]);
@@ -73,22 +74,24 @@ impl Numbers for Bfloats {
 
 /// Integer weights of 16 rows × 32 columns.
 pub trait Levels: Copy + Send + Sync + 'static {
-    /// What a stored level is above the weight's integer.
+    /// Difference between a stored level and the weight's integer.
     const OFFSET: i32;
-    /// From rows of levels.
+    /// Packs rows of levels.
     fn pack(rows: &[RowLevels; LANES]) -> Self;
-    /// Stored levels of columns `4q..4q + 4`, then of `16 + 4q..16 + 4q + 4`, two columns to a register.
+    /// Stored levels of columns `4q..4q + 4`, then of `16 + 4q..16 + 4q + 4`, two columns per
+    /// register.
     fn quads<S: Simd>(&self, s: S, q: usize) -> [S::W; 4];
     /// The value of one weight, in units of its scale.
     fn get(&self, lane: usize, column: usize) -> i32;
 }
 
-/// Where a column lies among its lane's four bytes: registers take the first and third, then the others.
+/// The position of a column among its lane's four bytes. One register takes the first and third
+/// byte, the other the rest.
 const fn place(column: usize) -> usize {
     [0, 2, 1, 3][column % 4]
 }
 
-/// Four bits, `OFFSET` standing for zero. Low nibbles are the first half of the columns.
+/// Four bits; `OFFSET` stands for zero. Low nibbles are the first half of the columns.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub struct Nibbles<const OFFSET: i32>([[u8; 64]; 4]);
@@ -125,7 +128,7 @@ fn interleave(rows: &[RowLevels; LANES]) -> [[u8; 64]; 8] {
     packed
 }
 
-/// Bytes, `OFFSET` standing for zero.
+/// Bytes; `OFFSET` stands for zero.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub struct Bytes<const OFFSET: i32>([[u8; 64]; 8]);
@@ -171,13 +174,13 @@ impl Levels for SignedBytes {
 
 /// Scales of a block: one for all 32 columns, or one for each half.
 pub trait Scales: Copy + Send + Sync + 'static {
-    /// Columns under one scale differ between the halves.
+    /// Whether the two halves have different scales.
     const HALVES: bool;
-    /// From one pair per row, equal unless `HALVES`.
+    /// Packs one pair per row; equal values unless `HALVES`.
     fn pack(rows: &[[f32; 2]; LANES]) -> Self;
-    /// Of one half.
+    /// The scales of one half.
     fn lanes<S: Simd>(&self, s: S, half: usize) -> S::F;
-    /// Of one half of one row.
+    /// The scale of one half of one row.
     fn get(&self, lane: usize, half: usize) -> f32;
 }
 
@@ -209,13 +212,13 @@ impl Scales for [Lanes; 2] {
     }
 }
 
-/// What is added to every weight of a row's block, if anything.
+/// The value added to every weight of a row's block, if any.
 pub trait Minimum: Copy + Send + Sync + 'static {
-    /// From one per row.
+    /// Packs one value per row.
     fn pack(rows: &Lanes) -> Self;
-    /// As floats.
+    /// Converts to floats.
     fn lanes<S: Simd>(&self, s: S) -> Option<S::F>;
-    /// Of one row.
+    /// The value of one row.
     fn get(&self, lane: usize) -> f32;
 }
 
@@ -263,7 +266,8 @@ impl<L: Levels, D: Scales, M: Minimum> Block<L, D, M> {
     }
 }
 
-/// The forms of GGUF's types. Types with 6-bit scales keep the product of both scales in full.
+/// The block layouts of GGUF's types. Types with 6-bit scales store the full product of both
+/// scales.
 pub type Q4_0 = Block<Nibbles<8>, Halves, ()>;
 /// See [`Q4_0`].
 pub type Q4_1 = Block<Nibbles<0>, Halves, Halves>;

@@ -1,13 +1,13 @@
-//! What happens to activations between matrix products: RMS norm, SwiGLU, rotation, packing.
+//! Operations on activations between matrix products: RMS norm, SwiGLU, rotation, packing.
 
-use super::panel::{Quantised, Source, pack_row};
+use super::panel::{Quantised, RowSource, pack_row};
 use super::rope::rotate;
 use super::simd::{Kernel, LANES, Lanes, Simd};
 
-/// Rows that are packed, numbered from zero.
+/// Rows to pack, numbered from zero.
 pub trait Rows: Copy + Sync {
     /// One row.
-    type Row: Source;
+    type Row: RowSource;
     /// The row `row`.
     fn row<S: Simd>(&self, s: S, row: usize) -> Self::Row;
 }
@@ -17,12 +17,12 @@ fn lanes(row: &[f32], chunk: usize) -> &Lanes {
     row[chunk * LANES..].first_chunk().expect("rows are padded to sixteen")
 }
 
-/// Rows as they are.
+/// Unchanged rows.
 #[derive(Clone, Copy)]
 pub struct Raw<'a> {
     /// Row-major.
     pub rows: &'a [f32],
-    /// Elements from row to row, a multiple of sixteen.
+    /// Elements from row to row; a multiple of sixteen.
     pub stride: usize,
 }
 
@@ -34,23 +34,23 @@ impl<'a> Rows for Raw<'a> {
     }
 }
 
-impl Source for &[f32] {
+impl RowSource for &[f32] {
     #[inline(always)]
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
         s.load(lanes(self, chunk))
     }
 }
 
-/// Rows under an RMS norm.
+/// Rows with an RMS norm.
 #[derive(Clone, Copy)]
 pub struct Normed<'a> {
-    /// What is normed; padding is zero.
+    /// The rows before the norm; padding is zero.
     pub raw: Raw<'a>,
-    /// Which rows, in order; all where empty.
+    /// Selected rows, in order; all rows if empty.
     pub picked: &'a [u32],
-    /// Elements that count.
+    /// Elements of a row without padding.
     pub columns: usize,
-    /// Padded like the rows.
+    /// The norm's weight, padded like the rows.
     pub weight: &'a [f32],
     /// Added to the mean square.
     pub epsilon: f32,
@@ -77,7 +77,7 @@ impl<'a> Rows for Normed<'a> {
     }
 }
 
-impl Source for NormedRow<'_> {
+impl RowSource for NormedRow<'_> {
     #[inline(always)]
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
         let scaled = s.mul(s.load(lanes(self.row, chunk)), s.splat(self.factor));
@@ -101,12 +101,12 @@ fn norm_factor<S: Simd>(s: S, row: &[f32], columns: usize, epsilon: f32) -> f32 
     1.0 / (s.sum(sum) / columns as f32 + epsilon).sqrt()
 }
 
-/// silu(gate) · up, the two standing side by side in a row.
+/// silu(gate) · up, with both parts side by side in a row.
 #[derive(Clone, Copy)]
 pub struct Gated<'a> {
     /// Gates, then ups.
     pub raw: Raw<'a>,
-    /// Where a row's ups begin.
+    /// First element of a row's ups.
     pub up_at: usize,
 }
 
@@ -125,7 +125,7 @@ impl<'a> Rows for Gated<'a> {
     }
 }
 
-impl Source for GatedRow<'_> {
+impl RowSource for GatedRow<'_> {
     #[inline(always)]
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
         let gate = s.load(lanes(self.gate, chunk));
@@ -138,7 +138,7 @@ impl Source for GatedRow<'_> {
 
 /// One task: packs consecutive rows as the rows of one panel.
 pub struct Pack<'a, R> {
-    /// Where they come from.
+    /// The source of the rows.
     pub rows: R,
     /// The panel's first row.
     pub first: usize,
@@ -163,7 +163,7 @@ impl<R: Rows> Kernel for Pack<'_, R> {
     }
 }
 
-/// Norms (Qwen3) and rotates the heads of one token in place.
+/// Normalises (Qwen3) and rotates the heads of one token in place.
 #[inline(always)]
 pub fn turn_heads<S: Simd>(
     s: S,

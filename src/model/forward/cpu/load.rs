@@ -1,4 +1,4 @@
-//! Takes a model's tensors by name, checks their shapes and types, and repacks them.
+//! Loads a model's tensors by name, checks their shapes and types, and repacks them.
 
 use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
@@ -11,15 +11,15 @@ use crate::stdx::team::Team;
 
 /// One decoder layer.
 pub struct Layer {
-    /// Before attention; padded.
+    /// Norm before attention; padded.
     pub input_norm: Vec<f32>,
     /// q, k and v, each padded to sixteen.
     pub qkv: Linear,
-    /// Of each head of q and k (Qwen3).
+    /// Norms of each head of q and k (Qwen3).
     pub head_norms: Option<[Vec<f32>; 2]>,
     /// Attention's output projection.
     pub output: Linear,
-    /// Before the MLP; padded.
+    /// Norm before the MLP; padded.
     pub mlp_norm: Vec<f32>,
     /// gate and up, each padded to sixteen.
     pub gate_up: Linear,
@@ -27,26 +27,26 @@ pub struct Layer {
     pub down: Linear,
 }
 
-/// All of a model's weights.
-pub struct Weights {
+/// All weights of a model.
+pub struct ModelWeights {
     /// Decoder layers.
     pub layers: Vec<Layer>,
-    /// After the last layer; padded.
+    /// Norm after the last layer; padded.
     pub norm: Vec<f32>,
     /// The head's matrix.
     pub head: Linear,
-    /// The embedding, unless it is the head.
+    /// The embedding, unless it is also the head.
     pub embedding: Option<Matrix>,
 }
 
-impl Weights {
-    /// Loads all tensors. `progress` hears how many of how many are done.
+impl ModelWeights {
+    /// Loads all tensors. `progress` gets the number of loaded tensors and the total.
     pub fn load(
         config: &ModelConfig,
         source: &dyn WeightSource,
         team: &mut Team,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Weights, LoadError> {
+    ) -> Result<ModelWeights, LoadError> {
         let total = 3 + config.layers * 9;
         let arena = Arena::default();
         let mut loader = Loader { config, source, team, arena, progress, done: 0, total };
@@ -60,7 +60,7 @@ impl Weights {
             + self.embedding.as_ref().map_or(0, Matrix::memory)
     }
 
-    /// The matrix whose rows are the tokens' embeddings.
+    /// The matrix with the tokens' embeddings as rows.
     pub fn embedding(&self) -> &Matrix {
         self.embedding.as_ref().unwrap_or_else(|| self.head.first())
     }
@@ -77,19 +77,19 @@ struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    fn weights(&mut self) -> Result<Weights, LoadError> {
+    fn weights(&mut self) -> Result<ModelWeights, LoadError> {
         let config = self.config;
         let embedding = self.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
         let layers = (0..config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         let norm = self.vector("model.norm.weight", config.hidden)?;
-        // The tensor's presence decides; a config that says "tied" may stand beside a head.
+        // The tensor's presence decides: a config can say "tied" although a head exists.
         let own_head = !config.tied_head || self.source.tensor("lm_head.weight")?.is_some();
         let (head, embedding) = match own_head {
             true => (self.matrix("lm_head.weight", config.vocab, config.hidden)?, Some(embedding)),
             false => (embedding, None),
         };
         (self.progress)(self.total, self.total);
-        Ok(Weights { layers, norm, head: Linear::new(vec![head], vec![None]), embedding })
+        Ok(ModelWeights { layers, norm, head: Linear::new(vec![head], vec![None]), embedding })
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
@@ -162,7 +162,7 @@ impl<'a> Loader<'a> {
         Ok(matrix)
     }
 
-    /// A norm's weight or a bias, padded with zeros to a multiple of sixteen.
+    /// The weight of a norm or a bias, padded with zeros to a multiple of sixteen.
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let view = self.tensor(name, 1, len)?;
         if view.dtype.block().0 != 1 {

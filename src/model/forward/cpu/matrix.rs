@@ -1,17 +1,17 @@
-//! A weight matrix, repacked for the kernels: the only copy that the process keeps.
+//! A weight matrix, repacked for the kernels. The process keeps no other copy.
 
 use super::arena::{Arena, Slab};
 use super::block::*;
-use super::panel::Wanted;
+use super::panel::PanelForms;
 use super::simd::{LANES, Lanes};
 use super::unpack::row_block;
 use crate::model::tensor::{TensorType, TensorView};
-use crate::stdx::parts::Chunks;
+use crate::stdx::disjoint::Chunks;
 use crate::stdx::team::Team;
 use half::{bf16, f16};
 use std::io;
 
-/// Weights in the form of their type, `[group of 16 rows][column or block]`.
+/// Weights in the layout of their type, `[group of 16 rows][column or block]`.
 pub enum Weights {
     /// Plain.
     F32(Slab<Lanes>),
@@ -37,7 +37,7 @@ pub enum Weights {
     Q8_0(Slab<Q8_0>),
 }
 
-/// Runs an expression for the weights of any type, quantised ones and plain ones apart.
+/// Runs an expression for weights of any type, one for quantised and one for plain types.
 macro_rules! for_weights {
     ($weights:expr, plain $p:ident => $plain:expr, quantised $q:ident => $quantised:expr) => {
         match $weights {
@@ -68,7 +68,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Repacks a stored matrix. Columns of quantised types are a multiple of 32.
+    /// Repacks a stored matrix. Columns of quantised types must be a multiple of 32.
     pub fn pack(view: &TensorView<'_>, arena: &mut Arena, team: &mut Team) -> io::Result<Matrix> {
         let (rows, columns) = (view.rows, view.cols);
         let weights = match view.dtype {
@@ -92,11 +92,11 @@ impl Matrix {
         self.rows.div_ceil(LANES)
     }
 
-    /// The form of activations that the kernels multiply this with.
-    pub fn wants(&self) -> Wanted {
+    /// The form of activations that its kernels need.
+    pub fn wants(&self) -> PanelForms {
         for_weights!(&self.weights,
-            plain _w => Wanted { floats: true, integers: false },
-            quantised _w => Wanted { floats: false, integers: true })
+            plain _w => PanelForms { floats: true, integers: false },
+            quantised _w => PanelForms { floats: false, integers: true })
     }
 
     /// Bytes held.
@@ -104,7 +104,7 @@ impl Matrix {
         for_weights!(&self.weights, plain w => size_of_val(&**w), quantised w => size_of_val(&**w))
     }
 
-    /// One row as floats: the embedding of a token.
+    /// One row as floats, such as the embedding of a token.
     pub fn row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.rows);
         let (group, lane) = (row / LANES, row % LANES);
@@ -123,7 +123,7 @@ impl Matrix {
     }
 }
 
-/// The plain number at `index` of a row.
+/// The number at `index` of a row of a plain type.
 pub fn plain_number(dtype: TensorType, row: &[u8], index: usize) -> f32 {
     match dtype {
         TensorType::F32 => f32::from_le_bytes(std::array::from_fn(|i| row[4 * index + i])),

@@ -1,8 +1,9 @@
 //! The forward pass on CPU: weights repacked for the kernels, and a step through all layers.
 //!
-//! Thread: `step` on the engine's, with helpers of its own. Invariants: after `load` nothing
-//! allocates; a row's bits depend on its own tokens and KV and on the kernel family alone.
-//! Leaves to others: files (`model`), pages (`kv`, `sched`), sampling.
+//! Thread: `step` runs on the engine's thread, with helper threads.
+//! Invariants: after `load` nothing allocates. The bits of a row depend only on its own tokens and
+//! KV and on the kernel family.
+//! Not here: files (`model`), pages (`kv`, `sched`), sampling.
 
 mod arena;
 mod attention;
@@ -17,6 +18,8 @@ mod plan;
 mod rope;
 mod simd;
 mod step;
+#[cfg(test)]
+mod tests;
 mod unpack;
 
 pub use simd::{KernelFamily, available_kernels};
@@ -26,29 +29,29 @@ use super::{Forward, KvPool, StepEnd};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::stdx::team::Team;
-use load::Weights;
-use plan::Plan;
+use load::ModelWeights;
+use plan::StepPlan;
 use rope::Rope;
 use simd::Dispatch;
 use std::ops::ControlFlow;
-use step::Scratch;
+use step::StepScratch;
 
-/// How a model is to run.
+/// Options of a model on CPU.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Compute threads, the engine's own included.
+    /// Compute threads, including the engine's.
     pub threads: usize,
     /// Largest batch.
     pub limits: BatchLimits,
-    /// `None` takes the fastest that the CPU has.
+    /// The kernel family; `None` takes the fastest of the CPU.
     pub kernel: Option<KernelFamily>,
-    /// Cores of the threads; the first is the engine's own, which pins itself.
+    /// Cores of the threads. The first is for the engine's thread, which pins itself.
     pub pin: Option<Vec<usize>>,
 }
 
-/// Bytes that a model holds besides KV.
+/// Bytes that a model holds, without KV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory {
+pub struct ModelMemory {
     /// Repacked weights.
     pub weights: usize,
     /// Activations, logits, working memory of the threads.
@@ -58,12 +61,12 @@ pub struct Memory {
 /// A model on CPU.
 pub struct CpuModel {
     config: ModelConfig,
-    weights: Weights,
+    weights: ModelWeights,
     rope: Rope,
     dispatch: Dispatch,
     team: Team,
-    plan: Plan,
-    scratch: Scratch,
+    plan: StepPlan,
+    scratch: StepScratch,
 }
 
 impl CpuModel {
@@ -82,11 +85,11 @@ impl CpuModel {
         })?;
         let mut team = Team::new("team", options.threads, options.pin.as_deref())
             .map_err(|error| LoadError::io("compute threads", error))?;
-        let weights = Weights::load(config, weights, &mut team, progress)?;
-        let scratch = Scratch::new(config, &weights, &options.limits, team.threads());
+        let weights = ModelWeights::load(config, weights, &mut team, progress)?;
+        let scratch = StepScratch::new(config, &weights, &options.limits, team.threads());
         Ok(CpuModel {
             rope: Rope::new(config),
-            plan: Plan::new(&options.limits),
+            plan: StepPlan::new(&options.limits),
             config: config.clone(),
             weights,
             dispatch,
@@ -101,8 +104,8 @@ impl CpuModel {
     }
 
     /// Bytes held.
-    pub fn memory_bytes(&self) -> Memory {
-        Memory { weights: self.weights.memory(), scratch: self.scratch.memory() }
+    pub fn memory_bytes(&self) -> ModelMemory {
+        ModelMemory { weights: self.weights.memory(), scratch: self.scratch.memory() }
     }
 }
 
@@ -120,6 +123,3 @@ impl Forward for CpuModel {
         self.scratch.logits(index, self.config.vocab)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,19 +1,19 @@
 //! Matrix products: panels of activations by groups of sixteen output rows.
 //!
-//! Invariant: an output is one chain of operations over its columns in order, the same whether its
-//! row is computed alone or with others.
-// Register indices are the point of these loops.
+//! Invariants: an output is one chain of operations over its columns in order. The chain is the
+//! same whether the row is computed alone or with others.
+// The loops index registers on purpose.
 #![allow(clippy::needless_range_loop)]
 
 use super::block::{Block, Levels, Minimum, Numbers, Scales};
 use super::matrix::{Matrix, Weights, for_weights};
-use super::panel::{Input, PANEL, Wanted};
+use super::panel::{Input, PANEL, PanelForms};
 use super::simd::{Kernel, LANES, Lanes, Simd};
-use crate::stdx::parts::Window;
+use crate::stdx::disjoint::Window;
 use std::ops::Range;
 
-/// Matrices that read the same activations, their outputs side by side, each padded to a multiple
-/// of sixteen columns.
+/// Matrices that read the same activations. Their outputs are side by side, each padded to a
+/// multiple of sixteen columns.
 pub struct Linear {
     matrices: Vec<Matrix>,
     /// Padded like the outputs; empty without biases.
@@ -21,7 +21,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Of matrices with equal columns, and their biases in order.
+    /// Joins matrices with equal columns, and their biases in order.
     pub fn new(matrices: Vec<Matrix>, biases: Vec<Option<Vec<f32>>>) -> Linear {
         let mut bias = Vec::new();
         if biases.iter().any(Option::is_some) {
@@ -34,24 +34,24 @@ impl Linear {
         Linear { matrices, bias }
     }
 
-    /// Groups of sixteen outputs.
+    /// Number of groups of sixteen outputs.
     pub fn groups(&self) -> usize {
         self.matrices.iter().map(Matrix::groups).sum()
     }
 
-    /// Padded outputs.
+    /// Number of padded outputs.
     pub fn outputs(&self) -> usize {
         self.groups() * LANES
     }
 
-    /// Inputs.
+    /// Number of inputs.
     pub fn columns(&self) -> usize {
         self.matrices[0].columns
     }
 
-    /// Forms of activations read.
-    pub fn wants(&self) -> Wanted {
-        self.matrices.iter().fold(Wanted::default(), |wanted, matrix| wanted.or(matrix.wants()))
+    /// The forms of activations that it reads.
+    pub fn wants(&self) -> PanelForms {
+        self.matrices.iter().fold(PanelForms::default(), |wanted, matrix| wanted.or(matrix.wants()))
     }
 
     /// Bytes held.
@@ -59,12 +59,12 @@ impl Linear {
         self.matrices.iter().map(Matrix::memory).sum::<usize>() + size_of_val(&*self.bias)
     }
 
-    /// The first matrix: the embedding, where it is the head too.
+    /// The first matrix: the embedding, if it is also the head.
     pub fn first(&self) -> &Matrix {
         &self.matrices[0]
     }
 
-    /// The matrix that holds a group, and the group's number inside.
+    /// The matrix that holds a group, and the index of the group in it.
     fn find(&self, mut group: usize) -> (&Matrix, usize) {
         for matrix in &self.matrices {
             if group < matrix.groups() {
@@ -76,19 +76,19 @@ impl Linear {
     }
 }
 
-/// One task: some groups' outputs for some rows.
+/// One task: the outputs of some groups for some rows.
 pub struct Multiply<'a> {
     /// Weights.
     pub linear: &'a Linear,
     /// Packed activations.
     pub input: Input<'a>,
-    /// Rows of the input; starts at a panel's first.
+    /// Rows of the input; starts at a panel's first row.
     pub rows: Range<usize>,
     /// First group.
     pub group: usize,
     /// Outputs: `rows` × 16 columns of each group.
     pub to: Window<'a>,
-    /// Add to what is there.
+    /// Whether to add to the existing outputs.
     pub add: bool,
 }
 
@@ -124,7 +124,7 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// Where a group's outputs go.
+/// The destination of a group's outputs.
 struct Out<'a, 'w> {
     bias: Option<&'a [f32]>,
     to: &'a mut Window<'w>,
@@ -147,8 +147,8 @@ impl Out<'_, '_> {
     }
 }
 
-/// Repeats the body for `$r` in `0..$count`, `$r` being a constant in each copy: the compiler keeps
-/// long bodies rolled up otherwise, and the sums in memory.
+/// Repeats the body for `$r` in `0..$count`, with `$r` as a constant in each copy. Otherwise the
+/// compiler keeps long bodies rolled up and the sums in memory.
 macro_rules! unroll {
     ($count:expr, $r:ident, $body:block) => {
         unroll!(@ $count, $r, $body, 0 1 2 3 4 5 6 7)
@@ -166,7 +166,7 @@ trait Tile: Copy {
     fn run<S: Simd, const R: usize>(self, s: S, panel: usize, first: usize) -> [S::F; R];
 }
 
-/// Covers the rows with as large tiles as registers hold, never across a panel's end.
+/// Covers the rows with the largest tiles that registers hold, never across a panel's end.
 #[inline(always)]
 fn each_tile<S: Simd>(s: S, rows: &Range<usize>, out: &mut Out<'_, '_>, tile: impl Tile) {
     let mut row = rows.start;
@@ -230,7 +230,7 @@ impl<L: Levels, D: Scales, M: Minimum> Tile for BlockTile<'_, Block<L, D, M>> {
         assert!(first + R <= PANEL && R <= 8);
         let mut sums = [s.splat(0.0); R];
         for (block, x) in self.weights.iter().zip(self.input.integers(panel)) {
-            // Halves share their integers where they share their scale.
+            // The halves share their integers if they share their scale.
             let second = usize::from(D::HALVES);
             let mut dots = [[s.splat_int(0); R]; 2];
             unroll!(R, ROW, {

@@ -1,7 +1,7 @@
-//! Reads and writes heads in paged KV. The only place that touches the region's memory.
+//! Reads and writes heads in paged KV. Only this module touches the region's memory.
 //!
-//! Invariant: every access is inside the region, and no reference into it is formed: peers may be
-//! reading it. That no thread reads what another writes is the step's order of phases.
+//! Invariants: every access is inside the region. No reference into it is formed, because peers may
+//! read it. The order of a step's phases ensures that no thread reads what another one writes.
 #![allow(unsafe_code)]
 
 use super::simd::{LANES, Simd};
@@ -9,7 +9,7 @@ use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
 use crate::model::forward::KvPool;
 
-/// A pool for the length of a step.
+/// A pool during a step.
 #[derive(Clone, Copy)]
 pub struct Paged<'a> {
     base: *mut u8,
@@ -17,22 +17,22 @@ pub struct Paged<'a> {
     layout: &'a KvLayout,
 }
 
-// SAFETY: a raw pointer whose accesses are ordered as the module says.
+// SAFETY: a raw pointer with accesses ordered as the module says.
 unsafe impl Sync for Paged<'_> {}
 // SAFETY: as above.
 unsafe impl Send for Paged<'_> {}
 
-/// One head's keys or values of one sequence in one layer.
+/// The keys or values of one head of one sequence in one layer.
 #[derive(Clone, Copy)]
 pub struct Strip<'a> {
     paged: Paged<'a>,
-    /// Of the page's first token.
+    /// Offset of a page's first token, for page 0.
     start: u64,
     pages: &'a [PageId],
 }
 
 impl<'a> Paged<'a> {
-    /// The pool's memory.
+    /// A view of the pool's memory.
     pub fn new(pool: KvPool<'a>) -> Paged<'a> {
         Paged {
             base: pool.region.base().as_ptr(),
@@ -41,13 +41,14 @@ impl<'a> Paged<'a> {
         }
     }
 
-    /// One head of a sequence that has `pages`.
+    /// One head of a sequence with `pages`.
     pub fn strip(&self, layer: u32, which: KeyValue, head: u32, pages: &'a [PageId]) -> Strip<'a> {
         let start = self.layout.offset(PageId(0), layer, which, head, 0);
         Strip { paged: *self, start, pages }
     }
 
-    /// A pointer to the heads of `tokens` neighbours on a page, checked to be inside.
+    /// A pointer to the heads of `tokens` neighbours on a page. The range is checked to be inside
+    /// the region.
     #[inline(always)]
     fn at(&self, offset: u64, tokens: u64) -> *mut u8 {
         let layout = self.layout;
@@ -63,7 +64,7 @@ impl<'a> Paged<'a> {
 }
 
 impl Strip<'_> {
-    /// The token at `position`, and how many tokens from there on are its neighbours, at most
+    /// The token at `position` and the number of its neighbours on the page from there on, at most
     /// `wanted`.
     #[inline(always)]
     fn run(&self, position: u32, wanted: usize) -> (*mut u8, usize) {
@@ -75,7 +76,7 @@ impl Strip<'_> {
         (self.paged.at(offset, tokens as u64), tokens)
     }
 
-    /// Reads `count` tokens from `position` on as floats, into rows of `to` that are `stride` long.
+    /// Reads `count` tokens from `position` on as floats, into rows of `to` with length `stride`.
     #[inline(always)]
     pub fn read<S: Simd>(&self, s: S, position: u32, count: usize, to: &mut [f32], stride: usize) {
         let layout = self.paged.layout;
@@ -86,7 +87,7 @@ impl Strip<'_> {
             let (from, tokens) = self.run(position, count - done);
             let rows = to[done * stride..].chunks_exact_mut(stride).take(tokens);
             for (token, to) in rows.enumerate() {
-                // SAFETY: `run` checked so many neighbours.
+                // SAFETY: `run` checked this many neighbours.
                 let from = unsafe { from.add(token * layout.token_stride as usize) };
                 let to = &mut to[..dim];
                 match layout.dtype {
@@ -99,8 +100,8 @@ impl Strip<'_> {
         }
     }
 
-    /// Asks for `count` tokens that will be read soon: pages lie anywhere, so that the hardware
-    /// cannot guess.
+    /// Prefetches `count` tokens that will be read soon. Pages lie anywhere, so the hardware cannot
+    /// predict them.
     #[inline(always)]
     pub fn prefetch(&self, position: u32, count: usize) {
         let layout = self.paged.layout;
@@ -110,7 +111,7 @@ impl Strip<'_> {
             let (at, tokens) = self.run(position + done as u32, count - done);
             for token in 0..tokens {
                 for line in (0..bytes).step_by(64) {
-                    // SAFETY: `run` checked so many neighbours.
+                    // SAFETY: `run` checked this many neighbours.
                     let at = unsafe { at.add(token * layout.token_stride as usize + line) };
                     prefetch_line(at);
                 }
@@ -132,7 +133,7 @@ impl Strip<'_> {
     }
 }
 
-/// An outlier becomes the largest half, since infinity would make every later token a NaN.
+/// Clamps outliers to the largest f16: infinity would make every later token a NaN.
 #[inline(always)]
 fn to_half_in_range<S: Simd>(s: S, value: S::F) -> [u16; LANES] {
     const LARGEST: f32 = 65504.0;

@@ -1,8 +1,8 @@
-//! Activations as matrix products read them: panels of sixteen rows, block after block.
+//! Activations in the form that matrix products read: panels of sixteen rows, block after block.
 //!
-//! For quantised weights a row's 32 columns become integers of 16 bits under a scale of their own, so
-//! that dot products are exact. Of 8 bits they would shift logprobs by more than the rounding of most
-//! weights does. For plain weights they stay floats.
+//! For quantised weights, 32 columns of a row become 16-bit integers with one scale, so that dot
+//! products are exact. With 8 bits, logprobs would change by more than through the rounding of most
+//! weights. For plain weights they stay floats.
 
 use super::block::BLOCK;
 use super::simd::{LANES, Lanes, Simd};
@@ -14,17 +14,17 @@ pub const PANEL: usize = 16;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Quantised {
-    /// Per row, two columns to a word.
+    /// Per row, two columns per word.
     pub words: [[i32; BLOCK / 2]; PANEL],
-    /// Per row.
+    /// Per row: scale.
     pub scale: [f32; PANEL],
     /// Per row: scale · sum of all integers.
     pub total: [f32; PANEL],
-    /// Per half of the columns and row: sum of integers.
+    /// Per half of the columns and per row: sum of integers.
     pub sums: [[i32; PANEL]; 2],
 }
 
-/// The largest magnitude. 32 products with weights of 8 bits stay far below 2³¹.
+/// The largest magnitude. 32 products with 8-bit weights stay far below 2³¹.
 const LARGEST: f32 = i16::MAX as f32;
 
 const EMPTY: Quantised = Quantised {
@@ -34,19 +34,22 @@ const EMPTY: Quantised = Quantised {
     sums: [[0; PANEL]; 2],
 };
 
-/// In which forms the consumers of some activations want them.
+/// The forms in which consumers need some activations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wanted {
-    /// Some weights are quantised.
+pub struct PanelForms {
+    /// Integers, for quantised weights.
     pub integers: bool,
-    /// Some weights are plain.
+    /// Floats, for plain weights.
     pub floats: bool,
 }
 
-impl Wanted {
-    /// Either's.
-    pub fn or(self, other: Wanted) -> Wanted {
-        Wanted { integers: self.integers || other.integers, floats: self.floats || other.floats }
+impl PanelForms {
+    /// The forms of both.
+    pub fn or(self, other: PanelForms) -> PanelForms {
+        PanelForms {
+            integers: self.integers || other.integers,
+            floats: self.floats || other.floats,
+        }
     }
 }
 
@@ -66,7 +69,7 @@ pub struct Input<'a> {
 
 impl Panels {
     /// Room for `rows` rows of `columns` columns in the wanted forms.
-    pub fn new(rows: usize, columns: usize, wanted: Wanted) -> Panels {
+    pub fn new(rows: usize, columns: usize, wanted: PanelForms) -> Panels {
         let panels = rows.div_ceil(PANEL);
         Panels {
             integers: vec![
@@ -82,13 +85,13 @@ impl Panels {
         size_of_val(&*self.integers) + size_of_val(&*self.floats)
     }
 
-    /// Blocks and float columns for `rows` × `columns`, each to be cut into one piece per panel by
-    /// [`blocks_per_panel`] and `columns`. A form that is not wanted is empty.
+    /// Blocks and float columns for `rows` × `columns`. [`blocks_per_panel`] and `columns` cut each
+    /// into one piece per panel. An unwanted form is empty.
     pub fn parts(
         &mut self,
         rows: usize,
         columns: usize,
-        wanted: Wanted,
+        wanted: PanelForms,
     ) -> (&mut [Quantised], &mut [Lanes]) {
         let panels = rows.div_ceil(PANEL);
         let integers = if wanted.integers { panels * blocks_per_panel(columns) } else { 0 };
@@ -96,13 +99,13 @@ impl Panels {
         (&mut self.integers[..integers], &mut self.floats[..floats])
     }
 
-    /// What was packed last, for `columns` columns.
+    /// The last packed activations, with `columns` columns.
     pub fn input(&self, columns: usize) -> Input<'_> {
         Input { integers: &self.integers, floats: &self.floats, columns }
     }
 }
 
-/// Blocks of one panel.
+/// Number of blocks of one panel.
 pub fn blocks_per_panel(columns: usize) -> usize {
     columns.div_ceil(BLOCK)
 }
@@ -122,8 +125,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Rows to be packed, sixteen columns at a time. Columns past the end read as zero.
-pub trait Source {
+/// A row to pack, sixteen columns at a time. Columns past the end read as zero.
+pub trait RowSource {
     /// Columns `16 · chunk..` of the row.
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F;
 }
@@ -132,7 +135,7 @@ pub trait Source {
 #[inline(always)]
 pub fn pack_row<S: Simd>(
     s: S,
-    source: &impl Source,
+    source: &impl RowSource,
     lane: usize,
     columns: usize,
     integers: &mut [Quantised],
@@ -159,7 +162,7 @@ fn quantise<S: Simd>(s: S, values: [S::F; 2], lane: usize, block: &mut Quantised
     let [a, b] = values;
     let magnitude = s.max(s.max(a, s.mul(a, minus)), s.max(b, s.mul(b, minus)));
     let largest = s.largest(magnitude);
-    // A block of next to nothing is nothing: its inverse would be infinite.
+    // A block of almost zero becomes zero: its inverse would be infinite.
     let largest = if largest > 1e-30 { largest } else { 0.0 };
     let inverse = s.splat(if largest > 0.0 { LARGEST / largest } else { 0.0 });
     let a = s.shorts(s.round(s.mul(a, inverse)));

@@ -1,17 +1,17 @@
-//! How a step is cut into blocks of tokens, and blocks into spans of one sequence's positions.
+//! The cut of a step into blocks of tokens, and of blocks into spans of one sequence's positions.
 //!
-//! Invariant: no number depends on the cut; it only decides who computes what, and when.
+//! Invariants: no number depends on the cut. It only decides which thread computes what, and when.
 
 use crate::model::forward::batch::{Batch, BatchLimits, Logits};
 use std::ops::Range;
 
-/// Tokens that run through a layer together: enough for every product to be bound by compute, few
-/// enough that what lies between two products stays in the second-level cache.
+/// Tokens that run through a layer together. They are enough to make every product compute-bound.
+/// They are few enough that intermediate data stays in the second-level cache.
 pub const BLOCK_TOKENS: usize = 256;
 
-/// Where a token stands.
+/// The place of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TokenPosition {
     /// Its sequence's row in the batch.
     pub row: u32,
     /// Its position in the sequence.
@@ -19,21 +19,22 @@ pub struct Place {
 }
 
 /// The cut of one step.
-pub struct Plan {
+pub struct StepPlan {
     /// One for each token.
-    pub places: Vec<Place>,
+    pub places: Vec<TokenPosition>,
     /// Tokens with logits, in order.
     pub picked: Vec<u32>,
-    /// Tokens of a block, and its spans.
+    /// Token range of a block, and range of its spans.
     pub blocks: Vec<(Range<usize>, Range<usize>)>,
-    /// Token ranges inside their block; one sequence's, for attention to share keys.
+    /// Token ranges inside their block. A span has tokens of one sequence, so that attention shares
+    /// keys.
     pub spans: Vec<Range<usize>>,
 }
 
-impl Plan {
+impl StepPlan {
     /// Room for any batch within the limits.
-    pub fn new(limits: &BatchLimits) -> Plan {
-        Plan {
+    pub fn new(limits: &BatchLimits) -> StepPlan {
+        StepPlan {
             places: Vec::with_capacity(limits.tokens),
             picked: Vec::with_capacity(limits.logits),
             blocks: Vec::with_capacity(limits.tokens.div_ceil(BLOCK_TOKENS)),
@@ -55,7 +56,8 @@ impl Plan {
                 Logits::All => self.picked.extend(tokens.start as u32..tokens.end as u32),
             }
             let positions = row.start..row.start + tokens.len() as u32;
-            self.places.extend(positions.map(|position| Place { row: index as u32, position }));
+            self.places
+                .extend(positions.map(|position| TokenPosition { row: index as u32, position }));
         }
         let mut start = 0;
         while start < self.places.len() {
@@ -92,11 +94,11 @@ mod tests {
         batch.push(&[0; 3], 7, &pages[..1], Logits::All).unwrap();
         batch.push(&[0; 270], 100, &pages, Logits::Last).unwrap();
         batch.push(&[0], 5, &pages[..1], Logits::None).unwrap();
-        let mut plan = Plan::new(&limits);
+        let mut plan = StepPlan::new(&limits);
         plan.cut(&batch, 16);
         assert_eq!(plan.picked, [0, 1, 2, 272]);
         assert_eq!(plan.blocks.len(), 2);
-        assert_eq!(plan.places[3], Place { row: 1, position: 100 });
+        assert_eq!(plan.places[3], TokenPosition { row: 1, position: 100 });
         for (tokens, spans) in &plan.blocks {
             let mut at = 0;
             for span in &plan.spans[spans.clone()] {

@@ -1,4 +1,5 @@
-//! Rotary embedding: frequencies as transformers computes them, and the rotation of half against half.
+//! Rotary embedding: frequencies as transformers computes them, and the rotation of half against
+//! half.
 
 use crate::model::config::{ModelConfig, RopeScaling};
 use std::f64::consts::PI;
@@ -12,10 +13,11 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Of a checked configuration.
+    /// Computes the frequencies of a checked configuration.
     pub fn new(config: &ModelConfig) -> Rope {
         let (dim, base) = (config.head_dim, config.rope_theta as f64);
-        // Rounded where transformers rounds: the power, then its inverse, in single precision.
+        // Rounded in the same places as transformers: the power, then its inverse, in single
+        // precision.
         let powers: Vec<f32> =
             (0..dim / 2).map(|i| base.powf((2 * i) as f64 / dim as f64) as f32).collect();
         let plain: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
@@ -57,7 +59,8 @@ impl Rope {
     pub fn fill(&self, position: u32, to: &mut [f32]) {
         let (cos, sin) = to.split_at_mut(self.frequencies.len());
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
-            // The product is single as in transformers; double inside makes libraries agree.
+            // The product is single precision as in transformers. Double precision inside makes
+            // libraries agree.
             let (s, c) = ((position as f32 * frequency) as f64).sin_cos();
             (*cos, *sin) = (c as f32 * self.factor, s as f32 * self.factor);
         }
@@ -76,7 +79,7 @@ fn llama3(frequency: f32, factor: f32, low: f32, high: f32, old_context: f32) ->
     }
 }
 
-/// For each pair, how far it is interpolated: 0 for fast rotations, 1 for slow ones.
+/// The degree of interpolation for each pair: 0 for fast rotations, 1 for slow ones.
 fn yarn_ramp(
     dim: usize,
     base: f64,
@@ -93,7 +96,8 @@ fn yarn_ramp(
     (0..dim / 2).map(move |i| ((i as f32 - low) / (high - low)).clamp(0.0, 1.0))
 }
 
-/// Rotates one head in place by the cosines and sines of [`Rope::fill`], then multiplies by `scale`.
+/// Rotates one head in place by the cosines and sines of [`Rope::fill`], then multiplies by
+/// `scale`.
 #[inline(always)]
 pub fn rotate(head: &mut [f32], angles: &[f32], scale: f32) {
     let half = head.len() / 2;

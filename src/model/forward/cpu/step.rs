@@ -1,47 +1,47 @@
-//! One step: embed, then layer by layer and block by block, then logits of the rows that want them.
+//! One step: embed, then layer by layer and block by block, then the wanted logits.
 
 use super::CpuModel;
 use super::attention::{self, Attend, span_tokens};
 use super::element::{Gated, Normed, Pack, Raw, Rows, turn_heads};
-use super::load::{Layer, Weights};
+use super::load::{Layer, ModelWeights};
 use super::multiply::{Linear, Multiply};
 use super::paged::Paged;
-use super::panel::{PANEL, Panels, Wanted, blocks_per_panel};
-use super::plan::{BLOCK_TOKENS, Place};
+use super::panel::{PANEL, PanelForms, Panels, blocks_per_panel};
+use super::plan::{BLOCK_TOKENS, TokenPosition};
 use super::simd::{Dispatch, Kernel, LANES, Simd};
 use crate::kv::layout::KeyValue;
 use crate::model::config::ModelConfig;
 use crate::model::forward::batch::{Batch, BatchLimits};
 use crate::model::forward::{KvPool, StepEnd};
-use crate::stdx::parts::{Chunks, Grid};
+use crate::stdx::disjoint::{Chunks, Grid};
 use crate::stdx::team::Team;
 use std::ops::{ControlFlow, Range};
 
-/// Tokens of a task that rotates and stores keys and values.
+/// Tokens of one task that rotates and stores keys and values.
 const STORE_TOKENS: usize = 8;
 
-/// All that a step writes besides KV.
-pub struct Scratch {
+/// All memory that a step writes, except KV.
+pub struct StepScratch {
     /// The residual stream, `[token][hidden]`; all rows are padded with zeros.
     stream: Vec<f32>,
     /// cos and sin, `[token][head_dim]`.
     angles: Vec<f32>,
-    /// Of a block: `[token][q, k, v]`.
+    /// For one block: `[token][q, k, v]`.
     qkv: Vec<f32>,
-    /// Of a block: `[token][heads]`.
+    /// For one block: `[token][heads]`.
     attended: Vec<f32>,
-    /// Of a block: `[token][gate, up]`.
+    /// For one block: `[token][gate, up]`.
     gate_up: Vec<f32>,
     /// The inputs of the next product.
     panels: Panels,
     /// `[wanted][vocabulary]`
     logits: Vec<f32>,
-    /// Per thread.
-    attention: Vec<attention::Scratch>,
+    /// Working memory per thread.
+    attention: Vec<attention::AttentionScratch>,
     widths: Widths,
 }
 
-/// From row to row of each buffer, and where its parts begin.
+/// The stride of each buffer's rows, and the offsets of their parts.
 #[derive(Clone, Copy)]
 struct Widths {
     hidden: usize,
@@ -54,19 +54,19 @@ struct Widths {
     vocab: usize,
 }
 
-/// An odd number of cache lines: rows of an even one would fall into few sets of the cache.
+/// An odd number of cache lines. Rows with an even number would use few sets of the cache.
 fn stride(columns: usize) -> usize {
     (columns.div_ceil(LANES) | 1) * LANES
 }
 
-impl Scratch {
-    /// For the largest batch.
+impl StepScratch {
+    /// Allocates for the largest batch.
     pub fn new(
         config: &ModelConfig,
-        weights: &Weights,
+        weights: &ModelWeights,
         limits: &BatchLimits,
         threads: usize,
-    ) -> Scratch {
+    ) -> StepScratch {
         let pad = |n: usize| n.next_multiple_of(LANES);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let widths = Widths {
@@ -87,7 +87,7 @@ impl Scratch {
             .fold(weights.head.wants(), |wanted, linear| wanted.or(linear.wants()));
         let columns = config.hidden.max(q).max(config.intermediate);
         let group = config.heads / config.kv_heads;
-        Scratch {
+        StepScratch {
             stream: vec![0.0; limits.tokens * widths.hidden],
             angles: vec![0.0; limits.tokens * config.head_dim],
             qkv: vec![0.0; block * widths.qkv],
@@ -96,7 +96,7 @@ impl Scratch {
             panels: Panels::new(block, columns, wanted),
             logits: vec![0.0; limits.logits * widths.vocab],
             attention: (0..threads)
-                .map(|_| attention::Scratch::new(config.head_dim, group))
+                .map(|_| attention::AttentionScratch::new(config.head_dim, group))
                 .collect(),
             widths,
         }
@@ -108,7 +108,7 @@ impl Scratch {
             [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
-            + self.attention.iter().map(attention::Scratch::memory).sum::<usize>()
+            + self.attention.iter().map(attention::AttentionScratch::memory).sum::<usize>()
     }
 
     /// See [`crate::model::forward::Forward::logits`].
@@ -117,21 +117,21 @@ impl Scratch {
     }
 }
 
-/// What the phases of a step share.
-struct Crew<'a> {
+/// Resources that the phases of a step share.
+struct StepTeam<'a> {
     team: &'a mut Team,
     dispatch: Dispatch,
 }
 
-impl Crew<'_> {
-    /// Packs `count` rows for the products that follow.
+impl StepTeam<'_> {
+    /// Packs `count` rows for the next products.
     fn pack<R: Rows>(
         &mut self,
         panels: &mut Panels,
         rows: R,
         count: usize,
         columns: usize,
-        wanted: Wanted,
+        wanted: PanelForms,
     ) {
         let (integers, floats) = panels.parts(count, columns, wanted);
         let integers = wanted.integers.then(|| Chunks::new(integers, blocks_per_panel(columns)));
@@ -145,7 +145,7 @@ impl Crew<'_> {
         });
     }
 
-    /// Multiplies what was packed last.
+    /// Multiplies the last packed rows.
     fn multiply(
         &mut self,
         linear: &Linear,
@@ -155,7 +155,7 @@ impl Crew<'_> {
         add: bool,
     ) {
         let groups = linear.groups();
-        // Rows are shared out only where there are too few groups to go round.
+        // Rows are distributed only if there are too few groups for all threads.
         let bands: [Range<usize>; BLOCK_TOKENS / 64] =
             std::array::from_fn(|i| (i * 64).min(count)..(i * 64 + 64).min(count));
         let whole = 0..count;
@@ -163,7 +163,8 @@ impl Crew<'_> {
             true => &bands[..count.div_ceil(64)],
             false => std::slice::from_ref(&whole),
         };
-        // Few rows are bound by memory: long runs. Many are bound by compute: an even end.
+        // Few rows are memory-bound and need long runs. Many are compute-bound and need an even
+        // end.
         let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };
         let per_task = (groups / tasks).max(1);
         let grid = Grid::new(to, stride, bands, linear.outputs(), per_task * LANES);
@@ -208,7 +209,7 @@ impl CpuModel {
         StepEnd::Complete
     }
 
-    /// Embeddings into the stream, and every token's angles.
+    /// Writes embeddings into the stream, and computes the angles of every token.
     fn embed(&mut self, batch: &Batch) {
         let (tokens, places) = (batch.tokens(), &self.plan.places);
         let (embedding, rope) = (self.weights.embedding(), &self.rope);
@@ -223,7 +224,7 @@ impl CpuModel {
 
     fn attention_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
-        let mut crew = Crew { team, dispatch: *dispatch };
+        let mut crew = StepTeam { team, dispatch: *dispatch };
         let Layer { input_norm, qkv, head_norms, output, .. } = &weights.layers[layer];
         let (tokens, spans) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
@@ -256,7 +257,7 @@ impl CpuModel {
             Grid::new(&mut scratch.attended, widths.heads, spans, config.kv_heads * width, width);
         crew.team.run_with(&mut scratch.attention, grid, |own, index, to| {
             let (span, head) = (&spans[index / config.kv_heads], index % config.kv_heads);
-            let Place { row, position } = places[span.start];
+            let TokenPosition { row, position } = places[span.start];
             let pages = batch.pages(&batch.rows()[row as usize]);
             crew.dispatch.run(Attend {
                 scratch: own,
@@ -278,7 +279,7 @@ impl CpuModel {
 
     fn mlp_block(&mut self, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
-        let mut crew = Crew { team, dispatch: *dispatch };
+        let mut crew = StepTeam { team, dispatch: *dispatch };
         let Layer { mlp_norm, gate_up, down, .. } = &weights.layers[layer];
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
@@ -304,10 +305,10 @@ impl CpuModel {
         crew.multiply(down, &scratch.panels, count, (stream, widths.hidden), true);
     }
 
-    /// Final norm and head of the picked tokens, a block's worth at a time.
+    /// Final norm and head of the picked tokens, one block at a time.
     fn head(&mut self) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
-        let mut crew = Crew { team, dispatch: *dispatch };
+        let mut crew = StepTeam { team, dispatch: *dispatch };
         let widths = scratch.widths;
         let head = &weights.head;
         for (picked, logits) in plan
@@ -328,14 +329,14 @@ impl CpuModel {
     }
 }
 
-/// What all tasks of the storing phase share.
+/// Data that all tasks of the storing phase share.
 struct Store<'a> {
     config: &'a ModelConfig,
     batch: &'a Batch,
     paged: &'a Paged<'a>,
     layer: u32,
     head_norms: &'a Option<[Vec<f32>; 2]>,
-    places: &'a [Place],
+    places: &'a [TokenPosition],
     angles: &'a [f32],
     widths: Widths,
 }
@@ -357,7 +358,7 @@ impl Kernel for StoreTask<'_> {
         let (q_len, kv_len) = (config.heads * dim, config.kv_heads * dim);
         let norms =
             head_norms.as_ref().map(|norms| norms.each_ref().map(|n| (&n[..], config.norm_eps)));
-        // Attention's exponentials are powers of two.
+        // Attention uses powers of two as exponentials.
         let scale = std::f32::consts::LOG2_E / (dim as f32).sqrt();
         for (index, row) in self.rows.chunks_exact_mut(widths.qkv).enumerate() {
             let token = self.first + index;
@@ -366,7 +367,7 @@ impl Kernel for StoreTask<'_> {
             let (k, v) = kv.split_at_mut(widths.values_at - widths.keys_at);
             turn_heads(s, &mut q[..q_len], norms.map(|n| n[0]), angles, scale);
             turn_heads(s, &mut k[..kv_len], norms.map(|n| n[1]), angles, 1.0);
-            let Place { row, position } = places[token];
+            let TokenPosition { row, position } = places[token];
             let pages = batch.pages(&batch.rows()[row as usize]);
             for head in 0..config.kv_heads {
                 let here = head * dim..(head + 1) * dim;

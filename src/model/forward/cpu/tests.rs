@@ -1,12 +1,12 @@
-//! Each family's arithmetic against plain code, lane by lane.
+//! Tests the arithmetic of each family against plain code, lane by lane.
 
 use super::block::*;
-use super::panel::{PANEL, Panels, Wanted};
+use super::panel::{PANEL, PanelForms, Panels};
 use super::simd::{Dispatch, Kernel, LANES, Lanes, Simd, available_kernels};
 use crate::model::tensor::TensorType;
 use proptest::prelude::*;
 
-/// All families of this CPU, AVX-512 without VNNI among them.
+/// All families of this CPU, including AVX-512 without VNNI.
 fn dispatches() -> Vec<Dispatch> {
     let all = available_kernels().iter().filter_map(|family| Dispatch::new(*family));
     #[cfg(target_arch = "x86_64")]
@@ -216,7 +216,7 @@ fn packed_blocks_hold_what_the_rows_held() {
 
 #[test]
 fn panels_hold_no_form_that_is_not_wanted() {
-    let wanted = Wanted { integers: true, floats: false };
+    let wanted = PanelForms { integers: true, floats: false };
     let mut panels = Panels::new(2 * PANEL, 64, wanted);
     assert!(panels.memory() > 0);
     let (integers, floats) = panels.parts(PANEL + 1, 64, wanted);

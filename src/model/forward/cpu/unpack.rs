@@ -1,6 +1,6 @@
-//! GGUF's block types, row by row: 32 levels with their scale and minimum.
+//! Unpacks GGUF's block types, row by row: 32 levels with their scale and minimum.
 //!
-//! Reads bytes whose length the tensor's view has checked against type and shape.
+//! The tensor's view has checked the length of the bytes against type and shape.
 
 use super::block::{BLOCK, RowLevels};
 use crate::model::tensor::TensorType;
@@ -8,11 +8,11 @@ use half::f16;
 
 /// 32 columns of one row; weight = scale · (level − zero of the type) + minimum.
 pub struct RowBlock {
-    /// As the file numbers them (Q8_0: the bits of an `i8`).
+    /// Levels as stored in the file (Q8_0: the bits of an `i8`).
     pub levels: RowLevels,
-    /// Of columns 0..16 and 16..32.
+    /// Scales of columns 0..16 and 16..32.
     pub scales: [f32; 2],
-    /// Zero where the type has none.
+    /// Zero if the type has no minimum.
     pub minimum: f32,
 }
 
@@ -45,13 +45,13 @@ pub fn row_block(dtype: TensorType, row: &[u8], index: usize) -> RowBlock {
     }
 }
 
-/// Types of 32 columns: scale, minimum if any.
+/// Types with blocks of 32 columns: scale, and minimum if any.
 fn small(bytes: &[u8], levels: RowLevels, minimum: bool) -> RowBlock {
     let minimum = if minimum { number(bytes, 2) } else { 0.0 };
     RowBlock { levels, scales: [number(bytes, 0); 2], minimum }
 }
 
-/// 16 bytes: low nibbles are the first half.
+/// 16 bytes; the low nibbles are the first half.
 fn nibbles(bytes: &[u8]) -> RowLevels {
     std::array::from_fn(|i| bytes[i % 16] >> (i / 16 * 4) & 15)
 }
@@ -62,12 +62,12 @@ fn fives(bytes: &[u8]) -> RowLevels {
     std::array::from_fn(|i| four[i] | (bytes[i / 8] >> (i % 8) & 1) << 4)
 }
 
-/// Sub-blocks 2i and 2i + 1 share 32 bytes, low and high nibbles.
+/// Sub-blocks 2i and 2i + 1 share 32 bytes: low and high nibbles.
 fn four_k(bytes: &[u8], levels_at: usize, part: usize) -> RowLevels {
     std::array::from_fn(|i| bytes[levels_at + part / 2 * 32 + i] >> (part % 2 * 4) & 15)
 }
 
-/// Q4_K and Q5_K: two halves, then eight pairs of 6-bit scale and minimum in 12 bytes.
+/// Q4_K and Q5_K: two f16, then eight pairs of 6-bit scale and minimum in 12 bytes.
 fn with_six_bit_scales(bytes: &[u8], part: usize, levels: RowLevels) -> RowBlock {
     let packed = &bytes[4..16];
     let (scale, minimum) = if part < 4 {
@@ -83,7 +83,7 @@ fn with_six_bit_scales(bytes: &[u8], part: usize, levels: RowLevels) -> RowBlock
     }
 }
 
-/// 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, one half.
+/// 128 bytes of low nibbles, 64 of high bit pairs, 16 signed scales, one f16.
 fn six_k(bytes: &[u8], part: usize) -> RowBlock {
     let (half, quarter) = (part / 4, part % 4);
     let low = &bytes[64 * half + 32 * (quarter % 2)..];

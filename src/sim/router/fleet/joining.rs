@@ -1,20 +1,22 @@
-//! Who the workers are: named at the start, asked who they are where that may have changed, and known under another number
-//! once they have told another role. By the rules of `front::router::fleet::probes` and `front::router::workers`, over
-//! production's seats (`cluster::membership`) and its judgement of what a worker tells.
+//! Who the workers are: named at the start, asked who they are where that may have changed, and
+//! known under another number once they have told another role. By the rules of
+//! `router::pool::probes` and `router::workers`, over production's seats
+//! (`registry::membership`) and its judgement of what a worker tells.
 //!
 //! Not here: workers that enter themselves.
 
 use super::{Call, CallName, Fleet, Kept};
-use crate::cluster::entry::Seat;
-use crate::cluster::kinds::Kind;
-use crate::cluster::loads::WorkerNumber;
-use crate::cluster::membership::{Action, Membership};
-use crate::cluster::router::{Role, Router};
 use crate::config::values::WorkerUrl;
-use crate::front::router::introduction::{Verdict, Words, judge};
-use crate::sim::agenda::Nanos;
+use crate::ids::Leg;
+use crate::registry::entry::WorkerAddress;
+use crate::registry::membership::{Membership, MembershipAction};
+use crate::router::identity::{Identification, WorkerInfo, identify_worker};
+use crate::routing::balancer::LoadBalancer;
+use crate::routing::compatibility::Compatibility;
+use crate::routing::load::WorkerNumber;
 use crate::sim::edge::name_of;
 use crate::sim::plan::Plan;
+use crate::stdx::event_queue::Nanos;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
@@ -22,7 +24,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) host: usize,
-    seat: Seat,
+    seat: WorkerAddress,
     /// It was named for another role, and has this one by its own word.
     has_turned: bool,
     /// How often its role has changed, as it says.
@@ -41,12 +43,12 @@ fn url_of(host: usize) -> WorkerUrl {
 }
 
 impl Fleet {
-    /// The workers of this plan, numbered as the cluster numbers its processes: they are up, and who they are is known.
-    /// `base` is the beginning of time.
+    /// The workers of this plan, numbered as the cluster numbers its processes: they are up, and
+    /// who they are is known. `base` is the beginning of time.
     pub fn new(plan: &Plan, base: Instant) -> Fleet {
         let hosts = (plan.scale.prefill + plan.scale.decode) as usize;
         let mut fleet = Fleet {
-            router: Router::new(plan.policy),
+            router: LoadBalancer::new(plan.policy),
             base,
             calls: BTreeMap::new(),
             members: Membership::default(),
@@ -59,18 +61,18 @@ impl Fleet {
             wishes: Vec::new(),
         };
         for host in 0..hosts {
-            let seat = Seat { role: plan.role(host), url: url_of(host) };
+            let seat = WorkerAddress { role: plan.role(host), url: url_of(host) };
             fleet.members.name(seat, None).expect("there is room for a few");
         }
         fleet.act(0);
         let numbers: Vec<WorkerNumber> = fleet.targets.keys().copied().collect();
         for worker in numbers {
             fleet.router.probed(worker, true, base);
-            fleet.router.introduced(worker, Kind::default());
+            fleet.router.introduced(worker, Compatibility::default());
             let target = fleet.target(worker);
             (target.introduced, target.changes) = (true, Some(0));
             let reads_alone =
-                target.seat.role == Role::Decode && fleet.read_alone[fleet.host(worker)];
+                target.seat.role == Leg::Decode && fleet.read_alone[fleet.host(worker)];
             fleet.router.set_reads_alone(worker, reads_alone);
         }
         fleet
@@ -110,19 +112,20 @@ impl Fleet {
         !self.introduces || self.targets[&worker].introduced || !self.router.has(worker)
     }
 
-    /// An introduction has ended: the worker has told its role, and how often that has changed, or nothing.
+    /// An introduction has ended: the worker has told its role, and how often that has changed, or
+    /// nothing.
     pub(super) fn introduced(
         &mut self,
         worker: WorkerNumber,
-        told: Option<(Role, u64)>,
+        told: Option<(Leg, u64)>,
         now: Nanos,
     ) {
         let alone = self.read_alone[self.host(worker)];
-        let words = told.map(|(role, changes)| Words {
+        let words = told.map(|(role, changes)| WorkerInfo {
             role: Some(name_of(role)),
             role_changes: Some(changes),
-            reads_alone: role == Role::Decode && alone,
-            ..Words::default()
+            reads_alone: role == Leg::Decode && alone,
+            ..WorkerInfo::default()
         });
         if let Some(words) = &words {
             self.router.set_reads_alone(worker, words.reads_alone);
@@ -138,16 +141,18 @@ impl Fleet {
         let target = self.target(worker);
         let verdict = words.map(|words| {
             target.changes = words.role_changes;
-            judge(role, None, target.has_turned, &words)
+            identify_worker(role, None, target.has_turned, &words)
         });
         target.introduced = verdict.is_some();
         match verdict {
-            Some(Verdict::Turned(to)) => {
+            Some(Identification::Turned(to)) => {
                 target.introduced = false;
                 self.turned.push_back((worker, to));
             }
-            Some(Verdict::Unfit(_)) => target.introduced = false,
-            Some(Verdict::Fits | Verdict::Doubtful(_)) | None => return self.probe(worker, now),
+            Some(Identification::Unfit(_)) => target.introduced = false,
+            Some(Identification::Fits | Identification::Doubtful(_)) | None => {
+                return self.probe(worker, now);
+            }
         }
         self.router.refused(worker);
         self.probed(worker, false, now);
@@ -178,7 +183,7 @@ impl Fleet {
         let instant = self.instant(now);
         while let Some(action) = self.members.poll() {
             match action {
-                Action::Join { seat, has_turned, .. } => {
+                MembershipAction::Join { seat, has_turned, .. } => {
                     let worker = self.router.join(seat.role, instant);
                     let host = (0..self.read_alone.len()).find(|&host| url_of(host) == seat.url);
                     let host = host.expect("nobody else is named");
@@ -187,7 +192,7 @@ impl Fleet {
                         Target { host, seat, has_turned, changes, introduced, drains, kept };
                     self.targets.insert(worker, target);
                 }
-                Action::Leave { seat, .. } => {
+                MembershipAction::Leave { seat, .. } => {
                     let is_left = |worker: &WorkerNumber| self.targets[worker].seat == seat;
                     let here = self.router.workers().map(|(worker, ..)| worker).find(is_left);
                     if let Some(worker) = here {

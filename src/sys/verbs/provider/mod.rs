@@ -1,11 +1,12 @@
-//! A provider of verbs in this process, for tests and benches: production code posts to it unknowingly, since
-//! it stands behind the same table of functions. Work requests are written as a NIC's driver writes them, in
-//! entries of 64 bytes behind a doorbell, and carried out by copying when the fabric is stepped.
+//! A provider of verbs in this process, for tests and benches. Production code posts to it through
+//! the same table of functions. Work requests are written as a NIC's driver writes them: in 64-byte
+//! entries behind a doorbell. A step of the fabric executes them by copying.
 //!
-//! It does what neither a NIC nor soft-RoCE does on demand: holds packets back, carries queue pairs out in any
-//! order, fails a request with a given cause, loses completions, keeps who posts. Keys, bounds, permissions, receives and resets
-//! are checked as the standard says. Who has a network and a clock of their own lets each request leave, land and be
-//! answered by itself (`steps`). Not here: packets, loss on the wire, time.
+//! It injects faults that neither a NIC nor soft-RoCE offers: delayed packets, any order of queue
+//! pairs, chosen failures, lost completions, stalled posts. It checks keys, bounds, permissions,
+//! receives and resets as the standard requires. A simulator with its own network and clock moves
+//! each request step by step (`steps`).
+//! Not here: packets, loss on the wire, time.
 
 mod queue;
 mod steps;
@@ -15,35 +16,35 @@ mod tests;
 mod wire;
 
 use super::abi::ListedDevice;
-use super::completion::Fault;
+use super::completion::CompletionError;
 use super::device::Device;
 use super::endpoint::Route;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 use wire::Wire;
 
 pub use steps::Landed;
 
-/// A fabric of its own, on which all devices opened from it meet.
+/// A separate fabric that connects all devices opened from it.
 pub struct Fabric(Arc<Shared>);
 
-/// When posted work is carried out.
+/// When posted work is executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pace {
+pub enum StepMode {
     /// When the fabric is stepped.
     Stepped = 0,
     /// When any completion queue is polled.
     Polled = 1,
-    /// Likewise, but no byte is moved and nobody notified: for what posting and polling cost.
+    /// When any queue is polled, but no byte is moved and no peer notified: for the cost of posting
+    /// and polling alone.
     Discarded = 2,
 }
 
-/// What a queue pair was given.
+/// Counts of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counts {
+pub struct QueuePairCounts {
     /// Doorbells rung.
     pub doorbells: u64,
     /// Work requests posted.
@@ -53,20 +54,20 @@ pub struct Counts {
 pub(super) struct Shared {
     wire: Mutex<Wire>,
     pace: AtomicU8,
-    /// Bytes of a region, of devices that are opened from now on.
+    /// Maximum bytes of a region, for devices opened from now on.
     region_max: AtomicU64,
-    /// Of devices that are opened from now on.
+    /// The place of devices opened from now on.
     place: AtomicU32,
-    /// Who posts does not come back.
+    /// Posting threads block.
     stalls: AtomicBool,
-    /// Somebody does not.
+    /// A thread is blocked.
     has_stalled: AtomicBool,
 }
 
 impl Fabric {
-    /// An empty one, that waits to be stepped.
+    /// An empty fabric that waits for steps.
     pub fn new() -> Fabric {
-        let pace = AtomicU8::new(Pace::Stepped as u8);
+        let pace = AtomicU8::new(StepMode::Stepped as u8);
         Fabric(Arc::new(Shared {
             wire: Mutex::default(),
             pace,
@@ -77,78 +78,79 @@ impl Fabric {
         }))
     }
 
-    /// A device on it. Two of them are as two hosts, in one process.
+    /// A device on the fabric. Two devices act as two hosts in one process.
     #[allow(unsafe_code)]
     pub fn device(&self) -> Arc<Device> {
         let listed = Arc::as_ptr(&self.0).cast_mut().cast::<ListedDevice>();
         let name = table::NAME.to_string_lossy().into_owned();
-        // SAFETY: what this table's `open_device` asks for: our `Arc`'s pointer, while we hold it.
+        // SAFETY: this table's `open_device` expects the pointer of an `Arc` that is still held.
         let device = unsafe { Device::open_listed(&table::LIBRARY, listed, name) };
-        Arc::new(device.expect("it opens always"))
+        Arc::new(device.expect("it always opens"))
     }
 
-    /// The way that all its devices have.
+    /// The route of all its devices.
     pub fn route(&self) -> Route {
-        let info = self.device().info().expect("it answers always");
+        let info = self.device().info().expect("it always answers");
         let port = &info.ports[0];
         Route::new(port, &port.addresses[0])
     }
 
-    /// Devices that are opened from now on take regions of at most so many bytes.
+    /// Limits regions to this many bytes on devices opened from now on.
     pub fn limit_regions(&self, bytes: u64) {
         self.0.region_max.store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets when work is carried out.
-    pub fn set_pace(&self, pace: Pace) {
-        self.0.wire().discards = pace == Pace::Discarded;
+    /// Sets when work is executed.
+    pub fn set_pace(&self, pace: StepMode) {
+        self.0.wire().discards = pace == StepMode::Discarded;
         self.0.pace.store(pace as u8, Ordering::Relaxed);
     }
 
-    /// Carries out all that can be, queue pair by queue pair. How much that was.
+    /// Executes all possible requests, queue pair by queue pair. Returns their number.
     pub fn step(&self) -> usize {
         self.0.wire().step_all()
     }
 
-    /// Carries out one request of a queue pair: the test says in which order they go. False: it has none, or
-    /// waits for a receive.
+    /// Executes one request of a queue pair, so that a test can choose the order. Returns false if
+    /// it has none, or waits for a receive.
     pub fn step_pair(&self, number: u32) -> bool {
         self.0.wire().step(number)
     }
 
-    /// From now on what leaves this queue pair is read from memory, but does not arrive.
+    /// From now on, requests of this queue pair are read from memory but do not arrive.
     pub fn hold(&self, number: u32) {
         self.0.wire().held.insert(number);
     }
 
-    /// What was held arrives with the next steps, unless the destination was reset. Also after the source's end.
+    /// Held requests arrive with the next steps, unless the destination was reset. This holds even
+    /// after the source's end.
     pub fn release(&self, number: u32) {
         self.0.wire().held.remove(&number);
     }
 
-    /// From now on a thread that posts stays there until this is taken back; then what it came with is posted.
+    /// From now on a posting thread blocks until this is reset. Then its request is posted.
     pub fn stall(&self, stalls: bool) {
         self.0.stalls.store(stalls, Ordering::Release);
     }
 
-    /// A thread has been kept.
+    /// Whether a thread has blocked.
     pub fn has_stalled(&self) -> bool {
         self.0.has_stalled.load(Ordering::Acquire)
     }
 
-    /// The next request of this queue pair fails.
-    pub fn fail_next(&self, number: u32, fault: Fault) {
+    /// Makes the next request of this queue pair fail.
+    pub fn fail_next(&self, number: u32, fault: CompletionError) {
         self.with(number, |pair| pair.next_status = Some(fault.status()));
     }
 
-    /// The next completion of a work request of this queue pair never comes.
+    /// Drops the next completion of a work request of this queue pair.
     pub fn lose_completion(&self, number: u32) {
         self.with(number, |pair| pair.completions_lost += 1);
     }
 
-    /// What a queue pair was given so far.
-    pub fn counts(&self, number: u32) -> Counts {
-        let mut counts = Counts { doorbells: 0, requests: 0 };
+    /// The counts of a queue pair so far.
+    pub fn counts(&self, number: u32) -> QueuePairCounts {
+        let mut counts = QueuePairCounts { doorbells: 0, requests: 0 };
         self.with(number, |pair| (counts.doorbells, counts.requests) = pair.queue.counts());
         counts
     }
@@ -187,7 +189,7 @@ impl Shared {
 
     #[inline]
     fn polled(&self) {
-        if self.pace.load(Ordering::Relaxed) != Pace::Stepped as u8 {
+        if self.pace.load(Ordering::Relaxed) != StepMode::Stepped as u8 {
             self.wire().step_all();
         }
     }

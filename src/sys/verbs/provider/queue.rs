@@ -1,25 +1,25 @@
-//! A work queue as NICs have it: a ring of 64-byte entries in memory, and a doorbell that says how far they are
-//! valid. A request takes one entry, and further ones where its pieces or inline bytes need them.
+//! A work queue as in a NIC: a ring of 64-byte entries in memory, and a doorbell with the end of
+//! the valid entries. A request takes one entry, and more if its pieces or inline bytes need them.
 //!
-//! Thread: one writes, one reads; all they share is the doorbell and how far was read.
+//! Thread: one writes, one reads. They share only the doorbell and the read position.
 #![allow(unsafe_code)]
 
 use crate::sys::verbs::abi::{self, SendWr, Sge};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a NIC reads at a time.
+/// The unit that a NIC reads.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Entry([u64; WORDS]);
 
 const WORDS: usize = 8;
-/// Words of a request's first entry before its pieces or inline bytes: id; kind, flags, count and immediate;
-/// remote address; key and inline bytes.
+/// Words of a request's first entry before its pieces or inline bytes: id; kind, flags, count and
+/// immediate; remote address; key and inline bytes.
 const HEAD_WORDS: usize = 4;
 const PIECE_WORDS: usize = 2;
 
-/// Room that a queue has.
+/// The capacity of a queue.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     pub(super) requests: u32,
@@ -27,24 +27,25 @@ pub(super) struct Room {
     pub(super) inline: u32,
 }
 
-/// The ring.
+/// The ring of entries.
 pub(super) struct WorkQueue {
     entries: Box<[UnsafeCell<Entry>]>,
     room: Room,
-    /// Entries and requests written, of which the reader may see those up to the doorbell.
+    /// Entries and requests written. The reader sees those up to the doorbell.
     written: AtomicU64,
     posted: AtomicU64,
     doorbell: AtomicU64,
     doorbells: AtomicU64,
-    /// Entries read.
+    /// Entries read by the device.
     read: AtomicU64,
-    /// Requests read.
+    /// Requests read by the device.
     taken: AtomicU64,
-    /// Requests whose completion, or a later one's, was polled: as with a NIC, only that makes room.
+    /// Requests with a polled completion, their own or a later one. As in a NIC, only that frees
+    /// their entries.
     retired: AtomicU64,
 }
 
-// SAFETY: entries below the doorbell are read, those above are written, each by one thread.
+// SAFETY: the reader reads entries below the doorbell, one writer writes those above it.
 unsafe impl Sync for WorkQueue {}
 
 /// A request as the device reads it.
@@ -52,14 +53,14 @@ unsafe impl Sync for WorkQueue {}
 pub(super) struct Request {
     pub(super) id: u64,
     pub(super) signalled: bool,
-    /// In network order, as it travels.
+    /// In network order.
     pub(super) immediate: Option<u32>,
     pub(super) remote: u64,
     pub(super) key: u32,
     /// Counted from 0 over the queue's life.
     pub(super) index: u64,
     pieces: u32,
-    /// None: the bytes lie in the pieces.
+    /// `None`: the bytes lie in the pieces.
     inline: Option<u32>,
     first: u64,
 }
@@ -83,16 +84,17 @@ impl WorkQueue {
         }
     }
 
-    /// Doorbells rung and requests posted.
+    /// The numbers of doorbells and posted requests.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.doorbells.load(Ordering::Relaxed), self.posted.load(Ordering::Relaxed))
     }
 
-    /// Writes a chain, then rings once. On an error what was before the refused one is rung for.
+    /// Writes a chain, then rings the doorbell once. On an error, the requests before the refused
+    /// one are posted.
     ///
     /// # Safety
-    /// A chain of valid requests that ends in null, each with as many pieces as it says, readable where it is
-    /// inline; and no other thread posts.
+    /// The chain holds valid requests and ends in null. Each has as many pieces as it says,
+    /// readable if it is inline. No other thread posts.
     #[inline]
     pub(super) unsafe fn post(&self, mut request: *mut SendWr) -> Result<(), (*mut SendWr, i32)> {
         let mut written = self.written.load(Ordering::Relaxed);
@@ -105,7 +107,8 @@ impl WorkQueue {
                 result = Err((request, libc::ENOMEM));
                 break;
             }
-            // SAFETY: as above; there is room, since each request has room for the most it may hold.
+            // SAFETY: as above. The queue has a maximum-size place for each request, so there is
+            // room.
             match unsafe { self.write(written, valid) } {
                 Some(entries) => written += entries,
                 None => {
@@ -123,7 +126,8 @@ impl WorkQueue {
         result
     }
 
-    /// How many entries it took; none where it does not fit what was granted or is no WRITE.
+    /// Writes a request and returns the number of its entries. `None`: it exceeds the granted
+    /// capacity or is not a WRITE.
     ///
     /// # Safety
     /// As for [`WorkQueue::post`].
@@ -149,7 +153,7 @@ impl WorkQueue {
             u64::from(request.rkey) | u64::from(inline) << 32,
         ];
         if let ([piece], false) = (pieces, is_inline) {
-            // What nearly all are: one whole entry.
+            // The common case: one piece fills one entry.
             let [a, b, c, d] = head;
             let words = [
                 a,
@@ -161,7 +165,7 @@ impl WorkQueue {
                 0,
                 0,
             ];
-            // SAFETY: above the doorbell, where the one thread that posts alone writes.
+            // SAFETY: above the doorbell, where only the posting thread writes.
             unsafe { *self.entry(first) = Entry(words) };
             return Some(1);
         }
@@ -179,7 +183,7 @@ impl WorkQueue {
         Some(place.entries_from(first))
     }
 
-    /// The next one that the doorbell has been rung for.
+    /// The oldest unread request before the doorbell.
     #[inline]
     pub(super) fn front(&self) -> Option<Request> {
         let first = self.read.load(Ordering::Relaxed);
@@ -203,7 +207,7 @@ impl WorkQueue {
         })
     }
 
-    /// Its bytes: given directly, or as pieces that are still to be checked.
+    /// The bytes of a request: inline bytes, or pieces that are not checked yet.
     pub(super) fn bytes(
         &self,
         request: &Request,
@@ -223,7 +227,7 @@ impl WorkQueue {
         }
     }
 
-    /// Steps behind the front.
+    /// Removes the front request.
     #[inline]
     pub(super) fn take(&self, request: &Request) {
         let words = match request.inline {
@@ -234,13 +238,13 @@ impl WorkQueue {
         self.read.store(request.first + words.div_ceil(WORDS) as u64, Ordering::Release);
     }
 
-    /// The completion of the request `index` was polled.
+    /// Records that the completion of the request `index` was polled.
     #[inline]
     pub(super) fn retire(&self, index: u64) {
         self.retired.fetch_max(index + 1, Ordering::Release);
     }
 
-    /// Forgets what is posted.
+    /// Discards everything posted.
     pub(super) fn reset(&self) {
         self.read.store(self.doorbell.load(Ordering::Acquire), Ordering::Release);
         self.taken.store(self.posted.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -254,12 +258,12 @@ impl WorkQueue {
 
     #[inline]
     fn word(&self, first: u64, word: usize) -> u64 {
-        // SAFETY: entries below the doorbell are not written until they were read.
+        // SAFETY: entries below the doorbell are not overwritten until they were read.
         unsafe { (*self.entry(first + (word / WORDS) as u64)).0[word % WORDS] }
     }
 }
 
-/// Where the next word of a request goes.
+/// The place of a request's next word.
 struct Place<'a> {
     queue: &'a WorkQueue,
     entry: u64,
@@ -272,7 +276,7 @@ impl Place<'_> {
         if self.word == WORDS {
             (self.entry, self.word) = (self.entry + 1, 0);
         }
-        // SAFETY: above the doorbell, where the one thread that posts alone writes.
+        // SAFETY: above the doorbell, where only the posting thread writes.
         unsafe { (*self.queue.entry(self.entry)).0[self.word] = value };
         self.word += 1;
     }
@@ -290,7 +294,7 @@ unsafe fn put_inline(place: &mut Place<'_>, pieces: &[Sge]) {
     for piece in pieces {
         let base = std::ptr::with_exposed_provenance::<u8>(piece.addr as usize);
         for at in 0..piece.length as usize {
-            // SAFETY: by the caller; others may be writing the memory.
+            // SAFETY: by the caller; other threads may write the memory at the same time.
             word[filled] = unsafe { base.add(at).read_volatile() };
             filled += 1;
             if filled == word.len() {

@@ -1,8 +1,9 @@
-//! A request's way in its three steps, for who has a network and a clock: it leaves, it lands, its source hears of that.
+//! The three steps of a request, for a simulator with its own network and clock: it departs, it
+//! lands, its source receives the answer.
 //!
-//! What is on its way is the network's: it lands whatever becomes of its source meanwhile, unless its destination was
-//! reset. Each queue pair's requests land and are answered in their order; in which order queue pairs take their steps,
-//! and when, is the caller's.
+//! The network owns packets in flight. They land even if their source ends, unless their
+//! destination was reset. The requests of each queue pair land and are answered in order. The
+//! caller decides when queue pairs take their steps, and in which order.
 
 use super::Fabric;
 use crate::sys::verbs::abi;
@@ -11,32 +12,33 @@ use crate::sys::verbs::provider::wire::Landing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What became of a request where it came.
+/// The outcome of a request at its destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landed {
-    /// Its bytes lie there; its source is to hear of that.
+    /// Its bytes lie there. The source must still be answered.
     Here {
-        /// From this address on.
+        /// Address of the first byte.
         address: u64,
-        /// So many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// There was no receive for it, as its source hears, which waits: it comes again.
+    /// No receive was posted. The source waits, and the packet must land again.
     Later,
-    /// It was refused, as its source is to hear.
+    /// It was refused. The source must still be answered.
     Refused,
-    /// Nobody is there who would answer.
+    /// No queue pair is there to answer.
     Unanswered,
 }
 
 impl Fabric {
-    /// A device in the place of this number, by which its queue pairs are told apart from those of others.
+    /// A device with this place number, which distinguishes its queue pairs from those of other
+    /// devices.
     pub fn device_in(&self, place: u32) -> Arc<Device> {
         self.0.place.store(place, Ordering::Relaxed);
         self.device()
     }
 
-    /// The queue pairs of a place whose next request may leave.
+    /// The queue pairs of a place with a request that can depart.
     pub fn leaving(&self, place: u32) -> Vec<u32> {
         let wire = self.0.wire();
         let leaving = wire.pairs.iter().filter(|(_, pair)| {
@@ -46,24 +48,26 @@ impl Fabric {
         leaving.map(|(&number, _)| number).collect()
     }
 
-    /// Where the other end of a queue pair is, as long as both are there.
+    /// The place of a queue pair's peer, if both exist.
     pub fn place_of_peer(&self, number: u32) -> Option<u32> {
         let wire = self.0.wire();
         let peer = wire.pairs.get(&number)?.peer;
         wire.pairs.get(&peer).map(|peer| peer.place)
     }
 
-    /// Whether there is a queue pair of this number.
+    /// Whether a queue pair with this number exists.
     pub fn has_pair(&self, number: u32) -> bool {
         self.0.wire().pairs.contains_key(&number)
     }
 
-    /// The next request of a queue pair leaves, its bytes read from memory, or fails where it is. False: there is none.
+    /// The next request of a queue pair departs: its bytes are read from memory, or it fails at its
+    /// source. Returns false if there is none.
     pub fn depart(&self, number: u32) -> bool {
         self.0.wire().depart(number)
     }
 
-    /// The next of what is on its way from a queue pair comes to the other end. None: nothing is.
+    /// The oldest packet in flight from a queue pair lands at the other end. `None`: no packet is
+    /// in flight.
     pub fn land(&self, number: u32) -> Option<Landed> {
         Some(match self.0.wire().land_oldest(number)? {
             Landing::Done(address, bytes) => Landed::Here { address, bytes },
@@ -73,13 +77,13 @@ impl Fabric {
         })
     }
 
-    /// A queue pair hears what became of its oldest request that has come to the other end.
+    /// A queue pair receives the answer for its oldest landed request.
     pub fn answer(&self, number: u32) {
         self.0.wire().answer(number);
     }
 
-    /// A queue pair has heard nothing for too long: its oldest request fails, the others are flushed. False: it waits
-    /// for none.
+    /// A queue pair has had no answer for too long: its oldest request fails and the others are
+    /// flushed. Returns false if it waits for none.
     pub fn give_up(&self, number: u32) -> bool {
         self.0.wire().give_up(number)
     }

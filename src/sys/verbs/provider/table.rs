@@ -1,7 +1,8 @@
-//! The library's functions and an open device's, as this provider has them. Objects begin with the struct that
-//! the library's begin with, so that a pointer to one is a pointer to the other.
+//! The library's functions and those of an open device, as this provider implements them. Each
+//! object begins with the struct of the library's object, so that pointers to both are
+//! interchangeable.
 //!
-//! Nothing here unwinds into its callers' C interface: a panic ends the process.
+//! Nothing here unwinds into the callers' C interface: a panic ends the process.
 #![allow(unsafe_code)]
 
 use super::Shared;
@@ -42,7 +43,7 @@ pub(super) static LIBRARY: Library = Library {
     destroy_qp,
 };
 
-/// What the one GID is.
+/// The only GID.
 pub(super) const GID: Gid = Gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1] };
 pub(super) const NAME: &std::ffi::CStr = c"memory0";
 
@@ -72,26 +73,26 @@ struct Queue {
 }
 
 #[repr(C)]
-struct QueuePair {
+struct ProviderQueuePair {
     head: Qp,
     queue: Arc<WorkQueue>,
     shared: Arc<Shared>,
 }
 
-/// A new object by its head.
+/// Creates an object and returns a pointer to its head.
 fn made<T, H>(object: T) -> *mut H {
     Box::into_raw(Box::new(object)).cast()
 }
 
 /// # Safety
-/// Made by [`made`] from a `T`, which begins with `H`; used no more.
+/// Created by [`made`] from a `T`, which begins with `H`; not used afterwards.
 unsafe fn ended<T, H>(head: *mut H) {
     // SAFETY: by the caller.
     drop(unsafe { Box::from_raw(head.cast::<T>()) });
 }
 
 fn refused<T>(error: c_int) -> *mut T {
-    // SAFETY: this thread's own.
+    // SAFETY: `errno` belongs to this thread.
     unsafe { *libc::__errno_location() = error };
     null_mut()
 }
@@ -99,7 +100,7 @@ fn refused<T>(error: c_int) -> *mut T {
 /// # Safety
 /// An open device of this provider.
 unsafe fn device<'a>(context: *mut Context) -> &'a OpenDevice {
-    // SAFETY: by the caller; callers keep the device open as long as they use it.
+    // SAFETY: by the caller; callers keep the device open during use.
     unsafe { &*context.cast::<OpenDevice>() }
 }
 
@@ -110,7 +111,7 @@ unsafe fn shared<'a>(context: *mut Context) -> &'a Arc<Shared> {
     unsafe { &device(context).shared }
 }
 
-/// Fabrics are found by their handles, not by listing.
+/// Fabrics are opened by their handles, not from a list.
 unsafe extern "C" fn get_device_list(_count: *mut c_int) -> *mut *mut ListedDevice {
     refused(libc::ENOSYS)
 }
@@ -123,7 +124,7 @@ unsafe extern "C" fn get_device_name(_device: *mut ListedDevice) -> *const c_cha
 
 unsafe extern "C" fn open_device(device: *mut ListedDevice) -> *mut Context {
     let raw = device.cast_const().cast::<Shared>();
-    // SAFETY: `Fabric` gives the pointer of its `Arc`, which it still holds.
+    // SAFETY: `Fabric` passes the pointer of its `Arc`, which it still holds.
     let shared = unsafe {
         Arc::increment_strong_count(raw);
         Arc::from_raw(raw)
@@ -145,13 +146,13 @@ unsafe extern "C" fn open_device(device: *mut ListedDevice) -> *mut Context {
 }
 
 unsafe extern "C" fn close_device(context: *mut Context) -> c_int {
-    // SAFETY: made by `open_device`; the library's user closes it once.
+    // SAFETY: created by `open_device`; the library's user closes it once.
     unsafe { ended::<OpenDevice, _>(context) };
     0
 }
 
 unsafe extern "C" fn query_device(context: *mut Context, attr: *mut DeviceAttr) -> c_int {
-    // SAFETY: an open device, and the caller's place; zeros are values.
+    // SAFETY: the device is open and `attr` is writable; zeros are valid values.
     unsafe {
         attr.write_bytes(0, 1);
         (*attr).max_mr_size = device(context).region_max;
@@ -163,7 +164,7 @@ unsafe extern "C" fn query_device(context: *mut Context, attr: *mut DeviceAttr) 
 }
 
 unsafe extern "C" fn query_port(_context: *mut Context, _port: u8, attr: *mut PortAttr) -> c_int {
-    // SAFETY: the caller's place; zeros are values.
+    // SAFETY: `attr` is writable; zeros are valid values.
     unsafe {
         attr.write_bytes(0, 1);
         (*attr).state = abi::PORT_ACTIVE;
@@ -190,7 +191,7 @@ unsafe extern "C" fn query_gid_table(
     if room == 0 {
         return 0;
     }
-    // SAFETY: room for an entry.
+    // SAFETY: the table has room for an entry.
     unsafe { table.write(entry) };
     1
 }
@@ -200,7 +201,7 @@ unsafe extern "C" fn alloc_pd(context: *mut Context) -> *mut Pd {
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut Pd) -> c_int {
-    // SAFETY: made by `alloc_pd`; ended once.
+    // SAFETY: created by `alloc_pd`, ended once.
     unsafe { ended::<Pd, _>(pd) };
     0
 }
@@ -212,9 +213,9 @@ unsafe extern "C" fn reg_mr(
     iova: u64,
     access: c_uint,
 ) -> *mut Mr {
-    // SAFETY: a domain that lives.
+    // SAFETY: the domain lives.
     let context = unsafe { (*pd).context };
-    // SAFETY: its device.
+    // SAFETY: the device of the domain is open.
     let device = unsafe { device(context) };
     if length as u64 > device.region_max {
         return refused(libc::EINVAL);
@@ -224,14 +225,14 @@ unsafe extern "C" fn reg_mr(
     let registered =
         Registered { domain: pd.addr(), address: iova, len: length as u64, remote_write };
     wire.last_number += 1;
-    // As with NICs: an index and a byte of its own, so that neighbours are no good guess.
+    // As with NICs: an index and a separate byte, so that keys of neighbours are not easy to guess.
     let key = wire.last_number << 8 | wire.last_number.wrapping_mul(0x9d) & 0xff;
     wire.registrations.insert(key, registered);
     made(Mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key })
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut Mr) -> c_int {
-    // SAFETY: made by `reg_mr`; ended once.
+    // SAFETY: created by `reg_mr`, ended once.
     unsafe {
         shared((*mr).context).wire().registrations.remove(&(*mr).rkey);
         ended::<Mr, _>(mr);
@@ -249,7 +250,7 @@ unsafe extern "C" fn create_comp_channel(context: *mut Context) -> *mut CompChan
 }
 
 unsafe extern "C" fn destroy_comp_channel(channel: *mut CompChannel) -> c_int {
-    // SAFETY: made by `create_comp_channel`; ended once.
+    // SAFETY: created by `create_comp_channel`, ended once.
     unsafe {
         libc::close((*channel).fd);
         ended::<Channel, _>(channel);
@@ -271,18 +272,19 @@ unsafe extern "C" fn create_cq(
     let events = unsafe { channel.as_ref() }.map_or(-1, |channel| channel.fd);
     let head = Cq { context, channel, cq_context, handle: 0, cqe };
     let entries = Arc::new(Entries::new(cqe as usize, events));
-    // SAFETY: an open device.
+    // SAFETY: the device is open.
     let shared = unsafe { shared(context) }.clone();
     let queue = made(Queue { head, entries, shared });
     if !channel.is_null() {
-        // SAFETY: made by `create_comp_channel`; this library's users give each queue a channel of its own.
+        // SAFETY: created by `create_comp_channel`. Users of this library give each queue its own
+        // channel.
         unsafe { (*channel.cast::<Channel>()).queue = queue };
     }
     queue
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut Cq) -> c_int {
-    // SAFETY: made by `create_cq`; ended once.
+    // SAFETY: created by `create_cq`, ended once.
     unsafe { ended::<Queue, _>(cq) };
     0
 }
@@ -293,7 +295,7 @@ unsafe extern "C" fn get_cq_event(
     context: *mut *mut c_void,
 ) -> c_int {
     let mut count = [0u8; 8];
-    // SAFETY: a channel that lives, eight writable bytes, and the caller's places.
+    // SAFETY: the channel lives, eight bytes are writable, and so are the caller's places.
     unsafe {
         if libc::read((*channel).fd, count.as_mut_ptr().cast(), count.len()) != 8 {
             return -1;
@@ -307,7 +309,7 @@ unsafe extern "C" fn get_cq_event(
 unsafe extern "C" fn ack_cq_events(_cq: *mut Cq, _events: c_uint) {}
 
 unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
-    // SAFETY: the caller's, and a domain and queues that live.
+    // SAFETY: the caller's attributes are writable; the domain and the queues live.
     let (attr, context) = unsafe { (&mut *attr, (*pd).context) };
     let cap = &attr.cap;
     let fits = cap.max_send_wr <= REQUESTS_MAX && cap.max_recv_wr <= REQUESTS_MAX;
@@ -317,9 +319,9 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
     let room =
         Room { requests: cap.max_send_wr, pieces: cap.max_send_sge, inline: cap.max_inline_data };
     let queue = Arc::new(WorkQueue::new(room));
-    // SAFETY: an open device.
+    // SAFETY: the device is open.
     let place = unsafe { device(context) }.place;
-    // SAFETY: queues of this provider.
+    // SAFETY: the queues belong to this provider.
     let entries = |cq: *mut Cq| unsafe { (*cq.cast::<Queue>()).entries.clone() };
     let pair = Pair {
         queue: queue.clone(),
@@ -338,7 +340,7 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
         next_status: None,
         completions_lost: 0,
     };
-    // SAFETY: an open device.
+    // SAFETY: the device is open.
     let shared = unsafe { shared(context) }.clone();
     let number = {
         let mut wire = shared.wire();
@@ -357,12 +359,12 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
         handle: 0,
         qp_num: number,
     };
-    made(QueuePair { head, queue, shared })
+    made(ProviderQueuePair { head, queue, shared })
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut Qp, attr: *mut QpAttr, _mask: c_int) -> c_int {
-    // SAFETY: a queue pair that lives, and the caller's attributes.
-    let (own, attr) = unsafe { (&*qp.cast::<QueuePair>(), &*attr) };
+    // SAFETY: the queue pair lives, and the caller's attributes are readable.
+    let (own, attr) = unsafe { (&*qp.cast::<ProviderQueuePair>(), &*attr) };
     let number = own.head.qp_num;
     let mut wire = own.shared.wire();
     let Some(pair) = wire.pairs.get_mut(&number) else {
@@ -394,27 +396,27 @@ unsafe extern "C" fn modify_qp(qp: *mut Qp, attr: *mut QpAttr, _mask: c_int) -> 
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut Qp) -> c_int {
-    // SAFETY: made by `create_qp`; ended once.
+    // SAFETY: created by `create_qp`, ended once.
     unsafe {
-        let own = &*qp.cast::<QueuePair>();
+        let own = &*qp.cast::<ProviderQueuePair>();
         let mut wire = own.shared.wire();
         wire.forget(own.head.qp_num);
         wire.pairs.remove(&own.head.qp_num);
         drop(wire);
-        ended::<QueuePair, _>(qp);
+        ended::<ProviderQueuePair, _>(qp);
     }
     0
 }
 
 unsafe extern "C" fn post_send(qp: *mut Qp, request: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
-    // SAFETY: a queue pair that lives.
-    let own = unsafe { &*qp.cast::<QueuePair>() };
+    // SAFETY: the queue pair lives.
+    let own = unsafe { &*qp.cast::<ProviderQueuePair>() };
     own.shared.keep();
-    // SAFETY: the caller's chain; one thread posts.
+    // SAFETY: the caller's chain is valid; one thread posts.
     match unsafe { own.queue.post(request) } {
         Ok(()) => 0,
         Err((refused, error)) => {
-            // SAFETY: the caller's place.
+            // SAFETY: the caller's place is writable.
             unsafe { *bad = refused };
             error
         }
@@ -426,13 +428,13 @@ unsafe extern "C" fn post_recv(
     mut receive: *mut RecvWr,
     bad: *mut *mut RecvWr,
 ) -> c_int {
-    // SAFETY: a queue pair that lives.
-    let own = unsafe { &*qp.cast::<QueuePair>() };
+    // SAFETY: the queue pair lives.
+    let own = unsafe { &*qp.cast::<ProviderQueuePair>() };
     let mut wire = own.shared.wire();
     let Some(pair) = wire.pairs.get_mut(&own.head.qp_num) else {
         return libc::EINVAL;
     };
-    // SAFETY: the caller's chain.
+    // SAFETY: the caller's chain is valid.
     while let Some(valid) = unsafe { receive.as_ref() } {
         let error = match pair.state {
             abi::QPS_RESET => libc::EINVAL,
@@ -440,7 +442,7 @@ unsafe extern "C" fn post_recv(
             _ => 0,
         };
         if error != 0 {
-            // SAFETY: the caller's place.
+            // SAFETY: the caller's place is writable.
             unsafe { *bad = receive };
             return error;
         }
@@ -454,11 +456,11 @@ unsafe extern "C" fn post_recv(
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut Cq, room: c_int, mut into: *mut Wc) -> c_int {
-    // SAFETY: a queue that lives.
+    // SAFETY: the queue lives.
     let own = unsafe { &*cq.cast::<Queue>() };
     own.shared.polled();
     let put = |entry| {
-        // SAFETY: room for as many as are told.
+        // SAFETY: the caller has room for `room` entries.
         unsafe {
             into.write(entry);
             into = into.add(1);
@@ -468,7 +470,7 @@ unsafe extern "C" fn poll_cq(cq: *mut Cq, room: c_int, mut into: *mut Wc) -> c_i
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut Cq, _solicited: c_int) -> c_int {
-    // SAFETY: a queue that lives.
+    // SAFETY: the queue lives.
     unsafe { &*cq.cast::<Queue>() }.entries.armed.store(true, Ordering::Release);
     0
 }

@@ -1,11 +1,12 @@
-//! What the provider promises, seen through the leaf that production code uses.
+//! The guarantees of the provider, tested through the interface that production code uses.
 
-use super::{Counts, Fabric, Landed, Pace};
+use super::{Fabric, Landed, QueuePairCounts, StepMode};
 use crate::kv::region::Region;
-use crate::sys::event::{Interest, WaitSet};
+use crate::sys::event::{WaitInterest, WaitSet};
 use crate::sys::verbs::{
-    Access, Capacity, Chain, Completion, CompletionQueue, Completions, Device, Domain, Ended,
-    Endpoint, Fault, Marks, Piece, QueuePair, Refused, Registration, Remote,
+    Access, Capacity, Chain, Completion, CompletionError, CompletionKind, CompletionQueue,
+    Completions, Device, Domain, Endpoint, LocalPiece, Marks, PostError, QueuePair, Registration,
+    RemoteAddress,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +41,8 @@ impl End {
         Chain::new(std::slice::from_ref(&self.registration), requests, pieces)
     }
 
-    fn at(&self, offset: usize) -> Remote {
-        Remote {
+    fn at(&self, offset: usize) -> RemoteAddress {
+        RemoteAddress {
             address: self.registration.address() + offset as u64,
             key: self.registration.remote_key(),
         }
@@ -52,7 +53,7 @@ impl End {
             .for_each(|word| self.region.store(8 * word, &u64::from_ne_bytes([byte; 8]), 8));
     }
 
-    /// The bytes of eight words from `offset` on are all this.
+    /// Whether eight words from `offset` on consist of this byte.
     fn holds(&self, offset: usize, byte: u8) -> bool {
         let words = (0..8).map(|word| self.region.word(offset + 8 * word));
         words.into_iter().all(|word| {
@@ -105,20 +106,20 @@ fn connected() -> (Fabric, End, End) {
     (fabric, source, destination)
 }
 
-fn piece(offset: usize, len: u32) -> Piece {
-    Piece { registration: 0, offset, len }
+fn piece(offset: usize, len: u32) -> LocalPiece {
+    LocalPiece { registration: 0, offset, len }
 }
 
 fn written(id: u64, pair: &QueuePair) -> Completion {
-    Completion { id, queue_pair: pair.number(), outcome: Ok(Ended::Written) }
+    Completion { id, queue_pair: pair.number(), outcome: Ok(CompletionKind::Written) }
 }
 
-fn faulty(id: u64, pair: &QueuePair, fault: Fault) -> Completion {
+fn faulty(id: u64, pair: &QueuePair, fault: CompletionError) -> Completion {
     Completion { id, queue_pair: pair.number(), outcome: Err(fault) }
 }
 
-/// One write of 64 bytes from the beginning to `to`.
-fn post(source: &mut End, id: u64, to: Remote, marks: Marks) {
+/// One write of the first 64 bytes to `to`.
+fn post(source: &mut End, id: u64, to: RemoteAddress, marks: Marks) {
     let mut chain = source.chain(1, 1);
     chain.write(id, &[piece(0, 64)], to, marks);
     source.pair.post(&mut chain).unwrap();
@@ -129,7 +130,7 @@ fn a_chain_is_one_doorbell_and_its_last_completion_stands_for_all() {
     let (fabric, mut source, mut destination) = connected();
     destination.pair.post_receive(40).unwrap();
     let mut chain = source.chain(3, 8);
-    let pieces: Vec<Piece> = (0..8).map(|i| piece(128 * i, 64)).collect();
+    let pieces: Vec<LocalPiece> = (0..8).map(|i| piece(128 * i, 64)).collect();
     chain.write(1, &pieces, destination.at(0), Marks::default());
     chain.write(2, &pieces[..1], destination.at(1024), Marks { inline: true, ..Marks::default() });
     chain.write(
@@ -139,8 +140,8 @@ fn a_chain_is_one_doorbell_and_its_last_completion_stands_for_all() {
         Marks { signalled: true, inline: false, immediate: Some(77) },
     );
     source.pair.post(&mut chain).unwrap();
-    assert_eq!(fabric.counts(source.pair.number()), Counts { doorbells: 1, requests: 3 });
-    // What is inline was read when it was posted, the rest is read when it is carried out.
+    assert_eq!(fabric.counts(source.pair.number()), QueuePairCounts { doorbells: 1, requests: 3 });
+    // Inline bytes were read at posting; the others are read at execution.
     source.fill(0x66);
     assert!(destination.holds(0, 0) && source.ended().is_empty());
     assert_eq!(fabric.step(), 3);
@@ -152,7 +153,7 @@ fn a_chain_is_one_doorbell_and_its_last_completion_stands_for_all() {
     let notice = Completion {
         id: 40,
         queue_pair: destination.pair.number(),
-        outcome: Ok(Ended::Notified { immediate: 77 }),
+        outcome: Ok(CompletionKind::Notified { immediate: 77 }),
     };
     assert_eq!(destination.notices(), [notice]);
     assert_eq!(fabric.step(), 0);
@@ -169,15 +170,11 @@ fn room_comes_back_when_a_completion_is_polled() {
         }
         source.pair.post(&mut chain).unwrap();
         let refused = source.pair.post(&mut chain).unwrap_err();
-        assert_eq!(refused, Refused { posted: 3, error: libc::ENOMEM }, "round {round}");
+        assert_eq!(refused, PostError { posted: 3, error: libc::ENOMEM }, "round {round}");
         fabric.step();
-        assert_eq!(
-            source.pair.post(&mut chain).unwrap_err().posted,
-            0,
-            "carried out, but not polled"
-        );
+        assert_eq!(source.pair.post(&mut chain).unwrap_err().posted, 0, "executed, but not polled");
         assert_eq!(source.ended(), [written(4, &source.pair)]);
-        // The three that were taken of the second chain.
+        // Removes the three accepted requests of the second chain.
         chain.clear();
         chain.write(9, &[piece(0, 8)], destination.at(0), SIGNALLED);
         source.pair.post(&mut chain).unwrap();
@@ -193,11 +190,11 @@ fn keys_bounds_and_permissions_are_checked() {
     let good = destination.at(0);
     let own = source.at(0);
     let wrong = [
-        Remote { key: good.key + 1, ..good },
-        Remote { address: good.address - 1, ..good },
+        RemoteAddress { key: good.key + 1, ..good },
+        RemoteAddress { address: good.address - 1, ..good },
         destination.at(BYTES - 63),
-        Remote { address: u64::MAX - 3, ..good },
-        // Registered, but not to be written, and of another domain.
+        RemoteAddress { address: u64::MAX - 3, ..good },
+        // Registered without write access, and from another domain.
         own,
     ];
     for (id, to) in (10..).zip(wrong) {
@@ -206,9 +203,9 @@ fn keys_bounds_and_permissions_are_checked() {
         post(&mut source, id, to, Marks::default());
         post(&mut source, 99, good, SIGNALLED);
         fabric.step();
-        let fault = faulty(id, &source.pair, Fault::RemoteAccess);
-        assert_eq!(source.ended(), [fault, faulty(99, &source.pair, Fault::Flushed)]);
-        assert_eq!(destination.notices(), [faulty(5, &destination.pair, Fault::Flushed)]);
+        let fault = faulty(id, &source.pair, CompletionError::RemoteAccess);
+        assert_eq!(source.ended(), [fault, faulty(99, &source.pair, CompletionError::Flushed)]);
+        assert_eq!(destination.notices(), [faulty(5, &destination.pair, CompletionError::Flushed)]);
         assert!(destination.holds(0, 0));
     }
     connect(&fabric, &mut source.pair, &mut destination.pair);
@@ -217,7 +214,7 @@ fn keys_bounds_and_permissions_are_checked() {
     chain.write(7, &[piece(0, 8)], good, SIGNALLED);
     source.pair.post(&mut chain).unwrap();
     fabric.step();
-    assert_eq!(source.ended(), [faulty(7, &source.pair, Fault::LocalProtection)]);
+    assert_eq!(source.ended(), [faulty(7, &source.pair, CompletionError::LocalProtection)]);
 }
 
 #[test]
@@ -225,7 +222,7 @@ fn a_notice_waits_for_a_receive_as_long_as_it_is_told_to() {
     let (fabric, mut source, mut destination) = connected();
     let marks = Marks { immediate: Some(1), ..SIGNALLED };
     post(&mut source, 1, destination.at(0), marks);
-    assert_eq!((fabric.step(), source.ended().len()), (1, 0), "taken, but it cannot land");
+    assert_eq!((fabric.step(), source.ended().len()), (1, 0), "read, but it cannot land");
     destination.pair.post_receive(0).unwrap();
     fabric.step();
     assert_eq!(source.ended(), [written(1, &source.pair)]);
@@ -241,29 +238,34 @@ fn a_notice_waits_for_a_receive_as_long_as_it_is_told_to() {
     taken(&mut destination.received);
     post(&mut source, 2, destination.at(0), marks);
     fabric.step();
-    assert_eq!(source.ended(), [faulty(2, &source.pair, Fault::NoReceive)]);
+    assert_eq!(source.ended(), [faulty(2, &source.pair, CompletionError::NoReceive)]);
 }
 
 #[test]
 fn faults_come_as_ordered_and_flush_the_rest() {
     let (fabric, mut source, mut destination) = connected();
-    for fault in [Fault::NoAnswer, Fault::RemoteOperation, Fault::Flushed, Fault::Other(19)] {
+    for fault in [
+        CompletionError::NoAnswer,
+        CompletionError::RemoteOperation,
+        CompletionError::Flushed,
+        CompletionError::Other(19),
+    ] {
         connect(&fabric, &mut source.pair, &mut destination.pair);
         fabric.fail_next(source.pair.number(), fault);
         post(&mut source, 1, destination.at(0), Marks::default());
         post(&mut source, 2, destination.at(0), Marks::default());
         fabric.step();
-        let flushed = faulty(2, &source.pair, Fault::Flushed);
+        let flushed = faulty(2, &source.pair, CompletionError::Flushed);
         assert_eq!(source.ended(), [faulty(1, &source.pair, fault), flushed]);
         assert!(destination.holds(0, 0));
     }
     connect(&fabric, &mut source.pair, &mut destination.pair);
     post(&mut source, 3, destination.at(0), Marks::default());
     source.pair.fail().unwrap();
-    assert_eq!(source.ended(), [faulty(3, &source.pair, Fault::Flushed)]);
+    assert_eq!(source.ended(), [faulty(3, &source.pair, CompletionError::Flushed)]);
     post(&mut source, 4, destination.at(0), Marks::default());
     fabric.step();
-    assert_eq!(source.ended(), [faulty(4, &source.pair, Fault::Flushed)]);
+    assert_eq!(source.ended(), [faulty(4, &source.pair, CompletionError::Flushed)]);
     assert!(destination.holds(0, 0));
 }
 
@@ -276,20 +278,21 @@ fn what_is_held_lands_later_unless_the_destination_was_reset() {
         post(&mut source, 1, destination.at(0), SIGNALLED);
         fabric.step();
         assert!(destination.holds(0, 0) && source.ended().is_empty());
-        // On its way already: the memory it was read from can be used again.
+        // It is already in flight: its source memory can be reused.
         source.fill(0x77);
         if fails {
             source.pair.fail().unwrap();
-            assert_eq!(source.ended(), [faulty(1, &source.pair, Fault::Flushed)]);
+            assert_eq!(source.ended(), [faulty(1, &source.pair, CompletionError::Flushed)]);
         }
         if is_reset {
             destination.pair.reset().unwrap();
         }
         fabric.release(number);
         fabric.step();
-        // A flushed request says nothing of whether its bytes land: the reset does.
+        // A flush does not say whether the bytes land; a reset of the destination does.
         assert!(destination.holds(0, if is_reset { 0 } else { 0x5a }), "{is_reset} {fails}");
-        let outcome = if is_reset { Err(Fault::NoAnswer) } else { Ok(Ended::Written) };
+        let outcome =
+            if is_reset { Err(CompletionError::NoAnswer) } else { Ok(CompletionKind::Written) };
         let expected = Completion { id: 1, queue_pair: number, outcome };
         assert_eq!(source.ended(), if fails { vec![] } else { vec![expected] });
     }
@@ -307,7 +310,7 @@ fn a_request_leaves_lands_and_is_answered_in_its_own_time() {
     post(&mut source, 2, destination.at(64), marks);
     assert_eq!((fabric.leaving(0), fabric.leaving(1)), (vec![number], vec![]));
     assert!(fabric.depart(number) && fabric.depart(number) && !fabric.depart(number));
-    // Read when it left.
+    // The bytes were read at departure.
     source.fill(0x77);
     let address = destination.at(0).address;
     assert_eq!(fabric.land(number), Some(Landed::Here { address, bytes: 64 }));
@@ -334,9 +337,9 @@ fn what_is_given_up_lands_all_the_same() {
     }
     assert!(fabric.depart(number) && fabric.depart(number));
     assert!(matches!(fabric.land(number), Some(Landed::Here { .. })));
-    // The first has landed, the second is on its way, the third has not left.
+    // The first has landed, the second is in flight, the third has not left.
     assert!(fabric.give_up(number));
-    let [no_answer, flushed] = [Fault::NoAnswer, Fault::Flushed];
+    let [no_answer, flushed] = [CompletionError::NoAnswer, CompletionError::Flushed];
     let ends = [(1, no_answer), (2, flushed), (3, flushed)];
     assert_eq!(source.ended(), ends.map(|(id, fault)| faulty(id, &source.pair, fault)));
     assert!(destination.holds(64, 0x5a) && destination.holds(128, 0));
@@ -369,7 +372,7 @@ fn a_packet_of_an_earlier_connection_is_not_taken_in() {
     assert!(destination.holds(64, 0x5a));
     assert_eq!(source.ended(), [written(2, &source.pair)]);
 
-    // Also when the source is gone altogether.
+    // The same after the source is gone.
     fabric.hold(number);
     post(&mut source, 3, destination.at(0), SIGNALLED);
     fabric.step();
@@ -378,7 +381,7 @@ fn a_packet_of_an_earlier_connection_is_not_taken_in() {
     assert!(destination.holds(0, 0), "held");
     fabric.release(number);
     fabric.step();
-    assert!(destination.holds(0, 0x5a), "nobody has reset the destination");
+    assert!(destination.holds(0, 0x5a), "the destination was not reset");
 }
 
 #[test]
@@ -413,7 +416,7 @@ fn an_event_follows_the_next_completion() {
     let (fabric, mut source, mut destination) = connected();
     (0..2).for_each(|id| destination.pair.post_receive(id).unwrap());
     let set = WaitSet::new().unwrap();
-    set.add(destination.received.events().unwrap(), Interest::Readable).unwrap();
+    set.add(destination.received.events().unwrap(), WaitInterest::Readable).unwrap();
     destination.received.request_event().unwrap();
     let marks = Marks { immediate: Some(1), ..Marks::default() };
     post(&mut source, 1, destination.at(0), marks);
@@ -423,7 +426,7 @@ fn an_event_follows_the_next_completion() {
     assert!(begun.elapsed() < Duration::from_secs(30), "no event");
     destination.received.clear_events();
     assert_eq!(destination.notices().len(), 1);
-    // Not asked for again.
+    // No event was requested again.
     post(&mut source, 2, destination.at(0), marks);
     fabric.step();
     set.wait(Duration::ZERO);
@@ -433,11 +436,11 @@ fn an_event_follows_the_next_completion() {
 #[test]
 fn polling_can_carry_out_what_is_posted_or_only_complete_it() {
     let (fabric, mut source, destination) = connected();
-    fabric.set_pace(Pace::Polled);
+    fabric.set_pace(StepMode::Polled);
     post(&mut source, 1, destination.at(0), SIGNALLED);
     assert_eq!(source.ended(), [written(1, &source.pair)]);
     assert!(destination.holds(0, 0x5a));
-    fabric.set_pace(Pace::Discarded);
+    fabric.set_pace(StepMode::Discarded);
     post(&mut source, 2, destination.at(64), SIGNALLED);
     assert_eq!(source.ended(), [written(2, &source.pair)]);
     assert!(destination.holds(64, 0));

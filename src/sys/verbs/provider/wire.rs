@@ -1,7 +1,9 @@
-//! What the device does with work: carries requests out one by one, as the test that steps it says.
+//! Execution of work by the simulated device: one request at a time, in the order that the test
+//! chooses.
 //!
-//! All under one lock, but for the work queues' entries. A packet that is held has left its queue pair: nothing
-//! the source does brings it back, and it lands unless the destination was reset in between.
+//! Everything is under one lock, except the entries of the work queues. A held packet has already
+//! left its queue pair. Nothing at the source can recall it: it lands unless the destination was
+//! reset in between.
 #![allow(unsafe_code)]
 
 use super::queue::{Request, WorkQueue};
@@ -10,16 +12,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// All that is known of a fabric.
+/// The state of a fabric.
 #[derive(Default)]
 pub(super) struct Wire {
     pub(super) pairs: BTreeMap<u32, Pair>,
     pub(super) registrations: BTreeMap<u32, Registered>,
-    /// Held, or waiting for a receive; in order for each source.
+    /// Packets that are held or wait for a receive, in order for each source.
     packets: VecDeque<Packet>,
-    /// Sources whose packets are held, also those that are gone.
+    /// Sources with held packets, including sources that are gone.
     pub(super) held: BTreeSet<u32>,
-    /// Requests are forgotten but for their completions, at the least cost, since benches count it, too.
+    /// Requests only produce completions, at the lowest cost, because benches measure this code,
+    /// too.
     pub(super) discards: bool,
     pub(super) last_number: u32,
 }
@@ -30,13 +33,13 @@ pub(super) struct Pair {
     pub(super) sent: Arc<Entries>,
     pub(super) received: Arc<Entries>,
     pub(super) domain: usize,
-    /// Of its device.
+    /// The place of its device.
     pub(super) place: u32,
     /// `QPS_*`.
     pub(super) state: u32,
     pub(super) takes_writes: bool,
     pub(super) peer: u32,
-    /// First sequence numbers: of what comes, and of what leaves.
+    /// First sequence numbers of incoming and of outgoing packets.
     pub(super) expected: u32,
     pub(super) sequence: u32,
     pub(super) receive_retries: u8,
@@ -47,7 +50,7 @@ pub(super) struct Pair {
     pub(super) completions_lost: u32,
 }
 
-/// Memory as the device knows it.
+/// A registration as the device sees it.
 #[derive(Clone, Copy)]
 pub(super) struct Registered {
     pub(super) domain: usize,
@@ -62,18 +65,18 @@ struct Packet {
     sequence: u32,
     request: Request,
     bytes: Vec<u8>,
-    /// The source waits for its end; false once it was flushed or forgotten.
+    /// The source waits for the outcome; false once the packet was flushed or forgotten.
     is_awaited: bool,
     fate: Fate,
 }
 
-/// How far a packet is.
+/// The progress of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     OnItsWay,
-    /// Its source has not heard of that.
+    /// Landed; its source has no answer yet.
     Landed,
-    /// Likewise.
+    /// Refused; its source has no answer yet.
     Refused(u32),
 }
 
@@ -82,28 +85,28 @@ pub(super) struct Entries {
     waiting: Mutex<VecDeque<Finished>>,
     room: usize,
     pub(super) armed: AtomicBool,
-    /// Counts events; -1: none are wanted.
+    /// An eventfd that counts events; -1: no events.
     pub(super) events: libc::c_int,
 }
 
 struct Finished {
     entry: Wc,
-    /// Of a work request.
+    /// The work request that this completion retires.
     retires: Option<(Arc<WorkQueue>, u64)>,
 }
 
-/// What became of a packet.
+/// The outcome of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Landing {
-    /// From this address on, so many bytes.
+    /// First address and number of bytes.
     Done(u64, u64),
-    /// No receive is there, and the source waits.
+    /// No receive was posted, and the source waits.
     Later,
     Refused(u32),
 }
 
 impl Wire {
-    /// Everything that can be.
+    /// Executes everything that can run. Returns the number of steps.
     pub(super) fn step_all(&mut self) -> usize {
         if self.discards {
             return self.pairs.iter_mut().map(|(&number, pair)| pair.discard_all(number)).sum();
@@ -124,7 +127,7 @@ impl Wire {
         }
     }
 
-    /// The least number above `number` of a queue pair, or of one that is gone and has left packets.
+    /// The smallest number above `number` of a queue pair, or of a removed one with packets left.
     fn next_source(&self, number: u32) -> Option<u32> {
         let pair = self.pairs.range(number + 1..).next().map(|(&number, _)| number);
         let packet =
@@ -132,8 +135,8 @@ impl Wire {
         pair.into_iter().chain(packet).min()
     }
 
-    /// Carries out the next request of a queue pair, or lets one that was held land. False: there is nothing
-    /// to do.
+    /// Executes the next request of a queue pair, or lands one that was held. Returns false if
+    /// there is nothing to do.
     pub(super) fn step(&mut self, number: u32) -> bool {
         let held = self.held.contains(&number);
         if !held && self.packets.iter().any(|packet| packet.source == number) {
@@ -146,8 +149,8 @@ impl Wire {
         departed
     }
 
-    /// The next request of a queue pair is read from memory and is on its way, or fails where it is. False: there is
-    /// none.
+    /// Reads the next request of a queue pair from memory and puts it in flight, or fails it at the
+    /// source. Returns false if there is none.
     pub(super) fn depart(&mut self, number: u32) -> bool {
         let Some(pair) = self.pairs.get(&number) else {
             return false;
@@ -185,7 +188,7 @@ impl Wire {
         true
     }
 
-    /// Ends a queue pair: what is posted, and what is on its way, completes as flushed.
+    /// Ends a queue pair: posted requests and packets in flight complete as flushed.
     pub(super) fn end(&mut self, number: u32) {
         let Some(pair) = self.pairs.get_mut(&number) else {
             return;
@@ -206,7 +209,7 @@ impl Wire {
         while self.flush(number) {}
     }
 
-    /// Forgets what is posted. What is on its way is no longer awaited, and goes on.
+    /// Discards everything posted. Packets in flight continue, but are no longer awaited.
     pub(super) fn forget(&mut self, number: u32) {
         if let Some(pair) = self.pairs.get_mut(&number) {
             pair.queue.reset();
@@ -218,7 +221,7 @@ impl Wire {
         self.drop_landed(number);
     }
 
-    /// Nobody waits to hear of what has landed.
+    /// Drops landed packets, because no source waits for them.
     fn drop_landed(&mut self, number: u32) {
         self.packets.retain(|packet| packet.source != number || packet.fate == Fate::OnItsWay);
     }
@@ -231,7 +234,7 @@ impl Wire {
         true
     }
 
-    /// This one fails; the rest is flushed.
+    /// Fails this request and flushes the rest.
     fn fail(&mut self, number: u32, request: &Request, status: u32) {
         self.take_with(number, request, status);
         self.end(number);
@@ -260,13 +263,14 @@ impl Wire {
                 return Err(abi::WC_LOC_PROT_ERR);
             }
             let base = std::ptr::with_exposed_provenance::<u8>(addr as usize);
-            // SAFETY: within a registration, which keeps its memory mapped; others may be writing it.
+            // SAFETY: within a registration, which keeps its memory mapped. Other threads may write
+            // it at the same time.
             inline.extend((0..length as usize).map(|at| unsafe { base.add(at).read_volatile() }));
         }
         Ok(inline)
     }
 
-    /// The oldest packet of `source` lands, and its source hears of that.
+    /// Lands the oldest packet of `source` and answers the source.
     fn land_next(&mut self, source: u32) -> bool {
         match self.land_oldest(source) {
             None | Some(Landing::Later) => false,
@@ -277,7 +281,7 @@ impl Wire {
         }
     }
 
-    /// The oldest of what is on its way from `source` comes to the other end. None: nothing is.
+    /// Lands the oldest packet in flight from `source`. `None`: no packet is in flight.
     pub(super) fn land_oldest(&mut self, source: u32) -> Option<Landing> {
         let is_next = |packet: &Packet| packet.source == source && packet.fate == Fate::OnItsWay;
         let at = self.packets.iter().position(is_next)?;
@@ -300,7 +304,7 @@ impl Wire {
         Some(landing)
     }
 
-    /// `source` hears what became of its oldest packet, if that has come to the other end.
+    /// Gives `source` the outcome of its oldest packet, if that packet has landed.
     pub(super) fn answer(&mut self, source: u32) {
         let Some(at) = self.packets.iter().position(|packet| packet.source == source) else {
             return;
@@ -318,7 +322,8 @@ impl Wire {
         }
     }
 
-    /// `source` has sent its oldest packet often enough, and heard nothing. False: it waits for none.
+    /// Fails the oldest packet of `source` after its last retry without an answer. Returns false if
+    /// `source` waits for none.
     pub(super) fn give_up(&mut self, source: u32) -> bool {
         let is_oldest = |packet: &Packet| packet.source == source && packet.is_awaited;
         let Some(at) = self.packets.iter().position(is_oldest) else { return false };
@@ -360,7 +365,7 @@ impl Wire {
         };
         let base = std::ptr::with_exposed_provenance_mut::<u8>(request.remote as usize);
         for (at, &byte) in bytes.iter().enumerate() {
-            // SAFETY: within a registration that may be written.
+            // SAFETY: within a registration with write access.
             unsafe { base.add(at).write_volatile(byte) };
         }
         if let Some((id, immediate)) = receive {
@@ -391,7 +396,7 @@ impl Pair {
         steps
     }
 
-    /// Of a work request.
+    /// Adds a completion of a work request.
     fn complete(&mut self, entry: Wc, index: u64) {
         if self.completions_lost > 0 {
             self.completions_lost -= 1;
@@ -429,18 +434,18 @@ impl Entries {
 
     fn push(&self, entry: Wc, retires: Option<(Arc<WorkQueue>, u64)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // A NIC would end all queue pairs; here a test has gone wrong.
+        // A NIC would fail all its queue pairs; here the test is wrong.
         assert!(waiting.len() < self.room, "a completion queue has overflowed");
         waiting.push_back(Finished { entry, retires });
         if self.events >= 0 && self.armed.swap(false, Ordering::AcqRel) {
             let one = 1u64.to_ne_bytes();
-            // SAFETY: eight readable bytes; the channel lives as long as the queue.
+            // SAFETY: eight bytes are readable; the channel lives as long as the queue.
             unsafe { libc::write(self.events, one.as_ptr().cast(), one.len()) };
         }
     }
 }
 
-/// A success of no kind yet.
+/// A successful completion without a kind.
 fn entry(number: u32, id: u64) -> Wc {
     Wc {
         wr_id: id,

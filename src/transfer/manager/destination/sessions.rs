@@ -1,17 +1,18 @@
 //! The session of each source: announced, bound, and given up.
 //!
-//! Invariants: a source has one session at most, and its generation is never used again; what a session carried fails
-//! with it.
+//! Invariants: a source has at most one session, and a generation is never reused; the transfers of
+//! a session fail with it.
 
-use super::{Binding, DestinationEffects, DestinationManager};
+use super::{DestinationEffects, DestinationManager, DestinationSetup};
 use crate::cause::Cause;
 use crate::ids::SessionGeneration;
 use crate::limits::{DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
-use crate::stdx::planted::is_planted;
-use crate::transfer::command::{DestinationCommand, SessionId};
-use crate::transfer::manager::choice::Choice;
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::command::DestinationCommand;
+use crate::transfer::manager::choice::TransportChoice;
 use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::trust::Trust;
+use crate::transfer::target::SessionId;
 use crate::wire::message::{Announce, Message, Rank, Refusal, Refused, Transport, Welcome};
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -19,7 +20,7 @@ use std::time::Instant;
 
 #[derive(Debug)]
 pub(super) enum Stage<L> {
-    /// Not dialled before this time, for this reason.
+    /// Not dialled before `until`; `cause` is the reason.
     Down {
         until: Instant,
         cause: Cause,
@@ -41,7 +42,7 @@ pub(super) enum Stage<L> {
     Ready {
         link: L,
         transport: Transport,
-        /// Pages are leased when the source says that it has computed.
+        /// Pages are leased when the source sends Ready.
         late: bool,
     },
 }
@@ -52,7 +53,7 @@ pub(super) struct Source<L> {
     /// Counted by this worker over all uses of the session's index.
     pub(super) generation: SessionGeneration,
     pub(super) session: SessionId,
-    /// Transports that could not be set up over the link of now.
+    /// Transports that could not be set up over the current link.
     pub(super) without: Vec<Transport>,
     pub(super) rdma: Trust,
 }
@@ -80,10 +81,10 @@ where
     L: Copy + Eq + Hash,
     A: Clone + Eq + Hash + Debug,
 {
-    /// A source without a name yet, in a free session or in that of the source that has been down for the
-    /// longest and that no slot waits for: prefill workers come and go, and what is left of one must not keep
-    /// the next one out. Generations go on where the session's last source left them, so that a late lane
-    /// or report of it is not taken for one of the new source.
+    /// A new source, in a free session. If there is none, it replaces the source that has been down
+    /// for the longest and has no waiting slots. So old prefill workers do not block new ones.
+    /// Generations continue from the replaced source, so that its late lanes and reports do not
+    /// match the new one.
     pub(super) fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
         let down = |session, generation| Source {
             stage: Stage::Down { until: now, cause: Cause::PeerLost },
@@ -126,7 +127,8 @@ where
         if welcome.session != entry.generation {
             return;
         }
-        // It chooses among what was offered. Another one, such as fake, would pass off old pages as KV.
+        // The source must choose an offered transport. Another one, such as fake, would present old
+        // pages as KV.
         if !offered.offers(welcome.transport) {
             let theirs = Transport::ALL.into_iter().filter(|&transport| offered.offers(transport));
             let mismatch = Mismatch {
@@ -143,10 +145,14 @@ where
                 let transport = welcome.transport;
                 let offers = |way: &Transport| offered.offers(*way);
                 let left: Vec<Transport> = Transport::ALL.into_iter().filter(offers).collect();
-                let choice = Choice::explain(transport, &left, &entry.without, None);
+                let choice = TransportChoice::explain(transport, &left, &entry.without, None);
                 let deadline = now + SESSION_SETUP_DEADLINE;
                 entry.stage = Stage::Binding { link, transport, late: welcome.late, deadline };
-                effects.bind(link, entry.session, Binding { choice, welcome, layout, template });
+                effects.bind(
+                    link,
+                    entry.session,
+                    DestinationSetup { choice, welcome, layout, template },
+                );
             }
             Err(mismatch) => {
                 effects.refused(source, &mismatch);
@@ -175,7 +181,7 @@ where
         };
         effects.refused(source, &mismatch);
         match &entry.stage {
-            // Of those offered a source without other wishes takes the best.
+            // By default a source takes the best of the offered transports.
             Stage::Announced { offered, .. } if refused.reason == Refusal::Transport => {
                 match Transport::ALL.into_iter().find(|&transport| offered.offers(transport)) {
                     Some(best) => {
@@ -191,8 +197,8 @@ where
         }
     }
 
-    /// Announces a session, in whose place the link may have had another. `failure` is for where nothing is
-    /// left to offer.
+    /// Announces a session, which replaces the link's earlier one. `failure` is the cause if no
+    /// transport is left to offer.
     pub(super) fn announce(
         &mut self,
         source: &A,
@@ -206,7 +212,7 @@ where
         let barred =
             entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
         let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
-        // What is barred is better than nothing.
+        // A barred transport is better than none.
         let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
         let Some(offered) = offered else {
             effects.hang_up(link);
@@ -225,7 +231,7 @@ where
         effects.send(link, &Message::Announce(Box::new(announce)));
     }
 
-    /// A transport could not be set up: the session is announced anew with what is left.
+    /// A transport could not be set up: announces the session again without it.
     pub(super) fn announce_without(
         &mut self,
         source: &A,
@@ -245,7 +251,7 @@ where
         self.announce(source, link, failure, now, effects);
     }
 
-    /// A source whose RDMA was left out until now, in a session of another transport that no slot waits for.
+    /// A source that can use RDMA again and has an idle session with another transport.
     pub(super) fn regained(&mut self, now: Instant) -> Option<A> {
         let slots = &self.slots;
         let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
@@ -257,7 +263,7 @@ where
         })
     }
 
-    /// Bytes have come over the session's transport.
+    /// Bytes have arrived over the session's transport.
     pub(super) fn trust(&mut self, session: SessionId) {
         let source = self.sessions[session.0 as usize].as_ref();
         let entry = source.and_then(|source| self.sources.get_mut(source));
@@ -266,7 +272,7 @@ where
         }
     }
 
-    /// The session is void, or never came to be.
+    /// The session has ended, or was never established.
     pub(super) fn down(
         &mut self,
         source: &A,
@@ -278,10 +284,11 @@ where
         let link = entry.link();
         let stood = matches!(entry.stage, Stage::Ready { .. });
         let session = entry.session;
-        // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
+        // A session that was ready can be rebuilt at once. A source that cannot be reached is not
+        // dialled for a while.
         let hold_off = match () {
-            () if is_planted("held off for an hour") => DIAL_HOLD_OFF * 3600,
-            () if is_planted("held off for seven seconds") => DIAL_HOLD_OFF * 7,
+            () if is_failpoint_active("held off for an hour") => DIAL_HOLD_OFF * 3600,
+            () if is_failpoint_active("held off for seven seconds") => DIAL_HOLD_OFF * 7,
             () => DIAL_HOLD_OFF,
         };
         let until = if stood { now } else { now + hold_off };
@@ -293,7 +300,7 @@ where
         if let Some(link) = link {
             effects.hang_up(link);
         }
-        // Reset, nothing is owed any more: closing the session has ended the leases.
+        // After a reset no answer is due any more: closing the session has ended the leases.
         self.aborting.retain(|_, asked| asked.source != *source);
         for slot in self.waiting_for(source) {
             if let Some(waiting) = self.slots.get_mut(&slot.id) {

@@ -1,7 +1,7 @@
-//! What becomes of a slot by what its source says.
+//! The effects of a source's messages on a slot.
 //!
-//! Invariants: a message concerns a slot only where room, generation and source are its own; a slot is marked before
-//! anybody is told.
+//! Invariants: a message affects a slot only if room, generation and source match; a slot is marked
+//! Failed before any message about it.
 
 use super::{DestinationEffects, DestinationManager, Source};
 use crate::cause::Cause;
@@ -19,8 +19,9 @@ where
     L: Copy + Eq + Hash,
     A: Clone + Eq + Hash + Debug,
 {
-    /// Asked for or not: the source posts nothing more for this use of the slot, and, if quiet, has nothing under
-    /// way. If it is not, only a reset makes sure of that. The lease is the mover's to end.
+    /// An AbortAck, requested or not: the source posts nothing more for this use of the slot. If
+    /// quiet, it also has nothing in flight; otherwise only a reset ensures that. The mover ends
+    /// the lease.
     pub(super) fn abort_ack(
         &mut self,
         source: &A,
@@ -38,7 +39,7 @@ where
             self.aborting.remove(&slot.id);
         } else if self.holds(source, &ack.id) {
             self.fail(slot, ack.cause, effects);
-            // It knows nothing more of this attempt, and would not answer an Abort.
+            // The source has forgotten this attempt, and would not answer an Abort.
             if let Some(waiting) = self.slots.get_mut(&slot.id).filter(|_| ack.quiet) {
                 waiting.sent = false;
             }
@@ -78,7 +79,7 @@ where
         }
     }
 
-    /// The source has computed what it was asked for: pages may be leased.
+    /// The source has computed the requested prompt: pages can be leased.
     pub(super) fn computed(
         &mut self,
         source: &A,
@@ -90,7 +91,7 @@ where
         }
         let session = self.sources.get(source).map(|source| source.session);
         let waiting = self.slots.get_mut(&id.slot);
-        // Once: the scheduler is told of nothing that was not asked for.
+        // Only once: the scheduler must not get a second Ready.
         let is_due = waiting.is_some_and(|waiting| std::mem::take(&mut waiting.ready_due));
         if let Some(session) = session.filter(|_| is_due) {
             effects.ready(Slot::from(*id), session);
@@ -103,8 +104,8 @@ where
         })
     }
 
-    /// Marks the slot Failed, then sends Cancel down the mover's ring, then tells the scheduler. A slot in
-    /// Success runs on.
+    /// Marks the slot Failed, sends Cancel down the mover's ring, then informs the scheduler. A
+    /// slot in Success is left unchanged.
     pub(super) fn fail(
         &self,
         slot: Slot,
@@ -118,13 +119,13 @@ where
         }
     }
 
-    /// A source that owes an answer.
+    /// A source with an overdue answer to an Abort.
     pub(super) fn unanswered(&self, now: Instant) -> Option<A> {
         let late = self.aborting.iter().filter(|(_, asked)| asked.until <= now);
         late.min_by_key(|(slot, _)| **slot).map(|(_, asked)| asked.source.clone())
     }
 
-    /// In the order of their indices, so that what is told of them is told in one order.
+    /// Slots that wait for the source, by index, so that their effects come in a fixed order.
     pub(super) fn waiting_for(&self, source: &A) -> Vec<Slot> {
         let waiting = self.slots.iter().filter(|(_, waiting)| waiting.source == *source);
         let mut slots: Vec<Slot> =

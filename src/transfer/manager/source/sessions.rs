@@ -1,22 +1,24 @@
-//! A source's sessions: announced by a destination, answered when their transport stands, over with their link.
+//! A source's sessions. A destination announces a session, the source answers when its transport is
+//! set up, and it ends with its link.
 //!
-//! Invariant: the end of a session fails every room that is bound to it. Not here: rooms (`rooms`, `source`), what both ends
-//! must have in common (`identity`), which way bytes go (`choice`).
+//! Invariants: the end of a session fails every room that is bound to it.
+//! Not here: rooms (`rooms`, `source`), compatibility (`identity`), reasons for a transport
+//! (`choice`).
 
-use super::{Binding, Session, SourceEffects, SourceManager, transfer_id};
+use super::{Session, SourceEffects, SourceManager, SourceSetup, transfer_id};
 use crate::cause::Cause;
-use crate::config::resolved::DecodeAllocation;
-use crate::ids::SessionGeneration;
-use crate::transfer::command::{SessionId, SourceCommand};
-use crate::transfer::manager::choice::Choice;
+use crate::ids::{DecodeAllocation, SessionGeneration};
+use crate::transfer::command::SourceCommand;
+use crate::transfer::manager::choice::TransportChoice;
 use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::status::State;
+use crate::transfer::target::SessionId;
 use crate::wire::message::{Announce, Message, Rank, Refusal, Refused, Status, Transport, Welcome};
 use std::hash::Hash;
 
 impl<L: Copy + Eq + Hash> SourceManager<L> {
-    /// The transport of a session stands on this side, or could not be set up.
+    /// The transport of a session is set up on this side, or could not be.
     pub fn bound(
         &mut self,
         session: SessionId,
@@ -35,7 +37,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
             Err(why) => {
                 self.close(session, effects);
-                // Its peer did not wait for Welcome with them.
+                // The peer can have sent Destinations before Welcome.
                 self.fail_rooms(link, Cause::PeerLost, effects);
                 let mismatch = Mismatch {
                     reason: Refusal::Transport,
@@ -48,7 +50,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// The link is dead: its session is void, its rooms fail.
+    /// The link is dead: its session ends and its rooms fail.
     pub fn link_down(&mut self, link: L, effects: &mut impl SourceEffects<L>) {
         if let Some(&session) = self.by_link.get(&link) {
             self.close(session, effects);
@@ -56,7 +58,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.fail_rooms(link, Cause::PeerLost, effects);
     }
 
-    /// Which use of its index an open session is, for the mover.
+    /// The generation of an open session's index at the mover.
     pub fn usage(&self, session: SessionId) -> Option<SessionGeneration> {
         self.sessions[session.0 as usize].as_ref().map(|session| session.usage)
     }
@@ -67,7 +69,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         announce: &Announce,
         effects: &mut impl SourceEffects<L>,
     ) {
-        // A new Announce on a link voids the session before it with all its rooms and kept Destinations.
+        // A new Announce on a link ends the session before it, with all its rooms and kept
+        // Destinations.
         self.link_down(link, effects);
         let accepted = self.identity.accept(announce).and_then(|(layout, template)| {
             let choice = self.choose(announce)?;
@@ -98,10 +101,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             usage: self.begun,
         });
         self.by_link.insert(link, session);
-        effects.bind(link, session, Binding { choice, announce, template });
+        effects.bind(link, session, SourceSetup { choice, announce, template });
     }
 
-    pub(super) fn choose(&self, announce: &Announce) -> Result<Choice, Mismatch> {
+    pub(super) fn choose(&self, announce: &Announce) -> Result<TransportChoice, Mismatch> {
         let here = |rank: &Rank| rank.shm.is_some_and(|grant| grant.host == self.identity.host);
         let offered = |transport: Transport| match transport {
             Transport::Shm => announce.ranks.iter().all(here),
@@ -115,7 +118,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 .into_iter()
                 .filter(|&transport| announce.ranks.iter().all(|rank| rank.offers(transport)))
                 .collect();
-            return Ok(Choice::explain(transport, &self.allowed, &[], Some(&theirs)));
+            return Ok(TransportChoice::explain(transport, &self.allowed, &[], Some(&theirs)));
         }
         let theirs = Transport::ALL.into_iter().filter(|&transport| offered(transport));
         Err(Mismatch {
@@ -144,8 +147,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         effects.send(link, &Message::Refused(refused));
     }
 
-    /// The session of a link, if it is the one meant. What is of a void session is not answered: its sender has reset,
-    /// or will when it hears.
+    /// The session of a link, if its generation matches. Messages of an ended session get no
+    /// answer: their sender has reset it, or will do so soon.
     pub(super) fn session_of(
         &self,
         link: L,
@@ -163,14 +166,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Why each room of a session that broke has failed: behind that the link ends.
+    /// Sends the cause of each failed room of a broken session. The link ends afterwards.
     pub(super) fn tell_causes(&self, link: L, effects: &mut impl SourceEffects<L>) {
         let mut partners: Vec<_> = self.rooms.partners(link).collect();
         partners.sort_unstable_by_key(|(slot, ..)| slot.id);
         for (slot, room, wanted) in partners {
             let status = self.status.load(slot.id);
             if status.generation == slot.generation && !matches!(status.state, State::Success) {
-                // One that had not begun stood beside, too.
+                // A room that had not begun has no cause of its own.
                 let cause = status.cause.or(Some(Cause::Flushed));
                 let status =
                     Status { id: transfer_id(room, wanted), state: State::Failed as u8, cause };
@@ -192,8 +195,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 && matches!(status.state, State::Transferring | State::Success)
         };
         self.rooms.unlink(link, |slot, is_told| {
-            // Of what is there the mover was told before: it is handed over. Who says so of what has not begun lies, and
-            // nothing may begin towards who is gone.
+            // If Done came, the mover has it too, and the hand-off is complete. A Done for a
+            // transfer that has not begun is false, and none may begin towards a lost peer.
             if !is_told || !has_begun(slot) {
                 slots.push(slot);
             }

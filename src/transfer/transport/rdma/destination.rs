@@ -1,47 +1,47 @@
-//! The receiving half: its memory is written by a NIC at any time between grant and quiet, or reset; it learns of
-//! rooms by immediates.
+//! The receiving half: the peer's NIC can write its memory at any time between the grant and quiet
+//! or a reset. Immediates report that rooms are complete.
 //!
-//! A receive belongs to its lane, not to a room: each that has completed is posted anew at once.
+//! A receive belongs to its lane, not to a room: each completed one is posted again at once.
 
 use super::rails::{Opened, Rails};
 use super::{immediate, slot_of};
 use crate::cause::Cause;
 use crate::ids::SlotId;
-use crate::stdx::planted::is_planted;
-use crate::sys::event::{Interest, WaitSet};
-use crate::sys::verbs::{CompletionQueue, Completions, Ended, QueuePair};
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::sys::event::{WaitInterest, WaitSet};
+use crate::sys::verbs::{CompletionKind, CompletionQueue, Completions, QueuePair};
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::transport::{DestinationHalf, Landing, Landings, Lost, Memory, Notice};
+use crate::transfer::transport::{DestinationHalf, Landing, Landings, Memory, Notice, SessionLost};
 use crate::wire::message::RdmaGrant;
 use bytemuck::Zeroable;
 use std::io;
 use std::sync::Arc;
 
-/// Completions taken at once.
+/// Most completions taken at once.
 const TAKEN_MAX: usize = 64;
 
-/// Queue pairs that a source was, or is to be, told of.
+/// Queue pairs offered to a source.
 #[derive(Debug)]
 pub struct RdmaOffer {
     rails: Arc<Rails>,
-    /// Taken as the source answers for them.
+    /// Each is taken when the source answers for it.
     opened: Vec<Option<Opened>>,
 }
 
 /// The destination's half of a session.
 #[derive(Debug)]
 pub struct RdmaDestination {
-    // By lane. Dropped first: from then on nothing lands, and nothing completes into the queues.
+    // By lane. Dropped first: afterwards no bytes arrive, and no request completes into the queues.
     pairs: Box<[QueuePair]>,
-    /// By NIC, with what the last step took, to be judged by the next.
+    /// By NIC, with the completions of the last step, which the next step judges.
     completions: Box<[(CompletionQueue, Completions)]>,
     rails: Arc<Rails>,
-    /// By slot, from lane 0.
+    /// By slot; the records that came on lane 0.
     records: Box<[AuxRecord]>,
 }
 
 impl RdmaOffer {
-    /// Queue pairs for a session to come. `sequences` gives numbers that nobody guesses.
+    /// Queue pairs for a future session. `sequences` returns numbers that cannot be guessed.
     pub fn new(rails: &Arc<Rails>, sequences: impl Fn() -> u32) -> io::Result<RdmaOffer> {
         let mut opened = Vec::new();
         for place in rails.usable() {
@@ -50,13 +50,13 @@ impl RdmaOffer {
         Ok(RdmaOffer { rails: rails.clone(), opened })
     }
 
-    /// What the source is told.
+    /// The grant for the source.
     pub fn grant(&self) -> RdmaGrant {
         let opened = self.opened.iter().flatten();
         self.rails.grant(opened.map(|opened| (self.rails.rail(opened.rail).number, opened)))
     }
 
-    /// The half, once the source has told its own. `wait` is where the mover parks.
+    /// The half, once the source has sent its grant. `wait` is where the mover parks.
     pub fn connect(mut self, source: &RdmaGrant, wait: &WaitSet) -> io::Result<RdmaDestination> {
         let (mut pairs, mut completions) = (Vec::new(), Vec::new());
         for (nic, names) in source.rails() {
@@ -74,7 +74,7 @@ impl RdmaOffer {
                 pairs.push(pair);
             }
             if let Some(events) = opened.completions.events() {
-                wait.add(events, Interest::Readable)?;
+                wait.add(events, WaitInterest::Readable)?;
             }
             completions.push((opened.completions, Completions::new(TAKEN_MAX)));
         }
@@ -93,15 +93,15 @@ impl DestinationHalf for RdmaDestination {
         Landing::Written
     }
 
-    fn step(&mut self, _memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
+    fn step(&mut self, _memory: &Memory, landings: &mut dyn Landings) -> Result<bool, SessionLost> {
         let mut moved = false;
         for (queue, taken) in &mut self.completions {
             for completion in taken.iter() {
                 let immediate = match completion.outcome {
-                    Ok(Ended::Notified { immediate }) => immediate,
+                    Ok(CompletionKind::Notified { immediate }) => immediate,
                     Ok(_) => return Err(BEYOND_US),
-                    // Nobody here ends these queue pairs but the NIC, when it is to write what it must not.
-                    Err(_) => return Err(Lost::because(Cause::Denied)),
+                    // Only the NIC ends these queue pairs, after a write that it must refuse.
+                    Err(_) => return Err(SessionLost::because(Cause::Denied)),
                 };
                 let (lane, lanes) = (completion.id as usize, self.pairs.len());
                 let pair = self.pairs.get_mut(lane).ok_or(BEYOND_US)?;
@@ -114,14 +114,14 @@ impl DestinationHalf for RdmaDestination {
         Ok(moved)
     }
 
-    /// What was posted for it may still land: that is over when the source is quiet, or the session.
+    /// Posted writes can still arrive until the source is quiet or the session ends.
     fn revoke(&mut self, _slot: SlotId) {}
 
     fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
 
     fn park(&mut self, parked: bool) {
-        if parked && !is_planted("completions wake nobody") {
-            // Fails only with a queue that is broken; the next poll says so.
+        if parked && !is_failpoint_active("completions wake nobody") {
+            // Fails only if the queue is broken; the next poll reports that.
             for (queue, _) in &mut self.completions {
                 let _ = queue.request_event();
             }
@@ -131,10 +131,10 @@ impl DestinationHalf for RdmaDestination {
     }
 }
 
-/// A device that tells of what was never posted, or does not work.
-const BEYOND_US: Lost = Lost::because(Cause::Internal);
+/// A device that does not work, or that reports a request that was never posted.
+const BEYOND_US: SessionLost = SessionLost::because(Cause::Internal);
 
-/// A lane has brought all of a room.
+/// A lane has brought its whole share of a room.
 fn notice(
     rails: &Rails,
     records: &mut [AuxRecord],
@@ -143,7 +143,7 @@ fn notice(
     landings: &mut dyn Landings,
 ) {
     let slot = slot_of(said);
-    // Of an earlier use of the slot: its source was quiet late, and nothing is to be done.
+    // An immediate of an earlier use of the slot, from a source that was quiet late, is ignored.
     let Some(notice) =
         landings.current(slot).filter(|notice| immediate(slot, notice.generation) == said)
     else {
@@ -159,6 +159,6 @@ fn notice(
             return landings.fail(slot, Cause::Corrupt);
         }
     }
-    let lanes = if is_planted("one lane speaks for all") { lane + 1 } else { lanes };
+    let lanes = if is_failpoint_active("one lane speaks for all") { lane + 1 } else { lanes };
     landings.lane_ended(slot, lane as u8, u32::MAX >> (32 - lanes), record);
 }

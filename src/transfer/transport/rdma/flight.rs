@@ -1,83 +1,89 @@
-//! What the posting and the reaping side of a session share: room that comes back to lanes, and what is under way of each
-//! slot.
+//! State shared by the posting and the polling side of a session: room that returns to lanes, and
+//! the work in flight per slot.
 //!
-//! Thread: a lane has one that posts and one that reaps, which may be the same; a slot may be on several lanes. The
-//! mover begins a slot, and hears once that it is over.
-//! Invariants: who may still post of a slot is counted for more than it can post, and a completed chain for one, so
-//! that the count reaches zero once, when all posters have left and all that they posted has completed; who brings it
-//! there has seen all that the others did before. Posting a chain touches nothing here: a line that two threads write
-//! in turn costs a chain as much as five of its work requests.
+//! Thread: each lane has one posting and one polling thread, which can be the same. A slot can use
+//! several lanes.
+//! Invariants: each active poster of a slot counts for more than it can post, each completed chain
+//! for one. The count reaches zero once, after all posters have left and all their chains have
+//! completed. The thread that brings it to zero has seen everything the others did. Posting a chain
+//! does not touch this state: a cache line written by two threads in turn costs as much as five
+//! work requests.
 
 use crate::ids::SlotId;
 use crate::stdx::sync::{AtomicU64, Ordering};
 
-/// A session's.
+/// The shared state of one session.
 #[derive(Debug)]
-pub struct Flight {
-    /// By lane: work requests that have completed since the poster last looked.
+pub struct InFlight {
+    /// By lane: work requests that have completed since the poster's last look.
     returned: Box<[AtomicU64]>,
-    /// By slot: chains that have not completed, counted down from [`WHOLE`] for each poster that has not left.
+    /// By slot: chains that have not completed, counted down from [`WHOLE`] for each active poster.
     under_way: Box<[AtomicU64]>,
 }
 
-/// More chains than a post has.
+/// More chains than a post can have.
 const WHOLE: u64 = 1 << 40;
 
-/// What the id of a work request says, so that who reaps it needs to know nothing else.
+/// The content of a work request id: all that the polling side needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ticket {
-    /// Whose bytes.
+pub struct WorkRequestId {
+    /// The slot of the bytes.
     pub slot: SlotId,
-    /// Of the session.
+    /// The lane of the session.
     pub lane: u8,
-    /// That end with it: those of its chain, where it is the last.
+    /// Requests that end with this completion: those of its chain, if it is the last.
     pub requests: u16,
 }
 
-impl Ticket {
-    /// As an id.
+impl WorkRequestId {
+    /// The packed id.
     #[inline]
     pub fn id(self) -> u64 {
         u64::from(self.slot.0) | u64::from(self.lane) << 32 | u64::from(self.requests) << 40
     }
 
-    /// As it was given out. An id that never was names a lane or slot that may not be there.
+    /// Unpacks an id. An id that was never posted can name a lane or slot that does not exist.
     #[inline]
-    pub fn of(id: u64) -> Ticket {
-        Ticket { slot: SlotId(id as u32), lane: (id >> 32) as u8, requests: (id >> 40) as u16 }
+    pub fn of(id: u64) -> WorkRequestId {
+        WorkRequestId {
+            slot: SlotId(id as u32),
+            lane: (id >> 32) as u8,
+            requests: (id >> 40) as u16,
+        }
     }
 }
 
-impl Flight {
-    /// Nothing is under way.
-    pub fn new(lanes: usize, slots: usize) -> Flight {
+impl InFlight {
+    /// A state without work in flight.
+    pub fn new(lanes: usize, slots: usize) -> InFlight {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Flight { returned: zeros(lanes), under_way: zeros(slots) }
+        InFlight { returned: zeros(lanes), under_way: zeros(slots) }
     }
 
-    /// A slot of which nothing is under way is given to so many posters, at least one. The ring that tells them
-    /// orders this.
+    /// Gives an idle slot to `posters` posters, at least one. The ring that carries the post orders
+    /// this store.
     pub fn begin(&self, slot: SlotId, posters: u64) {
         self.under_way[slot.index()].store(posters * WHOLE, Ordering::Relaxed);
     }
 
-    /// Room that has come back to a lane, which is the poster's from here on: the entries of its queue are free to be
-    /// written.
+    /// Takes the room that has returned to a lane. From here on the poster can write these entries
+    /// of its queue.
     #[inline]
     pub fn take_room(&self, lane: u8) -> u32 {
         self.returned[usize::from(lane)].swap(0, Ordering::Acquire) as u32
     }
 
-    /// A chain was completed. True: the slot is over. None: it was never posted.
+    /// A chain has completed. True: the slot is complete. None: it was never posted.
     #[inline]
-    pub fn reap(&self, chain: Ticket) -> Option<bool> {
+    pub fn reap(&self, chain: WorkRequestId) -> Option<bool> {
         let returned = self.returned.get(usize::from(chain.lane))?;
         self.under_way.get(chain.slot.index())?;
         returned.fetch_add(chain.requests.into(), Ordering::Release);
         Some(self.count_down(chain.slot, 1))
     }
 
-    /// A poster has posted so many chains of the slot, and will post no more. True: the slot is over.
+    /// A poster has posted `posted` chains of the slot, and will post no more. True: the slot is
+    /// complete.
     #[inline]
     pub fn leave(&self, slot: SlotId, posted: u64) -> bool {
         self.count_down(slot, WHOLE - posted)
@@ -85,7 +91,8 @@ impl Flight {
 
     #[inline]
     fn count_down(&self, slot: SlotId, by: u64) -> bool {
-        // Release: what was read of the slot was read before it is given back; Acquire: also by the others.
+        // Release: all reads of the slot come before it is given back. Acquire: this includes the
+        // reads of other threads.
         self.under_way[slot.index()].fetch_sub(by, Ordering::AcqRel) == by
     }
 }
@@ -97,27 +104,27 @@ mod tests {
     #[test]
     fn ids_say_what_they_were_made_of() {
         for ticket in [
-            Ticket { slot: SlotId(0), lane: 0, requests: 0 },
-            Ticket { slot: SlotId(4095), lane: 15, requests: 64 },
-            Ticket { slot: SlotId(7), lane: 3, requests: 1 },
+            WorkRequestId { slot: SlotId(0), lane: 0, requests: 0 },
+            WorkRequestId { slot: SlotId(4095), lane: 15, requests: 64 },
+            WorkRequestId { slot: SlotId(7), lane: 3, requests: 1 },
         ] {
-            assert_eq!(Ticket::of(ticket.id()), ticket);
+            assert_eq!(WorkRequestId::of(ticket.id()), ticket);
         }
     }
 
     #[test]
     fn what_was_never_posted_changes_nothing() {
-        let flight = Flight::new(2, 2);
+        let flight = InFlight::new(2, 2);
         for id in [u64::MAX, 2, 2 << 32] {
-            assert_eq!(flight.reap(Ticket::of(id)), None);
+            assert_eq!(flight.reap(WorkRequestId::of(id)), None);
         }
         assert_eq!([flight.take_room(0), flight.take_room(1)], [0, 0]);
     }
 
     #[test]
     fn a_slot_is_over_with_the_last_poster_or_the_last_chain() {
-        let (slot, chain) = (SlotId(1), Ticket { slot: SlotId(1), lane: 0, requests: 3 });
-        let flight = Flight::new(1, 2);
+        let (slot, chain) = (SlotId(1), WorkRequestId { slot: SlotId(1), lane: 0, requests: 3 });
+        let flight = InFlight::new(1, 2);
         flight.begin(slot, 2);
         assert_eq!([flight.reap(chain), flight.reap(chain)], [Some(false); 2]);
         assert_eq!([flight.take_room(0), flight.take_room(0)], [6, 0]);

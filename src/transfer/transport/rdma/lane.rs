@@ -1,55 +1,56 @@
-//! A lane: one queue pair that writes, with the chain that is filled for it, run by run.
+//! A lane: one queue pair that writes, and the chain of work requests that is filled for it.
 //!
-//! Thread: whoever posts on the lane's NIC. Consecutive runs that one stretch of the destination takes in go into one
-//! work request, gathered from several pieces; none crosses an edge of either side's slabs, since a key is good for
-//! one. Not here: what is posted when, and what became of it.
+//! Thread: the posting thread of the lane's NIC. Consecutive runs that are contiguous at the
+//! destination become one work request, gathered from several pieces. No request crosses a slab
+//! edge of either side, because a key is valid for one slab.
+//! Not here: what is posted when, and its completion.
 
-use super::flight::Ticket;
+use super::flight::WorkRequestId;
 use super::rails::Rails;
 use super::slabs::Slabs;
 use super::{RECORD_STRIDE, immediate};
 use crate::ids::SlotId;
-use crate::sys::verbs::{Chain, Marks, Piece, QueuePair, Refused, Remote};
+use crate::sys::verbs::{Chain, LocalPiece, Marks, PostError, QueuePair, RemoteAddress};
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::Target;
 use crate::transfer::plan::Run;
+use crate::transfer::target::Target;
 use crate::wire::message::{RailGrant, RdmaGrant};
 use std::collections::VecDeque;
 
-/// Work requests of a chain: enough that a doorbell and a completion cost little, few enough that lanes and slots
-/// take turns.
+/// Work requests of a chain: enough to make a doorbell and a completion cheap, and few enough that
+/// lanes and slots take turns.
 pub(super) const CHAIN_MAX: usize = 64;
-/// Bytes of a work request: far below what any device carries in one, and what a large page takes. Nothing is gained
-/// by longer ones, and a chain of them would keep lanes and slots waiting.
+/// Bytes of a work request: far below the limit of any device, and enough for a large page. Longer
+/// requests gain nothing, and a chain of them would delay other lanes and slots.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
-/// Most local pieces of a work request, whatever the device could.
+/// Most local pieces of a work request, even if the device allows more.
 pub(super) const PIECES_MAX: usize = 16;
 
-/// A queue pair and where it may write.
+/// A queue pair and the memory that it can write.
 #[derive(Debug)]
 pub(super) struct Lane {
     pair: QueuePair,
-    /// Of the session's lanes.
+    /// Index among the session's lanes.
     pub(super) number: u8,
     chain: Chain,
     pieces_max: usize,
-    /// Of our pool, whose slabs come first among the chain's registrations; behind them are the records.
+    /// Slabs of this worker's pool. The chain's registrations list them first, then the records.
     slabs: Slabs,
-    /// Either pool has several.
+    /// Whether either pool has several slabs.
     cuts: bool,
     kv: Pool,
-    records: Remote,
-    /// Work requests that can be posted.
+    records: RemoteAddress,
+    /// Free places for work requests.
     pub(super) room: u32,
-    /// Slots with something to post, and from where in their chunk.
+    /// Slots with unposted bytes, and the offset in their chunk.
     pub(super) queue: VecDeque<(SlotId, u64)>,
 }
 
-/// The destination's pool, as the lane's NIC may write it.
+/// The destination's pool, as the lane's NIC addresses it.
 #[derive(Debug)]
 struct Pool {
     address: u64,
-    /// Of the first slab, mostly the only one.
+    /// Key of the first slab, usually the only one.
     key: u32,
     slabs: Slabs,
     keys: Box<[u32]>,
@@ -58,19 +59,21 @@ struct Pool {
 impl Pool {
     /// `CUT`: there are several slabs.
     #[inline(always)]
-    fn at<const CUT: bool>(&self, offset: u64) -> Remote {
+    fn at<const CUT: bool>(&self, offset: u64) -> RemoteAddress {
         let address = self.address.wrapping_add(offset);
         if !CUT {
-            return Remote { address, key: self.key };
+            return RemoteAddress { address, key: self.key };
         }
-        // The grant was checked to open the whole pool; the last key opens nothing beyond its own slab.
+        // The grant was checked to open the whole pool. The last key opens nothing beyond its own
+        // slab.
         let slab = self.slabs.slab(offset).min(self.keys.len() - 1);
-        Remote { address, key: self.keys[slab] }
+        RemoteAddress { address, key: self.keys[slab] }
     }
 }
 
 impl Lane {
-    /// A lane with a connected queue pair of our NIC in `place`, which writes what `peer` grants by `partner`.
+    /// A lane with a connected queue pair of this worker's NIC `place`. It writes the memory that
+    /// `peer` grants through its NIC `partner`.
     pub(super) fn new(
         (pair, number): (QueuePair, u8),
         (rails, place): (&Rails, usize),
@@ -94,12 +97,12 @@ impl Lane {
                 slabs: Slabs::of(partner.slab_bytes),
                 keys: partner.slab_keys().into(),
             },
-            records: Remote { address: peer.records_address, key: partner.records_key },
+            records: RemoteAddress { address: peer.records_address, key: partner.records_key },
             queue: VecDeque::with_capacity(rails.slots()),
         }
     }
 
-    /// Fills the chain with up to `most` work requests of a slot's runs; how many bytes those are.
+    /// Fills the chain with up to `most` work requests of a slot's runs. Returns their bytes.
     #[inline]
     pub(super) fn fill(
         &mut self,
@@ -107,7 +110,7 @@ impl Lane {
         runs: impl Iterator<Item = Run>,
         most: usize,
     ) -> u64 {
-        // Looking for edges where there are none would cost a tenth of all that a work request does.
+        // A search for edges that do not exist would add a tenth to the cost of a work request.
         if self.cuts {
             self.fill_by::<true>(slot, runs, most)
         } else {
@@ -115,7 +118,7 @@ impl Lane {
         }
     }
 
-    // By itself, so that what a run needs finds room in registers.
+    // Not inlined, so that the values of a run stay in registers.
     #[inline(never)]
     fn fill_by<const CUT: bool>(
         &mut self,
@@ -124,13 +127,13 @@ impl Lane {
         most: usize,
     ) -> u64 {
         let mut filling = Filling::<CUT> {
-            id: Ticket { slot, lane: self.number, requests: 0 }.id(),
+            id: WorkRequestId { slot, lane: self.number, requests: 0 }.id(),
             chain: &mut self.chain,
             source: self.slabs,
             destination: &self.kv,
             most,
             open: None,
-            pieces: [Piece { registration: 0, offset: 0, len: 0 }; PIECES_MAX],
+            pieces: [LocalPiece { registration: 0, offset: 0, len: 0 }; PIECES_MAX],
             pieces_max: self.pieces_max,
         };
         let mut filled = 0;
@@ -154,18 +157,21 @@ impl Lane {
         filled
     }
 
-    /// Adds the write that tells the destination of the lane's last bytes, on the first lane with the record.
+    /// Adds the write that announces the lane's last bytes; on the first lane it carries the
+    /// record.
     pub(super) fn tell(&mut self, slot: SlotId, target: Target, aux: &AuxRecord, rails: &Rails) {
-        let id = Ticket { slot, lane: self.number, requests: 0 }.id();
+        let id = WorkRequestId { slot, lane: self.number, requests: 0 }.id();
         let marks = Marks {
             immediate: Some(immediate(target.slot, target.generation)),
             ..Marks::default()
         };
         let (at, offset) = (slot.index() * RECORD_STRIDE, target.slot.index() * RECORD_STRIDE);
-        let to =
-            Remote { address: self.records.address.wrapping_add(offset as u64), ..self.records };
+        let to = RemoteAddress {
+            address: self.records.address.wrapping_add(offset as u64),
+            ..self.records
+        };
         let (len, registration) = (size_of_val(aux), self.chain.registrations().len() - 1);
-        let record = Piece { registration, offset: at, len: len as u32 };
+        let record = LocalPiece { registration, offset: at, len: len as u32 };
         let first = self.number == 0;
         if first {
             rails.record_region.store(at, aux, len);
@@ -178,9 +184,9 @@ impl Lane {
         self.chain.len()
     }
 
-    /// Posts the chain with one doorbell, for one completion that says `last`.
+    /// Posts the chain with one doorbell and one completion with the id of `last`.
     #[inline]
-    pub(super) fn ring(&mut self, last: Ticket) -> Result<(), Refused> {
+    pub(super) fn ring(&mut self, last: WorkRequestId) -> Result<(), PostError> {
         self.chain.signal_last(last.id());
         let posted = self.pair.post(&mut self.chain);
         self.chain.clear();
@@ -188,21 +194,21 @@ impl Lane {
     }
 }
 
-/// A chain that is being filled, run by run; `CUT`: cut wherever either pool's slabs end.
+/// A chain that is being filled, run by run. `CUT`: requests are cut at slab edges of either pool.
 struct Filling<'a, const CUT: bool> {
     chain: &'a mut Chain,
     id: u64,
     source: Slabs,
     destination: &'a Pool,
     most: usize,
-    /// Where the request at hand goes, its bytes and its pieces so far.
+    /// Destination offset, bytes and pieces of the open request.
     open: Option<(u64, u64, usize)>,
-    pieces: [Piece; PIECES_MAX],
+    pieces: [LocalPiece; PIECES_MAX],
     pieces_max: usize,
 }
 
 impl<const CUT: bool> Filling<'_, CUT> {
-    /// Bytes of a run that one request takes.
+    /// Bytes of a run that fit one request.
     #[inline(always)]
     fn part(&self, run: &Run) -> u64 {
         let bytes = run.bytes.min(REQUEST_BYTES_MAX);
@@ -212,14 +218,15 @@ impl<const CUT: bool> Filling<'_, CUT> {
         bytes.min(self.source.left(run.source)).min(self.destination.slabs.left(run.destination))
     }
 
-    /// False: no room for it.
+    /// Adds a run; false if there is no room.
     #[inline(always)]
     fn add(&mut self, run: &Run) -> bool {
         let (slab, offset) = match CUT {
             true => (self.source.slab(run.source), self.source.within(run.source)),
             false => (0, run.source),
         };
-        let piece = Piece { registration: slab, offset: offset as usize, len: run.bytes as u32 };
+        let piece =
+            LocalPiece { registration: slab, offset: offset as usize, len: run.bytes as u32 };
         if let Some((to, bytes, count)) = &mut self.open
             && *to + *bytes == run.destination
             && (!CUT || self.destination.slabs.within(run.destination) != 0)

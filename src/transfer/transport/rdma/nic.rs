@@ -1,6 +1,6 @@
-//! Which NICs, ports and addresses a worker uses, and why.
+//! The choice of a worker's NICs, ports and addresses.
 
-use crate::sys::verbs::{self, Address, AddressKind, Device, DeviceInfo, PortInfo, Route};
+use crate::sys::verbs::{self, Device, DeviceInfo, GidKind, PortGid, PortInfo, Route};
 use crate::wire::message::RdmaGrant;
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ use std::sync::Arc;
 /// A NIC that can be used.
 #[derive(Clone, Debug)]
 pub struct Nic {
-    /// Open.
+    /// The open device.
     pub device: Arc<Device>,
     /// Port and address.
     pub route: Route,
-    /// Its place among all devices of the host, in order of their names: hosts of one make number alike.
+    /// Index among all devices of the host, by name: hosts of the same model number theirs alike.
     pub number: u16,
-    /// What was chosen, for people.
+    /// Description of the choice, for logs.
     pub chosen: String,
 }
 
@@ -24,17 +24,18 @@ struct Candidate {
     number: u16,
     name: String,
     port: PortInfo,
-    address: Address,
+    address: PortGid,
     node: Option<u32>,
 }
 
 impl Nic {
-    /// The devices with an active port, each by the best of that port's addresses: those of these names, or, where
-    /// none is named and some are on the one NUMA node that all of `cores` are on, those; and no more than a session
-    /// has room for.
+    /// Chooses devices with an active port, each with the port's best address. There are at most as
+    /// many as a session can use. `names` limits the choice to these devices. Without names,
+    /// devices on the NUMA node of all `cores` come first; others are used only if none of these
+    /// opens.
     ///
     /// # Errors
-    /// There is none, and why.
+    /// The reason, if no device can be used.
     pub fn choose(names: &[String], cores: &[usize]) -> Result<Vec<Nic>, String> {
         let sysfs = Path::new("/sys");
         let mut why = "no RDMA device".to_string();
@@ -68,7 +69,7 @@ impl Nic {
         }
         let here = if names.is_empty() { node_of_cores(sysfs, cores) } else { None };
         let mut nics = Vec::new();
-        // Far ones are for where no near one opens.
+        // Devices of other nodes are used only if no near device opens.
         for candidates in nearest(found, here, |candidate| candidate.node) {
             for candidate in candidates {
                 match candidate.open() {
@@ -84,7 +85,7 @@ impl Nic {
         Err(why)
     }
 
-    /// Several, for people.
+    /// Descriptions of several NICs, for logs.
     pub fn list(nics: &[Nic]) -> String {
         nics.iter().map(|nic| nic.chosen.as_str()).collect::<Vec<_>>().join("; ")
     }
@@ -103,7 +104,7 @@ impl Candidate {
     }
 }
 
-/// Those of the cores that are on a device's node; all where it does not say on which it is.
+/// The `cores` on a device's NUMA node; all of them if the node is unknown.
 pub fn cores_near(device: &str, cores: &[usize]) -> Vec<usize> {
     let sysfs = Path::new("/sys");
     let node = node_of_device(sysfs, device);
@@ -111,7 +112,7 @@ pub fn cores_near(device: &str, cores: &[usize]) -> Vec<usize> {
     cores.iter().filter(near).copied().collect()
 }
 
-/// The node that all of the cores are on; none where they are on several, or the machine does not say.
+/// The NUMA node of all `cores`; None if they are on several nodes, or it is unknown.
 fn node_of_cores(sysfs: &Path, cores: &[usize]) -> Option<u32> {
     let mut nodes = cores.iter().map(|&core| node_of_core(sysfs, core));
     let first = nodes.next()??;
@@ -124,20 +125,20 @@ fn node_of_core(sysfs: &Path, core: usize) -> Option<u32> {
     names.find_map(|name| name.strip_prefix("node")?.parse().ok())
 }
 
-/// None where the machine has but one, or does not say.
+/// None if the machine has only one node, or does not report it.
 fn node_of_device(sysfs: &Path, name: &str) -> Option<u32> {
     let text =
         fs::read_to_string(sysfs.join(format!("class/infiniband/{name}/device/numa_node"))).ok()?;
     text.trim().parse().ok()
 }
 
-/// Those on the node `here`, then the others.
+/// The items on the node `here`, then the others.
 fn nearest<T>(all: Vec<T>, here: Option<u32>, node: impl Fn(&T) -> Option<u32>) -> [Vec<T>; 2] {
     let (near, far) = all.into_iter().partition(|one| here.is_some() && node(one) == here);
     [near, far]
 }
 
-/// `mlx5_10` comes behind `mlx5_9`.
+/// Sort key: `mlx5_10` comes behind `mlx5_9`.
 fn natural(name: &str) -> (&str, u64) {
     let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (stem, number) = name.split_at(name.len() - digits);
@@ -145,7 +146,7 @@ fn natural(name: &str) -> (&str, u64) {
 }
 
 /// A device's first active port, and its best address.
-fn usable(device: &DeviceInfo) -> Result<(PortInfo, Address), String> {
+fn usable(device: &DeviceInfo) -> Result<(PortInfo, PortGid), String> {
     let port = device.ports.iter().find(|port| port.active);
     let port = port.ok_or_else(|| format!("{}: no port is active", device.name))?;
     let address = port
@@ -157,15 +158,16 @@ fn usable(device: &DeviceInfo) -> Result<(PortInfo, Address), String> {
     Ok((port.clone(), address.clone()))
 }
 
-/// Packets of RoCE v2 are routed, those of an IPv4 address everywhere; a link's own addresses reach nobody else.
-fn worth(address: &Address) -> u8 {
+/// Rank of an address. RoCE v2 packets are routed, and IPv4 addresses are reachable most widely. A
+/// link-local address is reachable only on its own link.
+fn worth(address: &PortGid) -> u8 {
     match address.kind {
-        AddressKind::RoceV2 if address.gid.to_ipv4_mapped().is_some() => 4,
-        AddressKind::InfiniBand => 4,
-        AddressKind::RoceV2 if !address.gid.is_unicast_link_local() => 3,
-        AddressKind::RoceV2 => 2,
-        AddressKind::RoceV1 => 1,
-        AddressKind::Other(_) => 0,
+        GidKind::RoceV2 if address.gid.to_ipv4_mapped().is_some() => 4,
+        GidKind::InfiniBand => 4,
+        GidKind::RoceV2 if !address.gid.is_unicast_link_local() => 3,
+        GidKind::RoceV2 => 2,
+        GidKind::RoceV1 => 1,
+        GidKind::Other(_) => 0,
     }
 }
 
@@ -174,8 +176,8 @@ mod tests {
     use super::*;
     use crate::sys::verbs::LinkLayer;
 
-    fn device(active: bool, addresses: &[(AddressKind, &str)]) -> DeviceInfo {
-        let address = |(index, &(kind, gid)): (usize, &(AddressKind, &str))| Address {
+    fn device(active: bool, addresses: &[(GidKind, &str)]) -> DeviceInfo {
+        let address = |(index, &(kind, gid)): (usize, &(GidKind, &str))| PortGid {
             index: index as u32,
             kind,
             gid: gid.parse().unwrap(),
@@ -233,11 +235,11 @@ mod tests {
     #[test]
     fn routed_addresses_come_first() {
         let all = [
-            (AddressKind::RoceV1, "fe80::1"),
-            (AddressKind::RoceV2, "fe80::1"),
-            (AddressKind::RoceV1, "::ffff:10.9.0.1"),
-            (AddressKind::RoceV2, "::ffff:10.9.0.1"),
-            (AddressKind::RoceV2, "::ffff:10.9.0.2"),
+            (GidKind::RoceV1, "fe80::1"),
+            (GidKind::RoceV2, "fe80::1"),
+            (GidKind::RoceV1, "::ffff:10.9.0.1"),
+            (GidKind::RoceV2, "::ffff:10.9.0.1"),
+            (GidKind::RoceV2, "::ffff:10.9.0.2"),
         ];
         let chosen = |addresses: &[_]| usable(&device(true, addresses)).unwrap().1.index;
         assert_eq!([chosen(&all), chosen(&all[..3]), chosen(&all[..1])], [3, 1, 0]);

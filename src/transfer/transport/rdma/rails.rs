@@ -1,18 +1,19 @@
-//! NICs and one worker's memory on them: registered once, used by all sessions.
+//! NICs with one worker's memory: registered once, used by all sessions.
 //!
-//! A session has some queue pairs on each pair of NICs; hosts number theirs alike, and those of one number are a
-//! pair, as fabrics join them by the shortest way. A NIC whose port is down, or under which sessions broke again and
-//! again, is left out as long as there is another.
+//! A session has some queue pairs on each pair of NICs. NICs with equal numbers form a pair,
+//! because fabrics usually connect these by the shortest path. A NIC is left out as long as there
+//! is another, if its port is down or sessions broke on it repeatedly.
 //!
-//! Thread: `ctl` makes queue pairs; who reaps (`move`, or `poll`) tells how sessions fare.
+//! Thread: `ctl` makes queue pairs; the polling thread (`move` or `poll`) reports the success of
+//! sessions.
 
 use super::slabs::Slabs;
-use super::split::{Desk, Split};
+use super::split::{NicThreads, Split};
 use super::{Nic, RECORD_STRIDE, SLOTS_MAX};
 use crate::ids::SlotId;
 use crate::kv::region::Region;
 use crate::limits::{RDMA_BARRED, RDMA_BREAKS_MAX};
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::verbs::{
     Access, Capacity, CompletionQueue, Domain, Endpoint, QueuePair, Registration, Route,
@@ -27,14 +28,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Queue pairs of a session.
+/// Settings of a session's queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Between two NICs: what one has in flight keeps few parts of a NIC busy.
+    /// Lanes between two NICs: a single queue pair keeps only few parts of a NIC busy.
     pub lanes: usize,
-    /// Work requests of a lane under way.
+    /// Work requests in flight per lane.
     pub requests: u32,
-    /// Local pieces that may feed one work request.
+    /// Most local pieces per work request.
     pub pieces: u32,
 }
 
@@ -44,58 +45,59 @@ impl Default for Settings {
     }
 }
 
-/// A worker's ways onto a fabric.
+/// The NICs of a worker.
 #[derive(Debug)]
 pub struct Rails {
     rails: Vec<Rail>,
-    /// NICs that took no memory, and why.
+    /// NICs that refused to register the memory, each with the reason.
     pub refused: Vec<String>,
     settings: Settings,
     slots: usize,
     memory: Memory,
-    /// The way to each NIC's threads; none where the mover does their work.
-    desks: Vec<Desk>,
-    /// A record for each slot.
+    /// Handles of each NIC's threads; empty if the mover does their work.
+    desks: Vec<NicThreads>,
+    /// One record for each slot.
     pub(super) record_region: Arc<Region>,
-    /// Where at their destinations the slots of this worker go, by slot; meaningful behind the prefix that they hold.
+    /// By slot of this worker, the destination's pages. Only valid behind the prefix that the
+    /// destination holds.
     pub targets: Arc<PageLists>,
 }
 
 /// One NIC.
 #[derive(Debug)]
 pub(super) struct Rail {
-    /// Among all of the host.
+    /// Number among all NICs of the host.
     pub(super) number: u16,
     name: String,
     domain: Arc<Domain>,
     route: Route,
-    /// The pool's, slab by slab.
+    /// Registrations of the pool, slab by slab.
     pub(super) kv: Box<[Arc<Registration>]>,
     pub(super) slabs: Slabs,
     pub(super) records: Arc<Registration>,
-    /// Sessions that broke on it, one after another.
+    /// Consecutive sessions that broke on it.
     broken: AtomicU32,
-    /// [`monotonic_ns`] until which it is left out.
+    /// It is left out until this [`monotonic_ns`].
     barred: AtomicU64,
 }
 
-/// A session's queue pairs on one NIC, made, not connected.
+/// A session's queue pairs on one NIC, not connected yet.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) pairs: Vec<QueuePair>,
-    /// Behind the queue pairs, which complete into it.
+    /// Declared behind the queue pairs, which complete into it, so that it is dropped after them.
     pub(super) completions: CompletionQueue,
     names: Vec<QueuePairName>,
-    /// Its place among ours.
+    /// Index among this worker's NICs.
     pub(super) rail: usize,
 }
 
 impl Rails {
-    /// Registers a worker's memory with devices. `context` is the most tokens of a prompt, which may take as many
-    /// pages at a destination.
+    /// Registers a worker's memory with devices. `context` is the most tokens of a prompt, which
+    /// can need as many pages at a destination.
     ///
     /// # Errors
-    /// All devices refuse, or take the pool in too small regions only.
+    /// If all devices refuse, or accept the pool only in regions that are too small.
     pub fn new(
         nics: &[Nic],
         memory: &Memory,
@@ -141,9 +143,10 @@ impl Rails {
         })
     }
 
-    /// Has threads of their own post and reap on each NIC for a source's sessions, which are to run before the first
-    /// session; `mover` is woken when they have something to say. `spin` is off where threads outnumber cores.
-    pub fn split(&mut self, mover: &Arc<Bell>, spin: bool) -> io::Result<Vec<Split>> {
+    /// Moves posting and polling for a source's sessions to two threads per NIC. Start them before
+    /// the first session. They wake `mover` after a report. Set `spin` to false if there are more
+    /// threads than cores.
+    pub fn split(&mut self, mover: &Arc<EventCount>, spin: bool) -> io::Result<Vec<Split>> {
         let made: Vec<_> = self
             .rails
             .iter()
@@ -158,11 +161,11 @@ impl Rails {
         !self.desks.is_empty()
     }
 
-    pub(super) fn desk(&self, place: usize) -> Option<&Desk> {
+    pub(super) fn desk(&self, place: usize) -> Option<&NicThreads> {
         self.desks.get(place)
     }
 
-    /// The worker's KV, and where its slots' pages are.
+    /// The worker's KV and its slots' page lists.
     pub(super) fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -179,24 +182,24 @@ impl Rails {
         &self.rails[place]
     }
 
-    /// NICs that are not used while there are others: down, or sessions broke under them; by name.
+    /// Names of NICs that are not used while there are others: down, or sessions broke on them.
     pub fn left_out(&self) -> Vec<&str> {
         let used = self.usable();
         let unused = (0..self.rails.len()).filter(|place| !used.contains(place));
         unused.map(|place| self.rails[place].name.as_str()).collect()
     }
 
-    /// NICs to use for a new session; never none.
+    /// NICs to use for a new session; never empty.
     pub(super) fn usable(&self) -> Vec<usize> {
         let all = || 0..self.rails.len();
         let trusted: Vec<usize> = all()
             .filter(|&place| self.rails[place].is_up() && !self.rails[place].is_barred())
             .collect();
-        // What is barred is better than nothing.
+        // A barred NIC is better than none.
         if trusted.is_empty() { all().collect() } else { trusted }
     }
 
-    /// Queue pairs on one NIC: what they post, or what they are told, completes into one queue.
+    /// Opens queue pairs on one NIC; their requests and receives complete into one queue.
     pub(super) fn open(
         &self,
         place: usize,
@@ -205,7 +208,7 @@ impl Rails {
         sequences: impl Fn() -> u32,
     ) -> io::Result<Opened> {
         let Rail { domain, route, .. } = &self.rails[place];
-        // A receive for each slot, and for those that are on their way out.
+        // A receive for each slot, and some for slots of earlier uses.
         let receives = if takes_writes { self.receives() } else { 1 };
         let requests = if takes_writes { 1 } else { self.settings.requests };
         let entries = (receives + requests) * lanes as u32;
@@ -222,17 +225,17 @@ impl Rails {
         Ok(Opened { pairs, completions, names, rail: place })
     }
 
-    /// Receives of a lane that is written to.
+    /// Receives of a lane that the peer writes to.
     pub(super) fn receives(&self) -> u32 {
         self.slots as u32 + SPARE_RECEIVES
     }
 
-    /// What a peer has written of a slot.
+    /// The record that a peer has written for a slot.
     pub(super) fn record(&self, slot: SlotId) -> AuxRecord {
         self.record_region.read(slot.index() * RECORD_STRIDE)
     }
 
-    /// What peers are told of memory and queue pairs, each NIC by a number.
+    /// The grant for a peer: memory and queue pairs, with a number for each NIC.
     pub(super) fn grant<'a>(&self, opened: impl Iterator<Item = (u16, &'a Opened)>) -> RdmaGrant {
         let first = &self.rails[0];
         let mut grant = RdmaGrant::empty(first.kv[0].address(), first.records.address());
@@ -253,7 +256,7 @@ impl Rails {
     }
 }
 
-/// Receives beyond one for each slot.
+/// Receives beyond one per slot.
 const SPARE_RECEIVES: u32 = 8;
 
 impl Rail {
@@ -272,7 +275,8 @@ impl Rail {
             Ok(Arc::new(Registration::new(&domain, &memory.region, slab, remote)?))
         };
         let kv = slabs.ranges(bytes).map(register).collect::<io::Result<_>>()?;
-        // A record is read once its immediate has come, behind which it may not lie.
+        // A record is read as soon as its immediate has come, so its write must not be reordered
+        // behind it.
         let ordered = Access { remote_write: true, relaxed_ordering: false };
         let records = Registration::new(&domain, record_region, 0..slots * RECORD_STRIDE, ordered)?;
         Ok(Rail {
@@ -296,16 +300,16 @@ impl Rail {
         monotonic_ns() < self.barred.load(Ordering::Relaxed)
     }
 
-    /// A session broke on it.
+    /// Counts a session that broke on this NIC.
     pub(super) fn breaks(&self) {
         if self.broken.fetch_add(1, Ordering::Relaxed) + 1 >= RDMA_BREAKS_MAX {
             self.barred.store(monotonic_ns() + RDMA_BARRED.as_nanos() as u64, Ordering::Relaxed);
         }
     }
 
-    /// It has carried something.
+    /// Notes that the NIC has carried data.
     pub(super) fn carries(&self) {
-        // Read far more often than written.
+        // Loaded far more often than stored.
         if self.broken.load(Ordering::Relaxed) != 0 {
             self.broken.store(0, Ordering::Relaxed);
         }
@@ -313,7 +317,7 @@ impl Rail {
 }
 
 impl Opened {
-    /// Connects all to a peer's.
+    /// Connects all queue pairs to a peer's.
     pub(super) fn connect(&mut self, rail: &RailGrant, names: &[QueuePairName]) -> io::Result<()> {
         if names.len() != self.pairs.len() {
             return Err(io::Error::other(format!(

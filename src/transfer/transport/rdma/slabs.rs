@@ -1,7 +1,9 @@
-//! How a pool is cut into registrations: slabs of one power of two, of which the last may be shorter.
+//! Cuts a pool into registrations: slabs of one power of two; the last one can be shorter.
 //!
-//! Arithmetic only. Invariant: the [`Slabs::left`] bytes from an offset on lie in the one slab that [`Slabs::slab`]
-//! names, so that what is cut there fits one registration. Not here: who registers slabs, and which key is whose.
+//! Arithmetic only.
+//! Invariants: the [`Slabs::left`] bytes from an offset lie in the slab that [`Slabs::slab`]
+//! returns, so a piece of that length fits one registration.
+//! Not here: the registration of slabs, and their keys.
 
 use crate::wire::message::RailGrant;
 use std::ops::Range;
@@ -13,11 +15,11 @@ pub struct Slabs {
 }
 
 impl Slabs {
-    /// Cuts a pool of `bytes` for a device whose regions have at most `region_max`: one slab where it fits, else
-    /// the largest ones that the device takes.
+    /// Cuts a pool of `bytes` for a device with regions of at most `region_max`. There is one slab
+    /// if the pool fits, else slabs of the largest size that the device accepts.
     ///
     /// # Errors
-    /// The pool takes too many of them, for people.
+    /// The reason, if the pool needs too many slabs.
     pub fn cut(bytes: u64, region_max: u64) -> Result<Slabs, String> {
         let whole = bytes.checked_next_power_of_two().filter(|_| bytes <= region_max);
         let shift = whole.or(Some(region_max)).and_then(u64::checked_ilog2);
@@ -25,44 +27,45 @@ impl Slabs {
         slabs.filter(|slabs| slabs.count(bytes) <= most).ok_or_else(|| {
             let slab = slabs.map_or(0, Slabs::bytes);
             format!(
-                "a region has at most {region_max} bytes, and {most} slabs of {slab} do not hold a pool of {bytes}"
+                "a region has at most {region_max} bytes, \
+                 and {most} slabs of {slab} do not hold a pool of {bytes}"
             )
         })
     }
 
-    /// Those of a peer, whose grant was checked: `bytes` is a power of two.
+    /// The slabs of a peer. Its grant was checked: `bytes` is a power of two.
     pub fn of(bytes: u64) -> Slabs {
         Slabs { shift: bytes.trailing_zeros() }
     }
 
-    /// Bytes of each but the last.
+    /// Bytes of each slab except the last.
     pub fn bytes(self) -> u64 {
         1 << self.shift
     }
 
-    /// How many a pool of `bytes` has.
+    /// Number of slabs of a pool of `bytes`.
     pub fn count(self, bytes: u64) -> usize {
         bytes.div_ceil(self.bytes()) as usize
     }
 
-    /// What of a pool of `bytes` each holds.
+    /// The range of each slab in a pool of `bytes`.
     pub fn ranges(self, bytes: u64) -> impl Iterator<Item = Range<u64>> {
         (0..bytes).step_by(self.bytes() as usize).map(move |at| at..(at + self.bytes()).min(bytes))
     }
 
-    /// The one that `offset` lies in.
+    /// The slab that contains `offset`.
     #[inline]
     pub fn slab(self, offset: u64) -> usize {
         (offset >> self.shift) as usize
     }
 
-    /// How far inside it.
+    /// The offset inside its slab.
     #[inline]
     pub fn within(self, offset: u64) -> u64 {
         offset & (self.bytes() - 1)
     }
 
-    /// Bytes from `offset` to its end.
+    /// Bytes from `offset` to the end of its slab.
     #[inline]
     pub fn left(self, offset: u64) -> u64 {
         self.bytes() - self.within(offset)

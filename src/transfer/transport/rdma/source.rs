@@ -1,20 +1,23 @@
-//! The writing half: a session's lanes on all its NICs, and what of each slot is under way.
+//! The writing half: a session's lanes on all its NICs, and the work in flight of each slot.
 //!
-//! Thread: `ctl` makes it, the mover has it. Posting and reaping are the mover's own (fused), or each NIC's two threads'
-//! (split): the same [`Posting`] and [`Reaping`] either way, stepped here or told by a ring.
-//! Invariants: one post of a slot at a time; a slot is quiet when its [`Flight`] says that it is over; once this is
-//! dropped, its queue pairs are gone.
+//! Thread: `ctl` makes it, the mover owns it. Posting and polling run in the mover (fused), or in
+//! two threads per NIC (split). Both use [`Posting`] and [`Reaping`], called here or through a
+//! ring.
+//! Invariants: a slot has one post at a time; it is quiet when its [`InFlight`] count reaches zero;
+//! dropping this destroys the queue pairs.
 
-use super::flight::Flight;
+use super::completions::Reaping;
+use super::flight::InFlight;
 use super::lane::{Lane, PIECES_MAX};
-use super::posting::Posting;
+use super::posts::Posting;
 use super::rails::{Opened, Rails};
-use super::reaping::Reaping;
-use super::split::{Job, Said, Seat};
+use super::split::{Job, NicReport, NicSessionHandle};
 use crate::ids::SlotId;
-use crate::sys::event::{Interest, WaitSet};
+use crate::sys::event::{WaitInterest, WaitSet};
 use crate::transfer::plan::Template;
-use crate::transfer::transport::{Completion, Full, Lost, Memory, Post, SourceHalf, share};
+use crate::transfer::transport::{
+    CompletionMode, Full, Memory, Post, SessionLost, SourceHalf, share,
+};
 use crate::wire::message::{QueuePairName, RailGrant, RdmaGrant};
 use crossbeam_channel as channel;
 use std::io;
@@ -25,23 +28,23 @@ use std::sync::Arc;
 pub struct RdmaSource {
     sides: Sides,
     template: Arc<Template>,
-    flight: Arc<Flight>,
-    /// Of each NIC.
+    flight: Arc<InFlight>,
+    /// Lanes of each NIC.
     lanes: usize,
-    /// By slot: the first so many NICs have a post of it that is not over.
+    /// By slot: how many NICs, from the first, have an unfinished post of it.
     under_way: Box<[u8]>,
 }
 
-/// Who posts and reaps, by NIC.
+/// The posting and polling sides, by NIC.
 #[derive(Debug)]
 enum Sides {
     Fused(Box<[(Posting, Reaping)]>),
-    Split { seats: Box<[Seat]>, said: channel::Receiver<Said> },
+    Split { seats: Box<[NicSessionHandle]>, said: channel::Receiver<NicReport> },
 }
 
 impl RdmaSource {
-    /// A session with the destination that has granted `peer`; also gives what it is to be told. `wait` is where
-    /// the mover parks, `sequences` gives numbers that nobody guesses.
+    /// A session with the destination that sent the grant `peer`. Also returns the grant for the
+    /// answer. `wait` is where the mover parks; `sequences` returns numbers that cannot be guessed.
     pub fn new(
         rails: &Arc<Rails>,
         peer: &RdmaGrant,
@@ -55,7 +58,7 @@ impl RdmaSource {
             opened.connect(nic, names)?;
             if let Some(events) = opened.completions.events() {
                 let wait = rails.desk(place).map_or(wait, |desk| desk.wait());
-                wait.add(events, Interest::Readable)?;
+                wait.add(events, WaitInterest::Readable)?;
             }
             joined.push((nic, opened));
         }
@@ -64,7 +67,7 @@ impl RdmaSource {
         let granted = pairs().map(|pair| pair.capacity().pieces).min().unwrap_or(1);
         let pieces_max = (granted.min(rails.settings().pieces) as usize).clamp(1, PIECES_MAX);
         let (template, lanes_all) = (Arc::new(template), pairs().count());
-        let flight = Arc::new(Flight::new(lanes_all, rails.slots()));
+        let flight = Arc::new(InFlight::new(lanes_all, rails.slots()));
         let lanes = lanes_all / joined.len().max(1);
         let mut numbers = 0..;
         let sides = joined.into_iter().map(|(nic, opened)| {
@@ -76,7 +79,7 @@ impl RdmaSource {
             (place, (posting, Reaping::new(completions, (rails.clone(), place), flight.clone())))
         });
         let sides = if rails.is_split() {
-            // Each slot is over once at a time; each side of each NIC may say that all is lost.
+            // Each slot completes once at a time, and each side of each NIC can report one loss.
             let (saying, said) = channel::bounded(rails.slots() + 2 * RdmaGrant::RAILS_MAX);
             let seats = sides.map(|(place, sides)| {
                 let desk =
@@ -100,8 +103,8 @@ impl RdmaSource {
 }
 
 impl SourceHalf for RdmaSource {
-    fn completion(&self) -> Completion {
-        Completion::Pushed
+    fn completion(&self) -> CompletionMode {
+        CompletionMode::Pushed
     }
 
     fn post(&mut self, _memory: &Memory, post: &Post) -> Result<(), Full> {
@@ -110,7 +113,7 @@ impl SourceHalf for RdmaSource {
             return Err(Full);
         }
         let (bytes, nics) = (self.template.bytes(post.tokens.clone()), self.nics());
-        // Few tokens are for the first lanes; the last are told of by all.
+        // A short chunk uses only the first lanes; all lanes announce the last chunk.
         let has_some = |&nic: &usize| {
             post.last.is_some() || !share(bytes, nic * self.lanes, nics * self.lanes).is_empty()
         };
@@ -138,7 +141,11 @@ impl SourceHalf for RdmaSource {
         Ok(())
     }
 
-    fn step(&mut self, _memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    fn step(
+        &mut self,
+        _memory: &Memory,
+        completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, SessionLost> {
         let RdmaSource { sides, under_way, .. } = self;
         let mut over = |slot: SlotId| {
             under_way[slot.index()] = 0;
@@ -157,8 +164,8 @@ impl SourceHalf for RdmaSource {
             Sides::Split { said, .. } => {
                 while let Ok(said) = said.try_recv() {
                     match said {
-                        Said::Completed(slot) => over(slot),
-                        Said::Lost(lost) => return Err(lost),
+                        NicReport::Completed(slot) => over(slot),
+                        NicReport::Lost(lost) => return Err(lost),
                     }
                     moved = true;
                 }
@@ -182,7 +189,8 @@ impl SourceHalf for RdmaSource {
                 }
                 *under_way == 0
             }
-            // Posters leave it, the last completion ends it: that is said as of any other.
+            // The posters leave, and the last completion ends the slot; it is reported like any
+            // other.
             Sides::Split { seats, .. } => {
                 seats[..taking].iter().for_each(|seat| seat.tell(Job::Cancel(slot)));
                 false
@@ -190,7 +198,7 @@ impl SourceHalf for RdmaSource {
         }
     }
 
-    /// Split, pollers have completions wake them, and ring.
+    /// If split, pollers arm the completions themselves and ring the mover.
     fn park(&mut self, parked: bool) {
         if let Sides::Fused(sides) = &mut self.sides {
             sides.iter_mut().for_each(|(_, reaping)| reaping.park(parked));
@@ -198,8 +206,8 @@ impl SourceHalf for RdmaSource {
     }
 }
 
-/// Which of our NICs is joined to which of the destination's: those of one number; where there are none, as they
-/// come.
+/// Pairs of this worker's and the destination's NICs: those with equal numbers, or, if there are
+/// none, in their order.
 fn partners<'a>(
     rails: &Rails,
     peer: &'a RdmaGrant,

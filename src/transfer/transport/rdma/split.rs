@@ -1,23 +1,24 @@
-//! Posting and reaping in threads of their own: a NIC has `post`, which posts for all sessions, and `poll`, which
-//! takes their completions. The mover keeps commands, states and leases; it tells a poster by a ring, and hears by
-//! another what is over or lost.
+//! Posting and polling in separate threads: each NIC has `post`, which posts for all sessions, and
+//! `poll`, which takes their completions. The mover keeps commands, states and leases. It sends
+//! jobs to a poster by a ring, and receives completions and losses by another.
 //!
-//! Thread: [`Poster`] and [`Poller`] are one each; a [`Seat`] is the mover's. None of them waits for another, but for a
-//! seat's end: it takes the queue pairs away from the poster, which holds them for a turn at most, and destroys them.
-//! Invariants: a slot's post and its Cancel come in order, so that a poster that has taken Cancel posts nothing more of
-//! it; rings have room for all that can be under way; once a seat is dropped, nothing of its session is read or lands.
-//! The two threads neither allocate nor free. Not here: how they are started ([`super::threads`]).
+//! Thread: [`Poster`] and [`Poller`] run in one thread each; the mover holds a
+//! [`NicSessionHandle`]. No thread waits for another, with one exception. Dropping a handle takes
+//! the queue pairs from the poster, which holds them for at most one turn.
+//! Invariants: a slot's post and its Cancel come in order. Rings have room for all outstanding
+//! entries. After a handle is dropped, no byte of its session is read or written. The two threads
+//! neither allocate nor free.
 
-use super::posting::Posting;
-use super::reaping::Reaping;
+use super::completions::Reaping;
+use super::posts::Posting;
 use crate::ids::SlotId;
 use crate::limits::SESSIONS_MAX;
 use crate::obs::log::event;
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::stdx::sync::{AtomicBool, Mutex, Ordering, sleep, yield_now};
 use crate::sys::event::WaitSet;
-use crate::transfer::transport::{Lost, Post};
-use crate::transfer::waiter::{Turns, Waiter};
+use crate::transfer::event_loop::{LoopTask, Waiter};
+use crate::transfer::transport::{Post, SessionLost};
 use crossbeam_channel as channel;
 use std::io;
 use std::sync::{Arc, TryLockError};
@@ -25,13 +26,13 @@ use std::time::Duration;
 
 /// Sessions of a NIC: those that are set up, and as many again that are about to end.
 const SEATS_MAX: usize = 2 * SESSIONS_MAX;
-/// A turn of a poster takes microseconds; one that does not come back in so many milliseconds never will. They are
-/// counted one by one, since a process that is stopped is no poster that hangs.
+/// A poster's turn takes microseconds; a turn of this many milliseconds never ends. Milliseconds
+/// are counted one by one, because a stopped process must not count as a hanging poster.
 const TURN_MAX_MS: u32 = 10_000;
-/// Looks before the first of them.
+/// Yields before the first sleep of a millisecond.
 const YIELDS: u32 = 1000;
 
-/// To a poster.
+/// A message to a poster.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // In places of a ring; boxed, each would be allocated.
 pub(super) enum Job {
@@ -39,14 +40,14 @@ pub(super) enum Job {
     Cancel(SlotId),
 }
 
-/// To the mover.
+/// A message to the mover.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Said {
+pub(super) enum NicReport {
     Completed(SlotId),
-    Lost(Lost),
+    Lost(SessionLost),
 }
 
-/// What a poster owns of a session.
+/// A poster's part of a session.
 #[derive(Debug)]
 struct Posts {
     // Dropped first: its queue pairs complete into the other side's queue.
@@ -54,32 +55,33 @@ struct Posts {
     jobs: channel::Receiver<Job>,
 }
 
-/// A session on one NIC, as its threads share it. Each side is one thread's alone, until the mover takes it away.
+/// A session on one NIC, shared by its threads. Each side belongs to one thread, until the mover
+/// takes it away.
 #[derive(Debug)]
-struct Joint {
+struct NicSession {
     posts: Mutex<Option<Posts>>,
     reaping: Mutex<Option<Reaping>>,
-    /// The mover is about to take both away.
+    /// The mover is about to take both sides away.
     ends: AtomicBool,
-    /// Nothing more is posted or taken.
+    /// Nothing more is posted or polled.
     lost: AtomicBool,
-    said: channel::Sender<Said>,
-    mover: Arc<Bell>,
+    said: channel::Sender<NicReport>,
+    mover: Arc<EventCount>,
 }
 
-impl Joint {
-    fn say(&self, said: Said) {
+impl NicSession {
+    fn say(&self, said: NicReport) {
         let sent = self.said.try_send(said);
         debug_assert!(
             !matches!(sent, Err(channel::TrySendError::Full(_))),
-            "a word for each slot fits"
+            "the ring has room for a report of each slot"
         );
-        self.mover.ring();
+        self.mover.notify();
     }
 
-    fn lose(&self, lost: Lost) {
+    fn lose(&self, lost: SessionLost) {
         self.lost.store(true, Ordering::Relaxed);
-        self.say(Said::Lost(lost));
+        self.say(NicReport::Lost(lost));
     }
 
     fn post(&self) -> bool {
@@ -90,7 +92,7 @@ impl Joint {
             return false;
         };
         let mut moved = false;
-        let mut over = |slot| self.say(Said::Completed(slot));
+        let mut over = |slot| self.say(NicReport::Completed(slot));
         while let Ok(job) = jobs.try_recv() {
             moved = true;
             match job {
@@ -113,7 +115,7 @@ impl Joint {
         let Some(reaping) = held.as_mut().filter(|_| !self.lost.load(Ordering::Relaxed)) else {
             return false;
         };
-        match reaping.step(&mut |slot| self.say(Said::Completed(slot))) {
+        match reaping.step(&mut |slot| self.say(NicReport::Completed(slot))) {
             Ok(moved) => moved,
             Err(lost) => {
                 self.lose(lost);
@@ -131,29 +133,30 @@ impl Joint {
     }
 }
 
-/// A thread's sessions.
+/// The sessions of a thread.
 #[derive(Debug)]
-struct Joints {
-    arrivals: channel::Receiver<Arc<Joint>>,
-    here: Vec<Arc<Joint>>,
-    /// Back to who made them, since the last one frees.
-    leaving: channel::Sender<Arc<Joint>>,
+struct NicSessions {
+    arrivals: channel::Receiver<Arc<NicSession>>,
+    here: Vec<Arc<NicSession>>,
+    /// Returns sessions to their makers, because dropping the last reference frees memory.
+    leaving: channel::Sender<Arc<NicSession>>,
 }
 
-impl Joints {
+impl NicSessions {
     fn new(
-        arrivals: channel::Receiver<Arc<Joint>>,
-        leaving: channel::Sender<Arc<Joint>>,
-    ) -> Joints {
-        Joints { arrivals, here: Vec::with_capacity(SEATS_MAX), leaving }
+        arrivals: channel::Receiver<Arc<NicSession>>,
+        leaving: channel::Sender<Arc<NicSession>>,
+    ) -> NicSessions {
+        NicSessions { arrivals, here: Vec::with_capacity(SEATS_MAX), leaving }
     }
 
-    /// Gives those back that end, and takes in those that are new. True where there were any: they have not been
-    /// told yet whether the thread parks.
+    /// Returns sessions that end, and adds new ones. True if there were new ones: they do not know
+    /// yet whether the thread parks.
     fn renew(&mut self) -> bool {
-        let ended = |joint: &Arc<Joint>| joint.ends.load(Ordering::Acquire);
+        let ended = |joint: &Arc<NicSession>| joint.ends.load(Ordering::Acquire);
         while let Some(at) = self.here.iter().position(ended) {
-            // It has room for all that arrive between two looks of who drains it before each arrival.
+            // The ring has room for all sessions that arrive between two looks. It is drained
+            // before each arrival.
             let _ = self.leaving.try_send(self.here.swap_remove(at));
         }
         let before = self.here.len();
@@ -166,34 +169,34 @@ impl Joints {
     }
 }
 
-/// What the thread `post` of a NIC does.
+/// The work of a NIC's thread `post`.
 #[derive(Debug)]
-pub struct Poster(Joints);
+pub struct Poster(NicSessions);
 
-impl Turns for Poster {
+impl LoopTask for Poster {
     fn step(&mut self) -> bool {
         let renewed = self.0.renew();
         self.0.here.iter().fold(renewed, |moved, joint| moved | joint.post())
     }
 
-    /// Only threads of this process have work for it, and ring.
+    /// Only threads of this process give it work, and they ring.
     fn park(&mut self, _parked: bool) {}
 }
 
-/// What the thread `poll` of a NIC does.
+/// The work of a NIC's thread `poll`.
 #[derive(Debug)]
 pub struct Poller {
-    joints: Joints,
-    poster: Arc<Bell>,
+    joints: NicSessions,
+    poster: Arc<EventCount>,
 }
 
-impl Turns for Poller {
+impl LoopTask for Poller {
     fn step(&mut self) -> bool {
         let renewed = self.joints.renew();
         let moved = self.joints.here.iter().fold(false, |moved, joint| moved | joint.reap());
         if moved {
             // There may be room again.
-            self.poster.ring();
+            self.poster.notify();
         }
         renewed | moved
     }
@@ -203,37 +206,41 @@ impl Turns for Poller {
     }
 }
 
-/// A NIC's two threads, before they run: each step by step, or [`Split::start`].
+/// A NIC's two threads before they start, with their waiters.
 #[derive(Debug)]
 pub struct Split {
     /// `post`, and where it parks.
     pub poster: (Poster, Waiter),
     /// `poll`, and where it parks.
     pub poller: (Poller, Waiter),
-    /// Whose they are, by name.
+    /// The name of the NIC.
     pub nic: String,
 }
 
-/// Where sessions are brought to a NIC's threads.
+/// The handle that adds sessions to a NIC's threads.
 #[derive(Debug)]
-pub(super) struct Desk {
-    posters: channel::Sender<Arc<Joint>>,
-    pollers: channel::Sender<Arc<Joint>>,
-    left: channel::Receiver<Arc<Joint>>,
-    poster: Arc<Bell>,
-    poller: Arc<Bell>,
+pub(super) struct NicThreads {
+    posters: channel::Sender<Arc<NicSession>>,
+    pollers: channel::Sender<Arc<NicSession>>,
+    left: channel::Receiver<Arc<NicSession>>,
+    poster: Arc<EventCount>,
+    poller: Arc<EventCount>,
     wait: Arc<WaitSet>,
-    mover: Arc<Bell>,
+    mover: Arc<EventCount>,
 }
 
 impl Split {
-    /// Both, and the way to them. `mover` is woken when they have something to say.
-    pub(super) fn new(nic: &str, mover: &Arc<Bell>, spin: bool) -> io::Result<(Split, Desk)> {
+    /// Both threads and their handle. They wake `mover` after a report.
+    pub(super) fn new(
+        nic: &str,
+        mover: &Arc<EventCount>,
+        spin: bool,
+    ) -> io::Result<(Split, NicThreads)> {
         let (posting, polling) = (Waiter::new(spin)?, Waiter::new(spin)?);
         let (posters, poster) = channel::bounded(SEATS_MAX);
         let (pollers, poller) = channel::bounded(SEATS_MAX);
         let (leaving, left) = channel::bounded(4 * SEATS_MAX);
-        let desk = Desk {
+        let desk = NicThreads {
             posters,
             pollers,
             left,
@@ -242,14 +249,16 @@ impl Split {
             wait: polling.set.clone(),
             mover: mover.clone(),
         };
-        let poller =
-            Poller { joints: Joints::new(poller, leaving.clone()), poster: posting.bell.clone() };
-        let poster = (Poster(Joints::new(poster, leaving)), posting);
+        let poller = Poller {
+            joints: NicSessions::new(poller, leaving.clone()),
+            poster: posting.bell.clone(),
+        };
+        let poster = (Poster(NicSessions::new(poster, leaving)), posting);
         Ok((Split { poster, poller: (poller, polling), nic: nic.into() }, desk))
     }
 }
 
-impl Desk {
+impl NicThreads {
     /// Where the poller parks.
     pub(super) fn wait(&self) -> &WaitSet {
         &self.wait
@@ -258,17 +267,18 @@ impl Desk {
     /// Gives a session to the two threads.
     ///
     /// # Errors
-    /// They have too many.
+    /// If the threads have too many sessions.
     pub(super) fn seat(
         &self,
         (posting, reaping): (Posting, Reaping),
         slots: usize,
-        said: &channel::Sender<Said>,
-    ) -> io::Result<Seat> {
+        said: &channel::Sender<NicReport>,
+    ) -> io::Result<NicSessionHandle> {
         while self.left.try_recv().is_ok() {}
-        // Of each slot a post and its Cancel, behind the Cancel of a use that was over before it was taken.
+        // Per slot a post and its Cancel, behind the Cancel of an earlier use that was complete
+        // before the Cancel was taken.
         let (jobs, taken) = channel::bounded(3 * slots);
-        let joint = Arc::new(Joint {
+        let joint = Arc::new(NicSession {
             posts: Mutex::new(Some(Posts { posting, jobs: taken })),
             reaping: Mutex::new(Some(reaping)),
             ends: AtomicBool::new(false),
@@ -276,33 +286,33 @@ impl Desk {
             said: said.clone(),
             mover: self.mover.clone(),
         });
-        let seat = Seat { joint: joint.clone(), jobs, poster: self.poster.clone() };
+        let seat = NicSessionHandle { joint: joint.clone(), jobs, poster: self.poster.clone() };
         let full = |_| io::Error::other("too many sessions on a NIC");
         self.posters.try_send(joint.clone()).map_err(full)?;
         self.pollers.try_send(joint).map_err(full)?;
-        self.poller.ring();
+        self.poller.notify();
         Ok(seat)
     }
 }
 
 /// The mover's end of a session on one NIC.
 #[derive(Debug)]
-pub(super) struct Seat {
-    joint: Arc<Joint>,
+pub(super) struct NicSessionHandle {
+    joint: Arc<NicSession>,
     jobs: channel::Sender<Job>,
-    poster: Arc<Bell>,
+    poster: Arc<EventCount>,
 }
 
-impl Seat {
+impl NicSessionHandle {
     pub(super) fn tell(&self, job: Job) {
         let sent = self.jobs.try_send(job);
         debug_assert!(sent.is_ok(), "a post and two Cancels of each slot fit");
-        self.poster.ring();
+        self.poster.notify();
     }
 }
 
-/// The queue pairs are gone when this has returned, so that leases may end.
-impl Drop for Seat {
+/// When this returns, the queue pairs are destroyed, so that leases can end.
+impl Drop for NicSessionHandle {
     fn drop(&mut self) {
         self.joint.ends.store(true, Ordering::Release);
         drop(take(&self.joint.posts));
@@ -310,21 +320,23 @@ impl Drop for Seat {
     }
 }
 
-/// Takes a side away from its thread, which holds it for a turn at most and does not come back to one that ends.
+/// Takes a side from its thread. The thread holds it for at most one turn, and does not return to a
+/// session that ends.
 fn take<T>(side: &Mutex<Option<T>>) -> Option<T> {
     let mut looks = 0;
     loop {
         looks += 1;
         match side.try_lock() {
             Ok(mut held) => return held.take(),
-            // Its thread is gone.
+            // Its thread has panicked.
             Err(TryLockError::Poisoned(held)) => return held.into_inner().take(),
             Err(TryLockError::WouldBlock) if looks < YIELDS => yield_now(),
             Err(TryLockError::WouldBlock) if looks < YIELDS + TURN_MAX_MS => {
                 sleep(Duration::from_millis(1));
             }
             Err(TryLockError::WouldBlock) => {
-                // The NIC may read and write what would now be given to others, and nobody can stop it but the kernel.
+                // The NIC could still access memory that would now be reused. Only the end of the
+                // process stops it.
                 event!(Error, "move", "a thread that posts or polls hangs: the process ends");
                 std::process::abort();
             }

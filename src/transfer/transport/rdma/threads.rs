@@ -1,14 +1,16 @@
-//! The threads `post-n` and `poll-n`: started, pinned, stopped. Not here: what they do ([`super::split`]).
+//! Starts, pins and stops the threads `post-n` and `poll-n`. Not here: their work
+//! ([`super::split`]).
 
 use super::split::Split;
-use crate::stdx::bell::Bell;
-use crate::transfer::waiter::{Turns, Waiter};
+use crate::stdx::event_count::EventCount;
+use crate::transfer::event_loop::{LoopTask, Waiter};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// A thread that panics takes all sessions of its NIC with it, and leaves what they have under way to nobody.
+/// Aborts the process if its thread panics: all sessions of its NIC would be lost, and no thread
+/// would own their work in flight.
 struct EndsWithItsThread;
 
 impl Drop for EndsWithItsThread {
@@ -19,16 +21,16 @@ impl Drop for EndsWithItsThread {
     }
 }
 
-/// Threads of a worker's NICs, stopped and joined when dropped.
+/// The threads of a worker's NICs, stopped and joined when dropped.
 #[derive(Debug, Default)]
 pub struct DataThreads {
     stop: Arc<AtomicBool>,
-    bells: Vec<Arc<Bell>>,
+    bells: Vec<Arc<EventCount>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl DataThreads {
-    /// Starts `post-n` and `poll-n`, with n counted on, on these CPUs where given.
+    /// Starts the next `post-n` and `poll-n`, on these CPUs if given.
     pub fn start(&mut self, split: Split, cpus: Option<[usize; 2]>) -> io::Result<()> {
         let number = self.threads.len() / 2;
         let Split { poster: (poster, posting), poller: (poller, polling), .. } = split;
@@ -40,7 +42,7 @@ impl DataThreads {
     fn spawn(
         &mut self,
         name: String,
-        mut turns: impl Turns + Send + 'static,
+        mut turns: impl LoopTask + Send + 'static,
         waiter: Waiter,
         cpu: Option<usize>,
     ) -> io::Result<()> {
@@ -60,9 +62,9 @@ impl DataThreads {
 impl Drop for DataThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        self.bells.iter().for_each(|bell| bell.ring());
+        self.bells.iter().for_each(|bell| bell.notify());
         for thread in self.threads.drain(..) {
-            // One that panicked has said so; sessions end without it.
+            // A thread that panicked has reported it; sessions end without it.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! The receiving half: heads are compared with the live leases, what follows them is scattered into pages
-//! or read into scrap.
+//! The receiving half: heads are compared with the live leases, and their bytes are scattered into
+//! pages or discarded.
 //!
 //! A head is judged one step after it was read, as [`DestinationHalf::step`] says.
 
@@ -8,19 +8,19 @@ use super::stream::Stream;
 use crate::cause::Cause;
 use crate::ids::SlotId;
 use crate::limits::LANES_MAX;
-use crate::stdx::planted::is_planted;
-use crate::sys::event::{Interest, WaitSet};
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::sys::event::{WaitInterest, WaitSet};
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::plan::{Piece, Template};
 use crate::transfer::transport::{
-    Arrival, DestinationHalf, Landings, Lost, Memory, Notice, share, vectored,
+    Arrival, DestinationHalf, Landings, Memory, Notice, SessionLost, share, vectored,
 };
 use bytemuck::Zeroable;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Read at once of what nobody wants.
+/// Bytes to discard in one read.
 const SCRAP_BYTES: usize = 64 << 10;
 
 /// The destination's half of a session.
@@ -33,24 +33,24 @@ pub struct TcpDestination {
     wait: Arc<WaitSet>,
 }
 
-/// Where bytes go.
+/// The target of the bytes.
 #[derive(Debug)]
 struct Landing {
     template: Template,
     lanes: usize,
     /// By slot, then lane.
     progress: Box<[Progress]>,
-    /// By slot, from lane 0.
+    /// By slot; the records that came on lane 0.
     aux: Box<[AuxRecord]>,
     scrap: Box<[u8]>,
 }
 
-/// How far a lane is with a slot.
+/// Progress of a lane with a slot.
 #[derive(Clone, Default, Debug)]
 struct Progress {
-    /// Of whole chunks, and before them what was held already.
+    /// Tokens of complete chunks, plus those that this worker already held.
     tokens: u32,
-    /// Of the chunk in progress: its last token, and the offset that comes next.
+    /// The chunk in progress: its end token, and the next offset.
     chunk: Option<(u32, u64)>,
 }
 
@@ -66,24 +66,25 @@ struct Lane {
 #[derive(Debug)]
 struct Incoming {
     stream: Stream,
-    /// Read by `ctl` behind the preamble; kept to the end, as this thread frees nothing.
+    /// Bytes that `ctl` read behind the preamble; kept to the end, because this thread frees
+    /// nothing.
     early: Vec<u8>,
     early_used: usize,
 }
 
-/// A frame whose head was judged.
+/// A frame with a judged head.
 #[derive(Debug)]
 struct Body {
     frame: Frame,
-    /// Of `frame.bytes`.
+    /// Bytes read of `frame.bytes`.
     read: u64,
-    /// Not to scrap.
+    /// Whether the bytes go to pages; otherwise they are discarded.
     live: bool,
 }
 
 impl TcpDestination {
-    /// A session of `lanes` lanes whose streams are yet to come. `slots` are this worker's; `wait` is where
-    /// its mover parks.
+    /// A session of `lanes` lanes; their streams join later. `slots` counts this worker's; `wait`
+    /// is where its mover parks.
     pub fn new(
         template: Template,
         lanes: usize,
@@ -118,9 +119,9 @@ impl DestinationHalf for TcpDestination {
         }
     }
 
-    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, SessionLost> {
         if self.broken {
-            return Err(Lost::NONSENSE);
+            return Err(SessionLost::NONSENSE);
         }
         let mut moved = false;
         for index in 0..self.lanes.len() {
@@ -137,13 +138,13 @@ impl DestinationHalf for TcpDestination {
     fn revoke(&mut self, slot: SlotId) {
         for lane in self.lanes.iter_mut().flatten() {
             if let Some(body) = lane.frame.as_mut().filter(|body| body.frame.notice.slot == slot) {
-                body.live = is_planted("revoked frame goes on landing");
+                body.live = is_failpoint_active("revoked frame goes on landing");
             }
         }
     }
 
     fn expect(&mut self, notice: &Notice, first: u32, _landings: &mut dyn Landings) {
-        if !is_planted("progress outlives its room") {
+        if !is_failpoint_active("progress outlives its room") {
             self.landing.of(notice.slot).fill(Progress { tokens: first, chunk: None });
         }
     }
@@ -155,7 +156,7 @@ impl Landing {
         &mut self.progress[slot.index() * self.lanes..][..self.lanes]
     }
 
-    /// Whether a frame is the next of its room on its lane, where `wanted` tokens end its prompt.
+    /// Whether a frame is the next of its room on its lane; the prompt ends at token `wanted`.
     fn continues(&self, frame: &Frame, lane: usize, wanted: u32) -> bool {
         let Frame { tokens, bytes, last, aux, .. } = frame;
         if tokens.start >= tokens.end || tokens.end > wanted {
@@ -174,7 +175,7 @@ impl Landing {
         share(self.template.bytes(tokens.clone()), lane, self.lanes)
     }
 
-    /// A live frame has landed.
+    /// A live frame has arrived completely.
     fn landed(&mut self, frame: &Frame, lane: usize, landings: &mut dyn Landings) {
         let Frame { notice: Notice { slot, .. }, tokens, bytes, last, aux } = frame;
         let ended = self.share(tokens, lane).end == bytes.end;
@@ -190,7 +191,8 @@ impl Landing {
             self.aux[slot.index()] = *aux;
         }
         if *last {
-            let lanes = if is_planted("first lane ends for all") { lane + 1 } else { self.lanes };
+            let lanes =
+                if is_failpoint_active("first lane ends for all") { lane + 1 } else { self.lanes };
             let all = u32::MAX >> (32 - lanes);
             landings.lane_ended(*slot, lane as u8, all, &self.aux[slot.index()]);
         }
@@ -200,19 +202,20 @@ impl Landing {
 impl Lane {
     fn new(number: usize, arrival: Arrival, wait: &WaitSet) -> io::Result<Lane> {
         let Arrival { stream, early, .. } = arrival;
-        stream.adopt(wait, Interest::Readable)?;
-        let early_used = if is_planted("early bytes are dropped") { early.len() } else { 0 };
+        stream.adopt(wait, WaitInterest::Readable)?;
+        let early_used =
+            if is_failpoint_active("early bytes are dropped") { early.len() } else { 0 };
         let incoming = Incoming { stream, early, early_used };
         Ok(Lane { number, incoming, head: [0; HEAD_MAX], head_read: 0, frame: None })
     }
 
-    /// Decides on a head that was read whole in an earlier step: whether there was one, and a slot that
-    /// failed by it.
+    /// Judges a head that was read completely in an earlier step. Returns whether there was one,
+    /// and a slot that failed because of it.
     fn judge(
         &mut self,
         landing: &Landing,
         landings: &mut dyn Landings,
-    ) -> Result<(bool, Option<SlotId>), Lost> {
+    ) -> Result<(bool, Option<SlotId>), SessionLost> {
         if self.frame.is_some() || self.head_read < Frame::head_bytes(&self.head[..self.head_read])?
         {
             return Ok((false, None));
@@ -220,32 +223,32 @@ impl Lane {
         let frame = Frame::parse(&self.head[..self.head_read]);
         let Notice { slot, generation, room } = frame.notice;
         if slot.index() >= landing.aux.len() {
-            return Err(Lost::NONSENSE);
+            return Err(SessionLost::NONSENSE);
         }
         let wanted = landings.expected(&frame.notice);
         let mut failed = None;
         if let Some(wanted) = &wanted {
             if !landing.continues(&frame, self.number, wanted.end) {
-                return Err(Lost::NONSENSE);
+                return Err(SessionLost::NONSENSE);
             }
             if frame.aux.is_some_and(|aux| !aux.belongs_to(room, generation)) {
                 landings.fail(slot, Cause::Corrupt);
                 failed = Some(slot);
             }
         }
-        let is_wanted = wanted.is_some() || is_planted("frame lands unasked");
+        let is_wanted = wanted.is_some() || is_failpoint_active("frame lands unasked");
         self.frame = Some(Body { frame, read: 0, live: is_wanted && failed.is_none() });
         self.head_read = 0;
         Ok((true, failed))
     }
 
-    /// Reads the rest of the frame at hand, then the next head.
+    /// Reads the rest of the current frame, then the next head.
     fn receive(
         &mut self,
         landing: &mut Landing,
         memory: &Memory,
         landings: &mut dyn Landings,
-    ) -> Result<bool, Lost> {
+    ) -> Result<bool, SessionLost> {
         let mut moved = false;
         while let Some(body) = &mut self.frame {
             let Frame { notice: Notice { slot, .. }, tokens, bytes, .. } = &body.frame;
@@ -284,8 +287,8 @@ impl Lane {
 }
 
 impl Incoming {
-    /// None: nothing is there now.
-    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Lost> {
+    /// None: nothing is available now.
+    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, SessionLost> {
         let early = self.early();
         if early.is_empty() {
             return some_of(self.stream.read(into));
@@ -300,7 +303,7 @@ impl Incoming {
         &mut self,
         memory: &Memory,
         pieces: impl Iterator<Item = Piece>,
-    ) -> Result<Option<usize>, Lost> {
+    ) -> Result<Option<usize>, SessionLost> {
         let early = self.early();
         if early.is_empty() {
             return some_of(self.stream.receive(&memory.region, pieces));
@@ -315,14 +318,14 @@ impl Incoming {
     }
 }
 
-/// Something was asked for, so that nothing is the stream's end.
-fn some_of(read: io::Result<usize>) -> Result<Option<usize>, Lost> {
+/// The read asked for at least one byte, so 0 means the end of the stream.
+fn some_of(read: io::Result<usize>) -> Result<Option<usize>, SessionLost> {
     match read {
-        Ok(0) => Err(Lost::GONE),
+        Ok(0) => Err(SessionLost::GONE),
         Ok(read) => Ok(Some(read)),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
             Ok(None)
         }
-        Err(_) => Err(Lost::GONE),
+        Err(_) => Err(SessionLost::GONE),
     }
 }

@@ -1,14 +1,14 @@
-//! Frames and how a chunk is cut into them: a header, with a lane's last word to a room on lane 0 the aux
-//! record, then up to [`FRAME_MAX`] bytes of the chunk.
+//! The frames of a chunk: a header, then up to [`FRAME_MAX`] bytes of the chunk. On lane 0 the
+//! room's last frame also carries the aux record, behind the header.
 
 use crate::ids::{Generation, Room, SlotId};
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::transport::{Lost, Notice};
+use crate::transfer::transport::{Notice, SessionLost};
 use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 
-/// Most bytes of KV in a frame: what a cancelled room may still have on the way, and how long another waits
-/// behind it.
+/// Most bytes of KV in a frame. It bounds the data in flight of a cancelled room, and the time that
+/// another room waits behind a frame.
 pub const FRAME_MAX: u64 = 1 << 20;
 const MAGIC: u32 = u32::from_le_bytes(*b"BtnF");
 /// This lane sends nothing more for the room.
@@ -26,12 +26,12 @@ struct Header {
     magic: u32,
     flags: u32,
     room: u64,
-    /// The destination's.
+    /// The destination's slot.
     slot: u32,
     generation: u32,
     first_token: u32,
     end_token: u32,
-    /// Of the frame's first byte in the chunk.
+    /// Offset of the frame's first byte in the chunk.
     offset: u64,
     bytes: u32,
     reserved: u32,
@@ -39,20 +39,20 @@ struct Header {
 
 const _: () = assert!(HEADER_BYTES == 48);
 
-/// What a frame carries; at the destination as the peer says.
+/// The content of a frame; at the destination, as the peer states it.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Frame {
     pub notice: Notice,
-    /// The chunk's.
+    /// Tokens of the chunk.
     pub tokens: Range<u32>,
-    /// Of the chunk's stream.
+    /// Bytes of the chunk's stream.
     pub bytes: Range<u64>,
     pub last: bool,
     pub aux: Option<AuxRecord>,
 }
 
 impl Frame {
-    /// Writes the head; how long it is.
+    /// Writes the head and returns its length.
     pub fn encode(&self, head: &mut [u8; HEAD_MAX]) -> usize {
         let Notice { slot, generation, room } = self.notice;
         let header = Header {
@@ -73,19 +73,20 @@ impl Frame {
         HEAD_MAX
     }
 
-    /// Bytes of the head that begins with `head`, as far as they are known. An error: this is no frame.
-    pub fn head_bytes(head: &[u8]) -> Result<usize, Lost> {
+    /// Length of the head that begins with `head`, as far as it is known. An error if this is no
+    /// valid frame.
+    pub fn head_bytes(head: &[u8]) -> Result<usize, SessionLost> {
         let Some(header) = head.get(..HEADER_BYTES) else { return Ok(HEADER_BYTES) };
         let header: Header = bytemuck::pod_read_unaligned(header);
         let known = header.magic == MAGIC && header.flags & !(LAST | AUX) == 0;
         let bounded = u64::from(header.bytes) <= FRAME_MAX && header.offset < 1 << 63;
         if !known || !bounded {
-            return Err(Lost::NONSENSE);
+            return Err(SessionLost::NONSENSE);
         }
         Ok(if header.flags & AUX == 0 { HEADER_BYTES } else { HEAD_MAX })
     }
 
-    /// A whole head, whose length [`Frame::head_bytes`] told.
+    /// Parses a complete head, with the length from [`Frame::head_bytes`].
     pub fn parse(head: &[u8]) -> Frame {
         let header: Header = bytemuck::pod_read_unaligned(&head[..HEADER_BYTES]);
         Frame {
@@ -106,6 +107,8 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Room;
+    use crate::transfer::aux::AUX_PAYLOAD_BYTES;
 
     #[test]
     fn a_head_parses_as_it_was_written() {
@@ -114,7 +117,7 @@ mod tests {
             tokens: 6..7,
             bytes: 8..9,
             last: true,
-            aux: Some(AuxRecord { first_token: 10, ..AuxRecord::zeroed() }),
+            aux: Some(AuxRecord::new(Room(0), [10; AUX_PAYLOAD_BYTES])),
         };
         for frame in [frame.clone(), Frame { last: false, aux: None, ..frame }] {
             let mut head = [0; HEAD_MAX];
@@ -127,7 +130,7 @@ mod tests {
                 head[at] = value;
                 assert_eq!(
                     Frame::head_bytes(&head[..HEADER_BYTES]),
-                    Err(Lost::NONSENSE),
+                    Err(SessionLost::NONSENSE),
                     "byte {at}"
                 );
             }

@@ -1,12 +1,14 @@
-//! A stream without a kernel: two bounded buffers, which the program fills and drains by [`MemoryStream`], and whoever
-//! plays the kernel and the network by [`Kernel`], in pieces and at times of its own.
+//! A stream without a kernel: two bounded buffers. The program uses them by [`MemoryStream`]. A
+//! simulated kernel and network use [`StreamKernel`], in pieces and at times of their own.
 //!
-//! Thread: any; the simulator has one. It behaves as a non-blocking socket does: what does not fit is not taken, what has
-//! come is read before the end or the reset behind it is met, and who waits is woken for as long as there is a cause.
+//! Thread: any; the simulator has one.
+//! Invariants: it behaves like a non-blocking socket. Bytes that do not fit are not taken. Received
+//! bytes are read before the end or the reset behind them. A waiting program is woken as long as
+//! there is a reason.
 //! Not here: time, order between streams, loss (`sim::cluster::lanes`).
 
 use crate::kv::region::Region;
-use crate::sys::event::Interest;
+use crate::sys::event::WaitInterest;
 use crate::transfer::plan::Piece;
 use crate::transfer::transport::vectored;
 use std::collections::VecDeque;
@@ -17,25 +19,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct MemoryStream(Arc<Mutex<Socket>>);
 
-/// The kernel's side of the same.
+/// The kernel's side of the same stream.
 #[derive(Debug)]
-pub struct Kernel(Arc<Mutex<Socket>>);
+pub struct StreamKernel(Arc<Mutex<Socket>>);
 
 #[derive(Debug)]
 struct Socket {
     state: State,
-    /// By the program, and has not left.
+    /// Written by the program, not sent yet.
     written: VecDeque<u8>,
-    /// Bytes that `written` takes.
+    /// Capacity of `written` in bytes.
     room: usize,
-    /// From the peer, and not read.
+    /// Received from the peer, not read yet.
     received: VecDeque<u8>,
-    /// Nothing comes behind that.
+    /// The peer sends nothing more behind `received`.
     ended: bool,
-    /// The program has let go of it.
+    /// The program has dropped its end.
     closed: bool,
-    /// What the program's wait set is woken for; none before it was adopted.
-    awaited: Option<Interest>,
+    /// The interest of the program's wait set; None before the stream was adopted.
+    awaited: Option<WaitInterest>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,8 +47,8 @@ enum State {
     Reset,
 }
 
-/// A stream that stands, or is being dialled, and takes so many bytes before some have left.
-pub fn stream(stands: bool, room: usize) -> (MemoryStream, Kernel) {
+/// A stream that is open, or is being dialled, with room for `room` unsent bytes.
+pub fn stream(stands: bool, room: usize) -> (MemoryStream, StreamKernel) {
     let socket = Arc::new(Mutex::new(Socket {
         state: if stands { State::Open } else { State::Connecting },
         written: VecDeque::new(),
@@ -56,7 +58,7 @@ pub fn stream(stands: bool, room: usize) -> (MemoryStream, Kernel) {
         closed: false,
         awaited: None,
     }));
-    (MemoryStream(socket.clone()), Kernel(socket))
+    (MemoryStream(socket.clone()), StreamKernel(socket))
 }
 
 fn lock(socket: &Mutex<Socket>) -> MutexGuard<'_, Socket> {
@@ -73,7 +75,7 @@ impl Socket {
         }
     }
 
-    /// What can be read now, as far as it lies in one piece; none at the stream's end.
+    /// The bytes that can be read now in one piece; none at the stream's end.
     fn readable(&self) -> io::Result<&[u8]> {
         match self.received.as_slices().0 {
             [] if self.state == State::Reset => Err(ErrorKind::ConnectionReset.into()),
@@ -84,7 +86,7 @@ impl Socket {
 }
 
 impl MemoryStream {
-    pub(super) fn wait_for(&self, interest: Interest) {
+    pub(super) fn wait_for(&self, interest: WaitInterest) {
         lock(&self.0).awaited = Some(interest);
     }
 
@@ -115,10 +117,10 @@ impl MemoryStream {
         Ok(read)
     }
 
-    /// Reads what is there; 0: the stream has ended.
+    /// Reads available bytes; 0: the stream has ended.
     ///
     /// # Errors
-    /// `WouldBlock` where nothing is there now, and as a socket's otherwise.
+    /// `WouldBlock` if nothing is available now; otherwise the errors of a socket.
     pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         let mut socket = lock(&self.0);
         let bytes = socket.readable()?;
@@ -135,8 +137,8 @@ impl Drop for MemoryStream {
     }
 }
 
-impl Kernel {
-    /// The peer's kernel has taken the connection.
+impl StreamKernel {
+    /// The peer's kernel has accepted the connection.
     pub fn connected(&self) {
         let mut socket = lock(&self.0);
         if socket.state == State::Connecting {
@@ -144,25 +146,25 @@ impl Kernel {
         }
     }
 
-    /// Takes up to so many bytes of what was written.
+    /// Takes up to `most` bytes of those written.
     pub fn take(&self, most: usize) -> Vec<u8> {
         let mut socket = lock(&self.0);
         let count = socket.written.len().min(most);
         socket.written.drain(..count).collect()
     }
 
-    /// Bytes that were written and were not taken.
+    /// Bytes that were written and not taken.
     pub fn unsent(&self) -> usize {
         let socket = lock(&self.0);
         if socket.state == State::Open { socket.written.len() } else { 0 }
     }
 
-    /// Bytes that have come and were not read.
+    /// Bytes that were received and not read.
     pub fn unread(&self) -> usize {
         lock(&self.0).received.len()
     }
 
-    /// Bytes have come.
+    /// Delivers bytes to the program.
     pub fn receive(&self, bytes: &[u8]) {
         lock(&self.0).received.extend(bytes);
     }
@@ -172,29 +174,29 @@ impl Kernel {
         lock(&self.0).ended = true;
     }
 
-    /// The connection is no more; what has come can still be read.
+    /// Resets the connection; received bytes can still be read.
     pub fn reset(&self) {
         let mut socket = lock(&self.0);
         socket.state = State::Reset;
         socket.written.clear();
     }
 
-    /// Whether it is.
+    /// Whether the connection was reset.
     pub fn is_reset(&self) -> bool {
         lock(&self.0).state == State::Reset
     }
 
-    /// Whether the program has let go of it.
+    /// Whether the program has dropped its end.
     pub fn is_closed(&self) -> bool {
         lock(&self.0).closed
     }
 
-    /// Whether a wait set is woken for it.
+    /// Whether a wait set waits for it.
     pub fn is_adopted(&self) -> bool {
         lock(&self.0).awaited.is_some()
     }
 
-    /// Whether there is a cause to wake it now.
+    /// Whether there is a reason to wake the program now.
     pub fn is_ready(&self) -> bool {
         let socket = lock(&self.0);
         let readable = !socket.received.is_empty() || socket.ended || socket.state == State::Reset;
@@ -202,8 +204,8 @@ impl Kernel {
         !socket.closed
             && match socket.awaited {
                 None => false,
-                Some(Interest::Readable) => readable,
-                Some(Interest::ReadableOrWritable) => readable || writable,
+                Some(WaitInterest::Readable) => readable,
+                Some(WaitInterest::ReadableOrWritable) => readable || writable,
             }
     }
 }
@@ -221,7 +223,7 @@ mod tests {
         let region = Region::new(c"stream", 4096).unwrap();
         let pieces = || [Piece { at: 0, bytes: 3 }, Piece { at: 16, bytes: 3 }].into_iter();
         let (stream, kernel) = stream(false, 7);
-        stream.wait_for(Interest::ReadableOrWritable);
+        stream.wait_for(WaitInterest::ReadableOrWritable);
         assert_eq!(kind(stream.send(b"head", &region, pieces())), Err(ErrorKind::WouldBlock));
         assert!(!kernel.is_ready(), "it is being dialled");
         kernel.connected();
@@ -248,11 +250,11 @@ mod tests {
             } else {
                 kernel.end()
             }
-            stream.wait_for(Interest::Readable);
+            stream.wait_for(WaitInterest::Readable);
             assert_eq!((kind(stream.read(&mut byte)), byte), (Ok(1), *b"x"));
             let over = if broken { Err(ErrorKind::ConnectionReset) } else { Ok(0) };
             assert_eq!(kind(stream.read(&mut byte)), over);
-            assert!(kernel.is_ready(), "its reader is woken until it has let go");
+            assert!(kernel.is_ready(), "its reader is woken until it drops the stream");
             drop(stream);
             assert!(kernel.is_closed() && !kernel.is_ready());
         }

@@ -1,5 +1,5 @@
-//! What a stream opens with: which session and lane it is, and that its dialler may. Read and compared by
-//! `ctl`, before the mover is given the stream.
+//! The preamble of a stream: session, lane and the token that permits it. `ctl` reads and checks it
+//! before the mover gets the stream.
 
 use crate::ids::SessionGeneration;
 use crate::limits::LANES_MAX;
@@ -10,31 +10,31 @@ use std::fmt;
 const MAGIC: u32 = u32::from_le_bytes(*b"BtnT");
 const VERSION: u32 = 1;
 
-/// A stream's claim: as the peer says, until compared with the session that the token opens.
+/// A stream's claim, not trusted until it is compared with the session of the token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Preamble {
-    /// From the destination's Announce.
+    /// The token of the destination's Announce.
     pub token: Token,
-    /// The session's.
+    /// The generation of the session.
     pub session: SessionGeneration,
-    /// From 0.
+    /// The lane, counted from 0.
     pub lane: u16,
-    /// Of the session.
+    /// Lanes of the session.
     pub lanes: u16,
 }
 
-/// Why a stream is not one of ours.
+/// Why a stream is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PreambleError {
-    /// Something else dialled the data port.
+    /// Another program dialled the data port.
     Magic,
     /// A version that this build does not know.
     Version(u32),
     /// A lane beyond the count, or a count beyond the limit.
     Lane {
-        /// Said.
+        /// The lane in the preamble.
         lane: u16,
-        /// Said.
+        /// The number of lanes in the preamble.
         lanes: u16,
     },
 }
@@ -57,7 +57,7 @@ impl Preamble {
     /// Its length on the stream.
     pub const BYTES: usize = 64;
 
-    /// As it goes over the stream.
+    /// The bytes on the stream.
     pub fn encode(&self) -> [u8; Preamble::BYTES] {
         bytemuck::cast(Body {
             magic: MAGIC,
@@ -70,7 +70,7 @@ impl Preamble {
         })
     }
 
-    /// The first bytes of a stream. Reserved bytes are for later versions and not looked at.
+    /// Parses the first bytes of a stream. Reserved bytes are for later versions and are ignored.
     pub fn parse(bytes: &[u8; Preamble::BYTES]) -> Result<Preamble, PreambleError> {
         let body: Body = bytemuck::pod_read_unaligned(bytes);
         if body.magic != MAGIC {

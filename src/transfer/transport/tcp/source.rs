@@ -1,14 +1,16 @@
-//! The sending half: posts are cut into one share per lane, and lanes send a frame of each slot in turn, so
-//! that a long prompt does not hold back a short one.
+//! The sending half: posts are cut into one share per lane. Lanes send one frame of each slot in
+//! turn, so that a long prompt does not delay a short one.
 
 use super::frame::{FRAME_MAX, Frame, HEAD_MAX};
 use super::preamble::Preamble;
 use super::stream::Stream;
 use crate::ids::{SessionGeneration, SlotId};
 use crate::limits::LANES_MAX;
-use crate::sys::event::{Interest, WaitSet};
+use crate::sys::event::{WaitInterest, WaitSet};
 use crate::transfer::plan::Template;
-use crate::transfer::transport::{Completion, Full, Lost, Memory, Notice, Post, SourceHalf, share};
+use crate::transfer::transport::{
+    CompletionMode, Full, Memory, Notice, Post, SessionLost, SourceHalf, share,
+};
 use crate::wire::message::Token;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -22,11 +24,11 @@ pub struct TcpSource {
     lanes: Box<[Lane]>,
 }
 
-/// What lanes send from.
+/// The data that all lanes send from.
 #[derive(Debug)]
 struct Sending {
     template: Template,
-    /// One post per slot at a time; the mover merges the rest.
+    /// One post per slot at a time; the mover merges further chunks.
     jobs: Box<[Option<Job>]>,
     lanes: usize,
     frame_max: u64,
@@ -36,7 +38,8 @@ struct Sending {
 #[derive(Debug)]
 struct Job {
     post: Post,
-    /// Bit per lane that has not sent its share; once withdrawn, that is within a frame.
+    /// One bit per lane that has not sent its share. After a withdrawal: per lane in the middle of
+    /// a frame.
     unsent: u32,
     withdrawn: bool,
 }
@@ -45,28 +48,28 @@ struct Job {
 struct Lane {
     number: usize,
     stream: Stream,
-    /// Slots with something to send, and from where in their chunk.
+    /// Slots with unsent bytes, and the offset in their chunk.
     queue: VecDeque<(SlotId, u64)>,
     begun: Option<Begun>,
     head: [u8; HEAD_MAX],
     waits_for_room: bool,
 }
 
-/// A head and what follows it.
+/// A frame that is being sent: its head and its bytes.
 #[derive(Clone, Debug)]
 struct Begun {
-    /// None: the preamble.
+    /// The slot; None for the preamble.
     slot: Option<SlotId>,
     head_bytes: usize,
-    /// Of the chunk.
+    /// Bytes of the chunk.
     bytes: Range<u64>,
-    /// Of head and bytes together.
+    /// Bytes sent, head included.
     sent: usize,
 }
 
 impl TcpSource {
-    /// A session over `streams`, dialled to the destination's data port and connected or about to be.
-    /// `slots` are this worker's; `wait` is where its mover parks.
+    /// A session over `streams`, which are dialled to the destination's data port and may not be
+    /// connected yet. `slots` counts this worker's; `wait` is where its mover parks.
     pub fn new(
         streams: Vec<impl Into<Stream>>,
         (token, session): (Token, SessionGeneration),
@@ -87,7 +90,7 @@ impl TcpSource {
         Ok(TcpSource { sending, lanes: lanes_open })
     }
 
-    /// Cuts shares into shorter frames than [`FRAME_MAX`].
+    /// Sets a shorter frame length than [`FRAME_MAX`].
     #[must_use]
     pub fn with_frames_of(mut self, bytes: u64) -> TcpSource {
         self.sending.frame_max = bytes.clamp(1, FRAME_MAX);
@@ -96,8 +99,8 @@ impl TcpSource {
 }
 
 impl SourceHalf for TcpSource {
-    fn completion(&self) -> Completion {
-        Completion::Pushed
+    fn completion(&self) -> CompletionMode {
+        CompletionMode::Pushed
     }
 
     fn post(&mut self, _memory: &Memory, post: &Post) -> Result<(), Full> {
@@ -118,7 +121,11 @@ impl SourceHalf for TcpSource {
         Ok(())
     }
 
-    fn step(&mut self, memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    fn step(
+        &mut self,
+        memory: &Memory,
+        completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, SessionLost> {
         let mut moved = false;
         for lane in &mut self.lanes {
             moved |= lane.step(&mut self.sending, memory, completed)?;
@@ -149,13 +156,13 @@ impl SourceHalf for TcpSource {
 }
 
 impl Sending {
-    /// What `lane` carries of the slot's post.
+    /// The part of the slot's post that `lane` carries.
     fn share(&self, slot: SlotId, lane: usize) -> Range<u64> {
         let tokens = self.jobs[slot.index()].as_ref().map_or(0..0, |job| job.post.tokens.clone());
         share(self.template.bytes(tokens), lane, self.lanes)
     }
 
-    /// The slot's next frame on a lane, from `at`.
+    /// The slot's next frame on a lane, from offset `at`.
     fn frame(&self, slot: SlotId, lane: usize, at: u64) -> Option<Frame> {
         let post = &self.jobs[slot.index()].as_ref()?.post;
         let share = self.share(slot, lane);
@@ -174,7 +181,7 @@ impl Sending {
         })
     }
 
-    /// Sends what is left of a frame, as far as the stream takes it.
+    /// Sends the rest of a frame, as far as the stream takes it.
     fn send(
         &self,
         stream: &Stream,
@@ -191,11 +198,12 @@ impl Sending {
         let bytes = begun.bytes.start + payload..begun.bytes.end;
         let page = |index| memory.lists.page(slot, index);
         let pieces = self.template.source_pieces(tokens, bytes, page);
-        memory.tally.add(u64::from(begun.sent == 0), 1);
+        memory.counters.add(u64::from(begun.sent == 0), 1);
         stream.send(head, &memory.region, pieces)
     }
 
-    /// A lane has sent a frame. Gives from where it goes on, and whether nothing of the slot is outstanding.
+    /// A lane has sent a frame. Returns the offset where it continues, and whether nothing of the
+    /// slot is outstanding.
     fn sent(&mut self, slot: SlotId, lane: usize, end: u64) -> (Option<u64>, bool) {
         let share = self.share(slot, lane);
         let Some(job) = &mut self.jobs[slot.index()] else { return (None, false) };
@@ -220,7 +228,7 @@ impl Lane {
         wait: &WaitSet,
     ) -> io::Result<Lane> {
         stream.set_nodelay()?;
-        stream.adopt(wait, Interest::ReadableOrWritable)?;
+        stream.adopt(wait, WaitInterest::ReadableOrWritable)?;
         let mut head = [0; HEAD_MAX];
         head[..Preamble::BYTES].copy_from_slice(&preamble.encode());
         let begun = Begun { slot: None, head_bytes: Preamble::BYTES, bytes: 0..0, sent: 0 };
@@ -234,13 +242,13 @@ impl Lane {
         })
     }
 
-    /// Sends up to one frame, or looks whether the stream still stands.
+    /// Sends up to one frame, or checks that the stream is still open.
     fn step(
         &mut self,
         sending: &mut Sending,
         memory: &Memory,
         completed: &mut dyn FnMut(SlotId),
-    ) -> Result<bool, Lost> {
+    ) -> Result<bool, SessionLost> {
         if self.begun.is_none() {
             self.begin(sending);
         }
@@ -255,7 +263,7 @@ impl Lane {
                 Ok(sent) => begun.sent += sent,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => return Err(Lost::GONE),
+                Err(_) => return Err(SessionLost::GONE),
             }
         }
         let moved = begun.sent > before;
@@ -281,23 +289,24 @@ impl Lane {
         self.begun = Some(Begun { slot: Some(slot), head_bytes, bytes: frame.bytes, sent: 0 });
     }
 
-    /// The destination sends nothing: whatever comes is the stream's end or nonsense.
-    fn listen(&mut self) -> Result<bool, Lost> {
+    /// The destination sends nothing: any data is the stream's end or invalid.
+    fn listen(&mut self) -> Result<bool, SessionLost> {
         match self.stream.read(&mut [0]) {
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
             {
                 Ok(false)
             }
-            _ => Err(Lost::GONE),
+            _ => Err(SessionLost::GONE),
         }
     }
 
-    fn wait_for_room(&mut self, wanted: bool, sending: &Sending) -> Result<(), Lost> {
+    fn wait_for_room(&mut self, wanted: bool, sending: &Sending) -> Result<(), SessionLost> {
         if self.waits_for_room != wanted {
-            let interest = if wanted { Interest::ReadableOrWritable } else { Interest::Readable };
+            let interest =
+                if wanted { WaitInterest::ReadableOrWritable } else { WaitInterest::Readable };
             let changed = self.stream.change(&sending.wait, interest);
-            changed.map_err(|_| Lost::because(crate::cause::Cause::Internal))?;
+            changed.map_err(|_| SessionLost::because(crate::cause::Cause::Internal))?;
             self.waits_for_room = wanted;
         }
         Ok(())

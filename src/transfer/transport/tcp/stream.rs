@@ -1,11 +1,13 @@
-//! What a lane runs over: a socket, or a stream whose kernel is whoever simulates one.
+//! The stream of a lane: a socket, or a stream with a simulated kernel.
 //!
-//! Thread: `move`; `ctl` makes them. An enum, so that a socket is called as before. All calls are non-blocking.
-//! Not here: dialling and accepting (`front::lanes`), what is sent and when (`source`, `destination`).
+//! Thread: `move`; `ctl` makes them. An enum, so that calls of a socket stay direct. All calls are
+//! non-blocking.
+//! Not here: dialling and accepting (`peer::tcp_handshake`), what is sent and when (`source`,
+//! `destination`).
 
 use super::memory::MemoryStream;
 use crate::kv::region::Region;
-use crate::sys::event::{Interest, WaitSet};
+use crate::sys::event::{WaitInterest, WaitSet};
 use crate::transfer::plan::Piece;
 use crate::transfer::transport::vectored;
 use std::io::{self, Read};
@@ -15,9 +17,9 @@ use std::os::fd::AsFd;
 /// A stream of bytes to a peer.
 #[derive(Debug)]
 pub enum Stream {
-    /// Of the kernel's.
+    /// A kernel socket.
     Socket(TcpStream),
-    /// Of memory.
+    /// A stream in memory.
     Memory(MemoryStream),
 }
 
@@ -34,8 +36,8 @@ impl From<MemoryStream> for Stream {
 }
 
 impl Stream {
-    /// From now on `set` is woken for it.
-    pub(super) fn adopt(&self, set: &WaitSet, interest: Interest) -> io::Result<()> {
+    /// Registers the stream with `set`, which it wakes for `interest`.
+    pub(super) fn adopt(&self, set: &WaitSet, interest: WaitInterest) -> io::Result<()> {
         match self {
             Stream::Socket(socket) => {
                 socket.set_nonblocking(true)?;
@@ -48,8 +50,8 @@ impl Stream {
         }
     }
 
-    /// Changes what `set` is woken for.
-    pub(super) fn change(&self, set: &WaitSet, interest: Interest) -> io::Result<()> {
+    /// Changes the interest for which `set` is woken.
+    pub(super) fn change(&self, set: &WaitSet, interest: WaitInterest) -> io::Result<()> {
         match self {
             Stream::Socket(socket) => set.change(socket.as_fd(), interest),
             Stream::Memory(stream) => {
@@ -59,7 +61,7 @@ impl Stream {
         }
     }
 
-    /// Has what is written leave at once.
+    /// Sends written bytes at once (TCP_NODELAY).
     pub(super) fn set_nodelay(&self) -> io::Result<()> {
         match self {
             Stream::Socket(socket) => socket.set_nodelay(true),
@@ -67,7 +69,7 @@ impl Stream {
         }
     }
 
-    /// As [`vectored::send`].
+    /// Like [`vectored::send`].
     #[inline]
     pub(super) fn send(
         &self,
@@ -81,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// As [`vectored::receive`].
+    /// Like [`vectored::receive`].
     #[inline]
     pub(super) fn receive(
         &self,
@@ -94,7 +96,7 @@ impl Stream {
         }
     }
 
-    /// Reads what is there; 0: the stream has ended.
+    /// Reads available bytes; 0: the stream has ended.
     #[inline]
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         match self {

@@ -1,7 +1,7 @@
 //! Sixteen lanes as pairs of 256-bit registers: AVX2, FMA, F16C.
 //!
-//! Invariant: an [`Avx2`] exists only inside functions compiled for these features on a CPU that has
-//! them; that is the reason behind every block below.
+//! Invariants: an [`Avx2`] exists only inside functions compiled for these features, on a CPU that
+//! has them. Every unsafe block below relies on that.
 #![allow(unsafe_code)]
 
 use super::{Kernel, LANES, Lanes, Simd};
@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 macro_rules! op {
     ($($body:tt)*) => {{
-        // SAFETY: `self` proves the instructions; memory is named by references of exact size.
+        // SAFETY: `self` proves the instructions; memory is given by references of exact size.
         unsafe { $($body)* }
     }};
 }
@@ -150,7 +150,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn shorts(self, value: Self::I) -> [i16; LANES] {
-        // SAFETY: two registers are 16 words, whatever the bits.
+        // SAFETY: two registers are 16 words of any bits.
         let lanes: [i32; LANES] = unsafe { std::mem::transmute(value) };
         lanes.map(|v| v as i16)
     }
@@ -217,7 +217,7 @@ impl Simd for Avx2 {
                     let (a, b) = (r[i & !1], r[i | 1]);
                     if i & 1 == 0 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) }
                 });
-                // After `pairs`, [4g + h] holds columns (2h', 2h'+1) of rows 4g.., see below.
+                // Here [4g + h] holds columns (2h', 2h'+1) of rows 4g..; see below.
                 let quads: [__m256; 8] = std::array::from_fn(|i| {
                     let (a, b) =
                         (pairs[(i & 4) + ((i >> 1) & 1)], pairs[(i & 4) + 2 + ((i >> 1) & 1)]);

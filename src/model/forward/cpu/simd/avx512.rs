@@ -1,19 +1,20 @@
 //! Sixteen lanes as one 512-bit register: AVX-512 F, BW, VL, DQ, with or without VNNI.
 //!
-//! Invariant: an [`Avx512`] exists only inside functions compiled for these features on a CPU that
-//! has them; that is the reason behind every block below.
+//! Invariants: an [`Avx512`] exists only inside functions compiled for these features, on a CPU
+//! that has them. Every unsafe block below relies on that.
 #![allow(unsafe_code)]
 
 use super::{Kernel, LANES, Lanes, Simd};
 use std::arch::x86_64::*;
 
-/// Proof that the CPU has AVX-512 F, BW, VL and DQ, and VNNI if so named. Both forms give equal bits.
+/// Proof that the CPU has AVX-512 F, BW, VL and DQ, and VNNI if the parameter says so. Both forms
+/// give equal bits.
 #[derive(Clone, Copy)]
 pub struct Avx512<const VNNI: bool>(());
 
 impl<const VNNI: bool> Avx512<VNNI> {
     /// # Safety
-    /// The CPU has the features that the type names.
+    /// The CPU has the features of the type.
     #[inline(always)]
     pub unsafe fn assume() -> Self {
         Avx512(())
@@ -22,12 +23,12 @@ impl<const VNNI: bool> Avx512<VNNI> {
 
 macro_rules! op {
     ($($body:tt)*) => {{
-        // SAFETY: `self` proves the instructions; memory is named by references of exact size.
+        // SAFETY: `self` proves the instructions; memory is given by references of exact size.
         unsafe { $($body)* }
     }};
 }
 
-/// Runs a kernel with these instructions, VNNI not among them.
+/// Runs a kernel with these instructions, without VNNI.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: these are the features of this function.

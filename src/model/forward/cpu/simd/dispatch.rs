@@ -1,5 +1,5 @@
-//! Which kernel family runs. The only place that enters functions compiled for particular features: each
-//! family's entry lies in a file of its own, so that the compiler works on several at once.
+//! Selects the kernel family. Only this module enters functions compiled for particular features.
+//! Each family's entry is a separate file, so that the compiler can work on several at once.
 #![allow(unsafe_code)]
 
 use super::Kernel;
@@ -8,14 +8,14 @@ use super::portable::Portable;
 use super::{avx2::run_avx2, avx512::run_avx512, avx512_vnni::run_avx512_vnni};
 use std::fmt;
 
-/// Kernels that give equal bits wherever they run; the family is part of a model's fingerprint.
+/// Kernel families. A family gives equal bits on every CPU; it is part of a model's fingerprint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum KernelFamily {
     /// Plain Rust.
     Portable,
     /// AVX2, FMA, F16C.
     Avx2,
-    /// AVX-512 F, BW, VL, DQ; VNNI where present.
+    /// AVX-512 F, BW, VL, DQ; with VNNI if present.
     Avx512,
 }
 
@@ -44,7 +44,7 @@ pub fn available_kernels() -> &'static [KernelFamily] {
     &ALL[..count]
 }
 
-/// A family found to run on this CPU.
+/// A family that runs on this CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Dispatch(Entry);
 
@@ -60,7 +60,7 @@ enum Entry {
 }
 
 impl Dispatch {
-    /// `None` where the CPU lacks the family.
+    /// Returns `None` if the CPU lacks the family.
     pub fn new(family: KernelFamily) -> Option<Dispatch> {
         match family {
             KernelFamily::Portable => Some(Dispatch(Entry::Portable)),
@@ -91,7 +91,7 @@ impl Dispatch {
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             Entry::Portable => kernel.run(Portable),
-            // SAFETY: `new` found the features that each of these is compiled for.
+            // SAFETY: `new` found the features that these functions are compiled for.
             #[cfg(target_arch = "x86_64")]
             Entry::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: as above.
@@ -103,7 +103,7 @@ impl Dispatch {
         }
     }
 
-    /// AVX-512 without VNNI, for the test that both forms agree.
+    /// AVX-512 without VNNI, for the test that compares both forms.
     #[cfg(all(test, target_arch = "x86_64"))]
     pub fn without_vnni(self) -> Dispatch {
         match self.0 {

@@ -1,8 +1,9 @@
 //! Sixteen lanes of arithmetic, once per kernel family, and the choice of the family at run time.
 //!
-//! Owns: [`Simd`], the vocabulary in which all kernels are written, and [`Dispatch`], the proof that
-//! a family runs on this CPU. Invariant: each lane's result depends on that lane's inputs alone, and
-//! integer results are equal in all families. AMX would be one more family with tiles of its own.
+//! Owns: [`Simd`], the operations of all kernels, and [`Dispatch`], the proof that a family runs on
+//! this CPU.
+//! Invariants: each lane's result depends only on that lane's inputs. Integer results are equal in
+//! all families.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -15,12 +16,12 @@ mod portable;
 
 pub use dispatch::{Dispatch, KernelFamily, available_kernels};
 
-/// Lanes of a vector.
+/// Number of lanes of a vector.
 pub const LANES: usize = 16;
 /// Sixteen values in memory.
 pub type Lanes = [f32; LANES];
 
-/// Sixteen lanes. A value of an implementing type exists only where its instructions do.
+/// Sixteen lanes. A value of an implementing type exists only where its instructions are available.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// 16 × f32.
     type F: Copy;
@@ -29,14 +30,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// 16 rows × 2 weights as i16.
     type W: Copy;
 
-    /// Rows of activations that share one pass over a group of weights: what registers hold.
+    /// Rows of activations that share one pass over a group of weights, limited by the registers.
     const TILE: usize;
 
-    /// The value in all lanes.
+    /// Sets all lanes to the value.
     fn splat(self, value: f32) -> Self::F;
-    /// From memory.
+    /// Loads from memory.
     fn load(self, from: &Lanes) -> Self::F;
-    /// To memory.
+    /// Stores to memory.
     fn store(self, value: Self::F, to: &mut Lanes);
     /// a + b
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -44,40 +45,40 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     /// a / b
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
-    /// The larger.
+    /// The larger value.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// The smaller.
+    /// The smaller value.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
-    /// a · b + c, rounded once where the family can.
+    /// a · b + c, rounded once if the family supports it.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The nearest integer, ties to even; magnitudes below 2³¹.
     fn round(self, value: Self::F) -> Self::I;
     /// 2ⁿ for n in −126..=127.
     fn power(self, n: Self::I) -> Self::F;
-    /// `value` where `x > limit`, zero elsewhere.
+    /// `value` in lanes with `x > limit`, zero elsewhere.
     fn where_above(self, x: Self::F, limit: Self::F, value: Self::F) -> Self::F;
 
-    /// From halves.
+    /// Converts from f16.
     fn half(self, from: &[u16; LANES]) -> Self::F;
-    /// From bfloat16.
+    /// Converts from bfloat16.
     fn bf16(self, from: &[u16; LANES]) -> Self::F;
-    /// To halves, ties to even.
+    /// Converts to f16, ties to even.
     fn to_half(self, value: Self::F) -> [u16; LANES];
-    /// To bfloat16, ties to even.
+    /// Converts to bfloat16, ties to even.
     fn to_bf16(self, value: Self::F) -> [u16; LANES];
 
-    /// The value in all lanes.
+    /// Sets all lanes to the value.
     fn splat_int(self, value: i32) -> Self::I;
-    /// Exact below 2²⁴, else the nearest.
+    /// Converts to floats; exact below 2²⁴, else the nearest.
     fn float(self, value: Self::I) -> Self::F;
     /// The low 16 bits of each lane.
     fn shorts(self, value: Self::I) -> [i16; LANES];
 
-    /// Unsigned bytes, four to a lane: its first and third, then its second and fourth.
+    /// Unsigned bytes, four per lane: the first and third, then the second and fourth.
     fn bytes(self, from: &[u8; 64]) -> [Self::W; 2];
-    /// The same of signed bytes.
+    /// Like [`Simd::bytes`], for signed bytes.
     fn signed_bytes(self, from: &[u8; 64]) -> [Self::W; 2];
-    /// The same of the low nibbles, then of the high nibbles.
+    /// Like [`Simd::bytes`], for the low nibbles, then for the high nibbles.
     fn nibbles(self, from: &[u8; 64]) -> [Self::W; 4];
     /// Adds, per lane, the dot product of its two weights and the two i16 of `x`.
     fn dot(self, sum: Self::I, weights: Self::W, x: i32) -> Self::I;
@@ -97,7 +98,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.reduce(value, |a, b| if a > b { a } else { b })
     }
 
-    /// Joins halves until one is left.
+    /// Joins the halves until one value is left.
     #[inline(always)]
     fn reduce(self, value: Self::F, join: impl Fn(f32, f32) -> f32) -> f32 {
         let mut all = [0.0; LANES];
@@ -107,7 +108,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         join(join(quarter[0], quarter[2]), join(quarter[1], quarter[3]))
     }
 
-    /// 2ˣ to about 2 ulp for x ≤ 127; below −126 it may be zero, far below it is.
+    /// 2ˣ to about 2 ulp for x ≤ 127. Below −126 the result may be zero; far below it is zero.
     #[inline(always)]
     fn exp2(self, x: Self::F) -> Self::F {
         let low = self.splat(-126.0);
@@ -129,8 +130,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// A computation written over [`Simd`]; `run` must be `#[inline(always)]`, and so must all that it
-/// calls, since only the instance inside [`Dispatch::run`] may use the family's instructions.
+/// A computation over [`Simd`]. `run` and everything that it calls must be `#[inline(always)]`:
+/// only the instance inside [`Dispatch::run`] can use the family's instructions.
 pub trait Kernel {
     /// What it returns.
     type Output;

@@ -1,11 +1,11 @@
-//! Sixteen lanes as plain arrays, for any CPU. Multiplies and adds are rounded apart, since without
-//! the instruction a fused one is a slow library call.
+//! Sixteen lanes as plain arrays, for any CPU. Multiplication and addition are rounded separately:
+//! without the instruction, a fused operation is a slow library call.
 
 use super::{LANES, Lanes, Simd};
 use half::{bf16, f16};
 use std::array::from_fn;
 
-/// Runs anywhere.
+/// Runs on any CPU.
 #[derive(Clone, Copy)]
 pub struct Portable;
 

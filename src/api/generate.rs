@@ -1,0 +1,148 @@
+//! The body of SGLang's `POST /generate`.
+
+use super::error::ApiError;
+use super::fields::{Fields, Neutral};
+use super::request::{self, ApiEndpoint, Dialect, GenerateRequest, Sampling};
+use crate::limits::TOP_LOGPROBS_MAX;
+
+const DIALECT: Dialect = Dialect {
+    default_length: Some(128),
+    max_tokens: &["max_new_tokens"],
+    min_tokens: "min_new_tokens",
+    seed: &["sampling_seed", "seed"],
+};
+
+/// Inputs and constraints that this server does not support but must not drop.
+const UNSUPPORTED: &[Neutral<'_>] = &[
+    ("input_embeds", &[]),
+    ("image_data", &["[]"]),
+    ("video_data", &["[]"]),
+    ("audio_data", &["[]"]),
+    ("session_params", &[]),
+    // Prompt logprobs are not supported.
+    ("logprob_start_len", &["-1"]),
+];
+
+/// Unsupported fields inside `sampling_params`.
+const UNSUPPORTED_SAMPLING: &[Neutral<'_>] = &[
+    ("json_schema", &[]),
+    ("regex", &[]),
+    ("ebnf", &[]),
+    ("structural_tag", &[]),
+    ("stop_regex", &["[]"]),
+    ("logit_bias", &["{}"]),
+];
+
+/// Fields that SGLang's router adds, with the values that have no effect.
+const ADDED: &[Neutral<'_>] = &[
+    ("log_metrics", &["true", "false"]),
+    ("background", &["false"]),
+    ("no_logs", &["true", "false"]),
+    ("return_bytes", &["false"]),
+    ("return_entropy", &["false"]),
+];
+
+/// Reads a body. Sampling fields that are absent take their values from `defaults`.
+///
+/// # Errors
+/// A field is missing, malformed, out of range or not supported; the error names it.
+pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    fields.refuse(UNSUPPORTED)?;
+    let text = request::prompts(&mut fields, "text")?;
+    let ids = request::prompts(&mut fields, "input_ids")?;
+    let (prompts, batch) = match (text, ids) {
+        (Some((request::Prompts::Ids(_), _)), _) => {
+            return Err(fields.invalid("text", "must be a string or a list of strings"));
+        }
+        (_, Some((request::Prompts::Texts(_), _))) => {
+            return Err(
+                fields.invalid("input_ids", "must be a list of token ids or a list of such lists")
+            );
+        }
+        (Some(_), Some(_)) => {
+            return Err(fields.invalid("input_ids", "and `text` exclude each other"));
+        }
+        (None, None) => return Err(fields.invalid("input_ids", "or `text` is required")),
+        (Some(prompts), None) | (None, Some(prompts)) => prompts,
+    };
+    let mut request = GenerateRequest::read(ApiEndpoint::Generate, prompts, &mut fields)?;
+    request.batch = batch;
+    let mut sampling = fields.object("sampling_params")?.unwrap_or_default();
+    sampling.refuse(UNSUPPORTED_SAMPLING)?;
+    request.read_sampling(&mut sampling, &DIALECT, defaults)?;
+    sampling.ignore(&[("no_stop_trim", &["false"]), ("spaces_between_special_tokens", &["true"])]);
+    request.unknown.extend(sampling.rest());
+    let top = fields.integer("top_logprobs_num", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);
+    request.logprobs = fields.flag("return_logprob", false)?.then_some(top);
+    request.logprob_text = fields.flag("return_text_in_logprobs", false)?;
+    fields.ignore(ADDED);
+    request.finish(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Prompts;
+    use super::*;
+
+    fn read(body: &str) -> Result<GenerateRequest, ApiError> {
+        parse(body.as_bytes(), &Sampling::default())
+    }
+
+    #[test]
+    fn reads_what_sglangs_router_sends() {
+        let request = read(
+            r#"{"model":null,"input_ids":[[1,2],[3]],"sampling_params":{"temperature":0,"max_new_tokens":8,
+            "ignore_eos":true,"sampling_seed":3,"n":1,"no_stop_trim":false,"skip_special_tokens":true},
+            "return_logprob":true,"top_logprobs_num":2,"logprob_start_len":-1,"stream":false,"rid":"r",
+            "log_metrics":true,"background":false,"no_logs":false,"return_bytes":false,"return_entropy":false,
+            "return_text_in_logprobs":true,"return_hidden_states":false,
+            "bootstrap_host":["h","h"],"bootstrap_port":[null,8998],"bootstrap_room":[1,2]}"#,
+        )
+        .unwrap();
+        assert_eq!(request.prompts, Prompts::Ids(vec![vec![1, 2], vec![3]]));
+        assert_eq!(
+            (request.max_tokens, request.logprobs, request.logprob_text),
+            (Some(8), Some(2), true)
+        );
+        assert_eq!((request.sampling.temperature, request.sampling.seed), (0.0, Some(3)));
+        assert!(request.ignore_eos && request.batch);
+        assert_eq!(request.rids, ["r_0", "r_1"]);
+        assert_eq!(request.bootstrap.unwrap().len(), 2);
+        assert_eq!(request.unknown, [""; 0]);
+    }
+
+    #[test]
+    fn little_is_needed() {
+        let request = read(r#"{"text":"a"}"#).unwrap();
+        assert_eq!(request.prompts, Prompts::Texts(vec!["a".into()]));
+        assert_eq!((request.max_tokens, request.logprobs, request.batch), (Some(128), None, false));
+        let request =
+            read(r#"{"text":["a"],"top_logprobs_num":3,"sampling_params":{"x":1},"y":2}"#).unwrap();
+        assert_eq!((request.logprobs, request.batch), (None, true));
+        assert_eq!(request.unknown, ["sampling_params.x", "y"]);
+    }
+
+    #[test]
+    fn refuses_by_path() {
+        for (body, param) in [
+            ("{}", "input_ids"),
+            (r#"{"text":"a","input_ids":[1]}"#, "input_ids"),
+            (r#"{"input_ids":"a"}"#, "input_ids"),
+            (r#"{"input_ids":[]}"#, "input_ids"),
+            (r#"{"text":[1]}"#, "text"),
+            (r#"{"text":"a","sampling_params":[]}"#, "sampling_params"),
+            (r#"{"text":"a","sampling_params":{"temperature":-1}}"#, "sampling_params.temperature"),
+            (
+                r#"{"text":"a","sampling_params":{"max_new_tokens":0}}"#,
+                "sampling_params.max_new_tokens",
+            ),
+            (r#"{"text":"a","sampling_params":{"regex":"a"}}"#, "sampling_params.regex"),
+            (r#"{"text":"a","image_data":"x"}"#, "image_data"),
+            (r#"{"text":"a","top_logprobs_num":21}"#, "top_logprobs_num"),
+        ] {
+            let error = read(body).expect_err(body);
+            assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Request and response bodies of the API: OpenAI's completions and chat, SGLang's `/generate`, and
+//! the small endpoints around them.
+//!
+//! Thread: any. Owns: field names, ranges and defaults; one [`GenerateRequest`] for all three
+//! endpoints; the JSON of answers ([`render`]) and of errors ([`error`]); stop strings ([`stop`]).
+//! Invariants: an unsupported field of OpenAI's is refused by name, never ignored. `limits` bounds
+//! the memory that a body can take. No input panics. Not here: HTTP, tokenising, checks against the
+//! model (vocabulary, context length).
+
+pub mod bootstrap;
+pub mod chat;
+pub mod completion;
+pub mod error;
+mod fields;
+pub mod generate;
+pub mod info;
+pub mod kv_transfer;
+pub mod render;
+pub mod request;
+pub mod resume;
+pub mod routed;
+pub mod stop;
+pub mod tokenize;
+
+pub use bootstrap::BootstrapParams;
+pub use error::ApiError;
+pub use kv_transfer::{Keep, KeptKv, KvTransferParams, PrefillAddress};
+pub use render::{Choice, Renderer};
+pub use request::{ApiEndpoint, GenerateRequest, Prompts, Sampling};
+pub use stop::StopMatcher;

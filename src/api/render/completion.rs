@@ -1,0 +1,99 @@
+//! Responses of `/v1/completions`.
+
+use super::{Choice, Matched, Position, Renderer, Timings, TokenLogprob, Usage, write};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use std::borrow::Cow;
+
+pub(super) const OBJECT: &str = "text_completion";
+
+#[derive(Serialize)]
+struct Form<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<Matched<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Logprobs<'a> {
+    tokens: Vec<Cow<'a, str>>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Vec<Top<'a>>,
+    text_offset: Vec<usize>,
+}
+
+/// Text to logprob: the chosen token and the best alternatives.
+struct Top<'a>(Vec<&'a TokenLogprob>);
+
+impl Serialize for Top<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (i, token) in self.0.iter().enumerate() {
+            // Tokens that are parts of a character can have equal texts; the first one wins.
+            if self.0[..i].iter().all(|earlier| earlier.text() != token.text()) {
+                map.serialize_entry(&token.text(), &token.logprob)?;
+            }
+        }
+        map.end()
+    }
+}
+
+fn logprobs<'a>(positions: &'a [Position], alternatives: usize, mut offset: usize) -> Logprobs<'a> {
+    let mut form = Logprobs {
+        tokens: vec![],
+        token_logprobs: vec![],
+        top_logprobs: vec![],
+        text_offset: vec![],
+    };
+    for Position { chosen, top } in positions {
+        let text = chosen.text();
+        form.text_offset.push(offset);
+        offset += text.chars().count();
+        form.tokens.push(text);
+        form.token_logprobs.push(chosen.logprob);
+        let others = top.iter().take(alternatives).filter(|token| token.id != chosen.id);
+        form.top_logprobs.push(Top(std::iter::once(chosen).chain(others).collect()));
+    }
+    form
+}
+
+fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
+    Form {
+        index: choice.index,
+        text: choice.text,
+        logprobs: renderer
+            .logprobs
+            .map(|count| logprobs(choice.positions, count, choice.text_offset)),
+        finish_reason: choice.finish.map(|finish| finish.reason()),
+        stop_reason: choice.finish.and_then(Matched::of),
+        token_ids: renderer.token_ids(choice),
+        prompt_token_ids: renderer.prompt_ids(choice),
+    }
+}
+
+pub(super) fn body(
+    renderer: &Renderer,
+    out: &mut Vec<u8>,
+    choices: &[Choice<'_>],
+    usage: Usage,
+    timings: Option<&Timings>,
+) {
+    let forms = choices.iter().map(|choice| form(renderer, choice)).collect();
+    write(out, &renderer.envelope(OBJECT, forms, Some(Some(usage)), timings));
+}
+
+pub(super) fn chunk(
+    renderer: &Renderer,
+    out: &mut Vec<u8>,
+    choice: &Choice<'_>,
+    timings: Option<&Timings>,
+) {
+    let forms = vec![form(renderer, choice)];
+    write(out, &renderer.envelope(OBJECT, forms, renderer.no_usage(), timings));
+}

@@ -1,0 +1,483 @@
+//! Flags as typed: one struct for each command; groups of flags that several commands share.
+//!
+//! Invariants: clap checks the range of each single value here; names follow vLLM and SGLang, so
+//! that existing scripts work. Not here: rules between several flags (`resolve`).
+
+mod balance;
+mod bench;
+mod routing;
+mod sim;
+
+pub(super) use balance::BalanceFlags;
+pub use bench::{BenchFlags, ShapeFlags, TransferBenchFlags};
+pub(super) use routing::{
+    BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags,
+};
+pub use sim::{
+    LoadFlags, PlaceFlags, SimCommand, SimEngine, SimFlags, SimFlow, SimTransfer, WorkloadFlags,
+};
+
+use crate::config::registry::RegistryAddress;
+use crate::config::values::{
+    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer,
+    parse_peer_timeout,
+};
+use crate::config::{DataThreadMode, FirstToken, KvCacheDtype, LoadFormat, Transfer};
+use crate::ids::DecodeAllocation;
+use crate::limits::{
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, PAGE_SIZE_MAX,
+    QUEUED_REQUESTS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX,
+    WORKERS_MAX,
+};
+use crate::obs::log::{LogFormat, LogLevel};
+use clap::{Args, Parser, Subcommand, value_parser};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serves large language models with prefill and decode on different workers.
+#[derive(Parser, Debug)]
+#[command(name = "baton", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: CliCommand,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum CliCommand {
+    /// Serve a model from this one process
+    Serve(ServeFlags),
+    /// Run a prefill worker: computes the KV cache of prompts and transfers it to decode workers
+    Prefill(PrefillFlags),
+    /// Run a decode worker: receives the KV cache of prompts and generates the answers
+    Decode(DecodeFlags),
+    /// Run the router in front of prefill and decode workers
+    Router(RouterFlags),
+    /// Run a benchmark on this machine
+    #[command(subcommand)]
+    Bench(BenchFlags),
+    /// Drain a worker or a router: it takes no new requests, finishes the running ones and exits
+    Drain(DrainFlags),
+    /// Show what this machine offers and what Baton would choose on it
+    Doctor(DoctorFlags),
+    /// Test the hand-off in a simulated cluster: one thread runs the code of workers with a hash in
+    /// place of a model
+    #[command(args_conflicts_with_subcommands = true)]
+    Sim(SimFlags),
+}
+
+/// `baton drain`.
+#[derive(Args, Debug)]
+pub struct DrainFlags {
+    /// URL of the worker or router to drain: http://HOST:PORT or https://HOST:PORT
+    #[arg(value_name = "URL")]
+    pub(super) url: WorkerUrl,
+    /// File of the server's API keys, one on each line; the first key is sent
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_key_file: Option<PathBuf>,
+    /// CA certificates in PEM that the server's certificate is checked against, for https://
+    #[arg(long, value_name = "FILE")]
+    pub(super) tls_ca_file: Option<PathBuf>,
+    /// Return when the process has ended; without this flag, return when it drains
+    #[arg(long)]
+    pub(super) wait: bool,
+}
+
+/// `baton doctor`.
+#[derive(Args, Clone, PartialEq, Eq, Debug)]
+pub struct DoctorFlags {
+    /// Also show the transport that `--transfer auto` would choose between this host and the peer,
+    /// which must run `baton bench transfer --listen`. If the peer does not answer, the exit status
+    /// is 1
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer)]
+    pub peer: Option<String>,
+}
+
+/// `baton serve`.
+#[derive(Args, Debug)]
+pub struct ServeFlags {
+    #[command(flatten)]
+    pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) layout: LayoutFlags,
+    #[command(flatten)]
+    pub(super) prefill: ChunkFlags,
+    #[command(flatten)]
+    pub(super) retraction: RetractionFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton prefill`.
+#[derive(Args, Debug)]
+pub struct PrefillFlags {
+    #[command(flatten)]
+    pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) prefill: ChunkFlags,
+    #[command(flatten)]
+    pub(super) retraction: RetractionFlags,
+    #[command(flatten)]
+    pub(super) handoff: HandoffFlags,
+    #[command(flatten)]
+    pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) destination: DestinationFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton decode`.
+#[derive(Args, Debug)]
+pub struct DecodeFlags {
+    #[command(flatten)]
+    pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) recompute: ChunkFlags,
+    #[command(flatten)]
+    pub(super) retraction: RetractionFlags,
+    #[command(flatten)]
+    pub(super) handoff: HandoffFlags,
+    #[command(flatten)]
+    pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) destination: DestinationFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton router`.
+#[derive(Args, Debug)]
+pub struct RouterFlags {
+    #[command(flatten)]
+    pub(super) front: FrontFlags,
+    #[command(flatten)]
+    pub(super) scrape: ScrapeFlags,
+    #[command(flatten)]
+    pub(super) workers: RoutingFlags,
+    #[command(flatten)]
+    pub(super) forecast: ForecastFlags,
+    #[command(flatten)]
+    pub(super) balance: BalanceFlags,
+    #[command(flatten)]
+    pub(super) requests: RequestFlags,
+    #[command(flatten)]
+    pub(super) retries: RetryFlags,
+    #[command(flatten)]
+    pub(super) breaker: BreakerFlags,
+    #[command(flatten)]
+    pub(super) health: HealthFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// Flags of every process that holds a model.
+#[derive(Args, Debug)]
+pub(super) struct WorkerFlags {
+    #[command(flatten)]
+    pub(super) model: ModelFlags,
+    #[command(flatten)]
+    pub(super) front: FrontFlags,
+    #[command(flatten)]
+    pub(super) kv: KvFlags,
+    #[command(flatten)]
+    pub(super) admission: AdmissionFlags,
+    #[command(flatten)]
+    pub(super) cores: CoreFlags,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub(super) struct ModelFlags {
+    /// Hugging Face model directory, or .gguf file
+    #[arg(value_name = "MODEL", help_heading = "Arguments")]
+    pub(super) model: PathBuf,
+    /// Model name in requests and answers. May be repeated; answers show the first name [default:
+    /// the name of the file or directory, and MODEL as typed]
+    #[arg(long, value_name = "NAME")]
+    pub(super) served_model_name: Vec<String>,
+    /// Maximum tokens of prompt and answer together [default: the model's limit]
+    #[arg(
+        long, value_name = "TOKENS",
+        value_parser = value_parser!(u32).range(2..=i64::from(CONTEXT_MAX)),
+    )]
+    pub(super) max_model_len: Option<u32>,
+    /// Source of the weights. dummy needs only config.json and uses seeded random weights, for
+    /// tests with any model size
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) load_format: LoadFormat,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "HTTP")]
+pub(super) struct FrontFlags {
+    /// IP address to listen on, or localhost
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
+    pub(super) host: IpAddr,
+    /// Port of the HTTP interface; 0 takes a free port
+    #[arg(long)]
+    pub(super) port: Option<u16>,
+    /// File of API keys, one on each line. Clients must send one of them as `Authorization: Bearer
+    /// KEY`
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_key_file: Option<PathBuf>,
+    /// Serve HTTPS with this certificate, in PEM. Intermediate certificates follow it in the file
+    #[arg(
+        long, value_name = "FILE", aliases = ["ssl-certfile", "ssl-cert-file", "tls-cert-path"],
+        requires = "tls_key_file",
+    )]
+    pub(super) tls_cert_file: Option<PathBuf>,
+    /// Private key of --tls-cert-file, in PEM
+    #[arg(
+        long, value_name = "FILE", aliases = ["ssl-keyfile", "ssl-key-file", "tls-key-path"],
+        requires = "tls_cert_file",
+    )]
+    pub(super) tls_key_file: Option<PathBuf>,
+    /// Maximum size of a request body, in bytes or with a unit such as 8MiB, up to 256MiB. The
+    /// bodies of all running requests together are limited to 1GiB
+    #[arg(
+        long, value_name = "SIZE", alias = "max-body-bytes",
+        default_value_t = ByteSize(HTTP_BODY_DEFAULT as u64),
+    )]
+    pub(super) max_payload_size: ByteSize,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "KV cache")]
+pub(super) struct KvFlags {
+    /// Tokens in each KV page, a power of two
+    #[arg(
+        long, value_name = "TOKENS", default_value_t = 16,
+        value_parser = value_parser!(u32).range(1..=i64::from(PAGE_SIZE_MAX)),
+    )]
+    pub(super) page_size: u32,
+    /// KV cache memory of each worker, such as 512MiB. It is allocated on first use; expect all of
+    /// it to be used
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub(super) kv_memory: ByteSize,
+    /// Element type of the KV cache. auto: f32 for f32 checkpoints, f16 for all others
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) kv_dtype: KvCacheDtype,
+    /// Free the KV pages of a request when it ends. By default they stay cached for prompts with
+    /// the same prefix until other requests need the memory
+    #[arg(long, visible_alias = "no-enable-prefix-caching")]
+    pub(super) disable_radix_cache: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub(super) struct AdmissionFlags {
+    /// Maximum number of running requests in each worker (its batch)
+    #[arg(
+        long, value_name = "N", default_value_t = 64,
+        value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)),
+    )]
+    pub(super) max_running_requests: u32,
+    /// Maximum number of requests that wait in a worker, beyond those that can start at once;
+    /// further requests get status 429. In a decode worker, requests in KV transfer do not count
+    /// here: their limit is twice --max-running-requests
+    #[arg(
+        long, value_name = "N", default_value_t = 1024,
+        value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)),
+    )]
+    pub(super) max_queued_requests: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub(super) struct ChunkFlags {
+    /// Upper limit for --chunked-prefill-size, also for its default; has no other effect [default:
+    /// 16384, or --chunked-prefill-size if that is larger]
+    #[arg(
+        long, value_name = "TOKENS",
+        value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)),
+    )]
+    pub(super) max_prefill_tokens: Option<u32>,
+    /// Maximum prompt tokens computed in one step [default: 2048, or --max-prefill-tokens if that
+    /// is smaller]
+    #[arg(
+        long, value_name = "TOKENS",
+        value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)),
+    )]
+    pub(super) chunked_prefill_size: Option<u32>,
+    /// Maximum milliseconds of one step over prompt tokens. It limits the delay that a long prompt
+    /// adds between two tokens of a stream
+    #[arg(
+        long, value_name = "MS", default_value_t = 100,
+        value_parser = value_parser!(u32).range(1..=i64::from(CHUNK_MS_MAX)),
+    )]
+    pub(super) chunk_ms: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "KV cache")]
+pub(super) struct RetractionFlags {
+    /// Tokens still to be generated for which each running request has KV pages reserved. If pages
+    /// run out, the request with the fewest generated tokens is retracted: it frees its pages and
+    /// continues later with the same output
+    #[arg(
+        long, visible_alias = "disaggregation-num-reserved-decode-tokens", value_name = "TOKENS",
+        default_value_t = RESERVED_TOKENS,
+        value_parser = value_parser!(u32).range(..=i64::from(CONTEXT_MAX)),
+    )]
+    pub(super) num_reserved_decode_tokens: u32,
+    /// Memory of each decode worker for the KV of retracted requests; 0 for none. KV that does not
+    /// fit is computed again [default: same as --kv-memory; allocated on first use]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) swap_memory: Option<ByteSize>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Cores")]
+pub(super) struct CoreFlags {
+    /// Logical CPUs to run and pin threads on, such as 0-3,8 [default: all allowed CPUs; threads
+    /// are pinned if there are at least two more CPUs than --threads]
+    #[arg(long, value_name = "LIST")]
+    pub(super) cpus: Option<CpuList>,
+    /// Number of compute threads [default: one per CPU]
+    #[arg(
+        long, value_name = "N",
+        value_parser = value_parser!(u32).range(1..=i64::from(THREADS_MAX)),
+    )]
+    pub(super) threads: Option<u32>,
+    /// Spin for a moment before an idle thread sleeps, even if there are more threads than cores
+    #[arg(long)]
+    pub(super) busy_poll: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Hand-off")]
+pub(super) struct LayoutFlags {
+    /// Run one mixed worker: it does prefill and decode, without a hand-off
+    #[arg(long)]
+    pub(super) mixed: bool,
+    /// Number of prefill workers in this process [default: 1]
+    #[arg(
+        long, value_name = "N",
+        value_parser = value_parser!(u32).range(1..=i64::from(WORKERS_MAX)),
+    )]
+    pub(super) prefill_workers: Option<u32>,
+    /// Number of decode workers in this process [default: 1]
+    #[arg(
+        long, value_name = "N",
+        value_parser = value_parser!(u32).range(1..=i64::from(WORKERS_MAX)),
+    )]
+    pub(super) decode_workers: Option<u32>,
+    /// Transport of KV between the workers [default: auto, which is shm in one process]
+    #[arg(long, value_enum)]
+    pub(super) transfer: Option<Transfer>,
+    /// Time at which a decode worker allocates pages for a prompt: before prefill starts (early),
+    /// or when prefill has finished (late) [default: early]
+    #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum)]
+    pub(super) decode_allocation: Option<DecodeAllocation>,
+    /// Worker that sends the first token of a stream. prefill sends it as soon as it is sampled,
+    /// before the KV transfer ends [default: decode]
+    #[arg(long, value_enum, hide_default_value = true)]
+    pub(super) first_token: Option<FirstToken>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Hand-off")]
+pub(super) struct HandoffFlags {
+    /// Transport of KV. auto: shm on the same host, else rdma if both workers have it, else tcp.
+    /// fake: no KV is transferred
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) transfer: Transfer,
+    /// RDMA devices to use, as ibv_devices shows them; at most 4 [default: those with an active
+    /// port on the NUMA node of this worker's CPUs, or all if there are none]
+    #[arg(
+        long,
+        alias = "disaggregation-ib-device",
+        value_name = "NAME[,NAME]",
+        value_delimiter = ','
+    )]
+    pub(super) rdma_devices: Vec<String>,
+    /// Host that peers connect to. For a prefill worker it can also be a name, which means the
+    /// address at which its registry is reached [default: --host; if that is 0.0.0.0 or ::, the
+    /// address at which peers already reach this worker]
+    #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
+    pub(super) advertise_host: Option<String>,
+    /// File of at least 32 random bytes, shared by all workers of the cluster. May be repeated, up
+    /// to 4 times, to change keys while workers run: the first key is proven to peers, all are
+    /// accepted
+    #[arg(long, value_name = "FILE")]
+    pub(super) cluster_key_file: Vec<PathBuf>,
+    /// Listen for peers beyond loopback without a cluster key: every host that reaches the port is
+    /// trusted
+    #[arg(long)]
+    pub(super) insecure: bool,
+    /// Registry where this worker announces itself: routers, as http://HOST:PORT,http://HOST:PORT
+    /// (or https:// with --tls-ca-file), or etcd, as etcd://HOST:PORT,HOST:PORT
+    #[arg(long, value_name = "REGISTRY")]
+    pub(super) registry: Option<RegistryAddress>,
+    /// CA certificates in PEM that servers at https:// are checked against: routers of --registry,
+    /// and prefill workers in the flow decode-first
+    #[arg(long, value_name = "FILE")]
+    pub(super) tls_ca_file: Option<PathBuf>,
+    /// Seconds of silence after which a peer is considered dead, 0.5 to 60
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_peer_timeout)]
+    pub(super) peer_timeout: Duration,
+    /// Accept SGLang's bootstrap host 2.2.2.2, which requests a transfer without data
+    #[arg(long)]
+    pub(super) fake_bootstrap: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "While it is a prefill worker (POST /role changes that)")]
+pub(super) struct SourceFlags {
+    /// Port of the registry that decode workers query about this worker; 0 takes a free port
+    /// [default: baton prefill 8998, baton decode a free port]
+    #[arg(long, value_name = "PORT")]
+    pub(super) bootstrap_port: Option<u16>,
+    /// Port of the control link that decode workers connect to. 0 takes a free port, which the
+    /// registry reports
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(super) control_port: u16,
+    /// Seconds until a request fails if no decode worker asks for its KV, for example because that
+    /// worker is dead. The router then tries another pair
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = BOOTSTRAP_TIMEOUT,
+        value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64),
+    )]
+    pub(super) bootstrap_timeout: u32,
+    /// Threads that post and poll RDMA writes. fused: the thread that moves all KV; split: two
+    /// threads for each NIC [default: fused]
+    #[arg(long, value_enum)]
+    pub(super) data_threads: Option<DataThreadMode>,
+    /// Time at which decode workers allocate pages for a prompt. early: before prefill starts, so
+    /// each chunk is transferred when it is computed; late: when prefill has finished, and this
+    /// worker keeps the KV until then
+    #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum, default_value_t)]
+    pub(super) decode_allocation: DecodeAllocation,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "While it is a decode worker (POST /role changes that)")]
+pub(super) struct DestinationFlags {
+    /// Port that receives KV over tcp. 0 takes a free port, which peers learn from this worker
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(super) data_port: u16,
+    /// Networks that may contain the bootstrap_host of a request [default: loopback]
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    pub(super) bootstrap_allow: Vec<Cidr>,
+    /// Also compute prompts here if a request names no prefill worker. A router sends such requests
+    /// when no prefill worker is left
+    #[arg(long)]
+    pub(super) local_prefill: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Process")]
+pub(super) struct ProcessFlags {
+    /// Minimum level of logged events [default: BATON_LOG, else info]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    pub(super) log_level: Option<LogLevel>,
+    /// Format of the log on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(super) log_format: LogFormat,
+    /// Print the resolved configuration as JSON and exit
+    #[arg(long)]
+    pub(super) print_config: bool,
+}

@@ -1,0 +1,189 @@
+//! The destination process: runs row after row as the source process requests.
+
+use super::bytes::{self, touch};
+use super::case::{LISTS, TransferEnd};
+use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
+use super::side::{BenchWorker, PATIENCE};
+use super::talk::{BenchMessage, BenchRow, LINE_MAX, Survey};
+use crate::ids::Room;
+use crate::peer::handoff::Source;
+use crate::sched::messages::EngineCommand;
+use crate::sys::clock::{monotonic_ns, process_cpu_ns};
+use crate::transfer::command::DestinationCommand;
+use crate::transfer::manager::identity::host_id;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+/// Serves one row after the other, for as long as the process lives. An error goes to the source
+/// and to `log`.
+///
+/// # Errors
+/// The listener fails.
+pub fn serve(listener: &TcpListener, mut log: impl FnMut(&str)) -> std::io::Result<()> {
+    loop {
+        let (stream, peer) = listener.accept()?;
+        if let Err(why) = answer(stream) {
+            log(&format!("{peer}: {why}"));
+        }
+    }
+}
+
+fn answer(stream: TcpStream) -> Result<(), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let last_words = stream.try_clone().map_err(text)?;
+    let outcome = first_line(&stream).and_then(|line| {
+        let asked: BenchMessage =
+            serde_json::from_str(&line).map_err(|error| format!("invalid message: {error}"))?;
+        if asked == BenchMessage::Survey {
+            return say_last(&last_words, &BenchMessage::Surveyed(Survey::here())).map_err(text);
+        }
+        Following::new(stream, asked)?.follow()
+    });
+    if let Err(why) = &outcome {
+        // If the source has gone, the message is not needed.
+        let _ = say_last(&last_words, &BenchMessage::Failed { why: why.clone() });
+    }
+    outcome
+}
+
+fn say_last(mut stream: &TcpStream, what: &BenchMessage) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(what).expect("all keys are strings");
+    line.push(b'\n');
+    stream.set_nonblocking(false)?;
+    stream.write_all(&line)
+}
+
+/// Reads one line. The source sends no more before it gets an answer, so nothing is read too far.
+fn first_line(stream: &TcpStream) -> Result<String, String> {
+    stream.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
+    let mut line = String::new();
+    let read = BufReader::new(stream.take(LINE_MAX as u64)).read_line(&mut line);
+    read.map_err(|error| error.to_string())?;
+    Ok(line)
+}
+
+/// A row in progress.
+struct Following {
+    row: BenchRow,
+    side: BenchWorker<DestinationCommand>,
+    source: Source,
+    limit: Limit,
+}
+
+enum Limit {
+    Copy(Box<CopyLimit>),
+    Listening(TcpListener),
+    Streams(StreamLimit),
+    Verbs(Box<VerbsLimit>),
+}
+
+impl Following {
+    fn new(stream: TcpStream, asked: BenchMessage) -> Result<Following, String> {
+        let BenchMessage::Prepare { version, row, control_port } = asked else {
+            return Err("the first message must be Prepare".into());
+        };
+        if version != env!("CARGO_PKG_VERSION") {
+            let ours = env!("CARGO_PKG_VERSION");
+            return Err(format!("this is baton {ours}, the other process {version}"));
+        }
+        let text = |error: std::io::Error| error.to_string();
+        let host = stream.local_addr().map_err(text)?.ip();
+        let control = SocketAddr::new(stream.peer_addr().map_err(text)?.ip(), control_port);
+        let mut side = BenchWorker::destination(&row, stream, host, control)?;
+        touch(&side.memory.region);
+        let (mut bare_port, mut verbs) = (None, None);
+        let limit = match row.transport.as_str() {
+            "tcp" => {
+                let (listener, port) = StreamLimit::listen(host).map_err(text)?;
+                bare_port = Some(port);
+                Limit::Listening(listener)
+            }
+            "rdma" => {
+                let (limit, ends) = VerbsLimit::new(&row.moved(), row.lanes, PATIENCE)?;
+                verbs = Some(ends);
+                Limit::Verbs(Box::new(limit))
+            }
+            _ => Limit::Copy(Box::new(CopyLimit::new(&row.moved(), row.lanes).map_err(text)?)),
+        };
+        side.send(&BenchMessage::Prepared { bare_port, verbs, host: format!("{:?}", host_id()) })?;
+        Ok(Following { row, side, source: Source::Remote(control), limit })
+    }
+
+    fn follow(mut self) -> Result<(), String> {
+        loop {
+            match self.side.receive()? {
+                BenchMessage::Ask => self.side.send(&BenchMessage::Time { at: monotonic_ns() })?,
+                BenchMessage::Expect { room, list, verify } => self.expect(room, list, verify)?,
+                BenchMessage::Bare { run } => self.bare(run)?,
+                BenchMessage::Connect { verbs } => {
+                    let Limit::Verbs(limit) = &mut self.limit else {
+                        return Err("no bare verbs in this row".into());
+                    };
+                    limit.connect(verbs).map_err(|error| format!("bare verbs: {error}"))?;
+                }
+                BenchMessage::Finish => {
+                    let counts = self.side.memory.counters.counts();
+                    let (work_requests, doorbells) = (counts.work_requests, counts.doorbells);
+                    return self.side.send(&BenchMessage::Finished { work_requests, doorbells });
+                }
+                other => return Err(format!("unexpected message: {other:?}")),
+            }
+        }
+    }
+
+    fn expect(&mut self, room: u64, list: u32, verify: bool) -> Result<(), String> {
+        let (case, tokens) = (&self.row.case, self.row.case.tokens());
+        let pages = case.list(TransferEnd::Destination, list % LISTS);
+        let source_pages = verify.then(|| case.list(TransferEnd::Source, list % LISTS));
+        let slot = self.side.enter(room, tokens, Some(&self.source))?;
+        let session = self.side.command("a session with the source", |command| match *command {
+            EngineCommand::SessionReady { slot: id, session, .. } if id == slot.id => Some(session),
+            _ => None,
+        })?;
+        let lease = self.side.lease(slot, &pages);
+        let from = (session, Room(room));
+        self.side.handle.expect(slot.id, slot.generation, from, 0..tokens, &pages, lease);
+        let begun = process_cpu_ns();
+        self.side.expecting(slot, tokens);
+        let (at, failure) = self.side.until("the KV", |side| {
+            let status = side.status(slot);
+            Ok(status.state.is_terminal().then(|| (monotonic_ns(), status.cause)))
+        })?;
+        let cpu = process_cpu_ns() - begun;
+        if let Some(cause) = failure {
+            return Err(format!("the hand-off failed: {cause}"));
+        }
+        self.side.leave(slot, &pages)?;
+        if let Some(source_pages) = source_pages {
+            let memory = &self.side.memory;
+            bytes::verify(&memory.region, &memory.layout, &source_pages, &pages)?;
+        }
+        self.side.send(&BenchMessage::Landed { at, cpu })
+    }
+
+    fn bare(&mut self, run: u32) -> Result<(), String> {
+        let text = |error: std::io::Error| format!("bare limit: {error}");
+        if let Limit::Listening(listener) = &self.limit {
+            let (lanes, bytes) = (self.row.lanes, self.row.moved().bytes());
+            self.limit = Limit::Streams(
+                StreamLimit::accept(listener, lanes, bytes, PATIENCE).map_err(text)?,
+            );
+        }
+        let at = match &mut self.limit {
+            Limit::Copy(limit) => limit.run(run),
+            Limit::Streams(streams) => {
+                self.side.send(&BenchMessage::BareReady)?;
+                streams.receive().map_err(text)?;
+                monotonic_ns()
+            }
+            Limit::Verbs(limit) => {
+                limit.expect().map_err(text)?;
+                self.side.send(&BenchMessage::BareReady)?;
+                limit.receive().map_err(text)?;
+                monotonic_ns()
+            }
+            Limit::Listening(_) => return Err("no bare sockets in this row".into()),
+        };
+        self.side.send(&BenchMessage::BareDone { at })
+    }
+}

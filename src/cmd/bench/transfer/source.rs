@@ -1,0 +1,216 @@
+//! The source process: it leads and measures. One row at a time, hand-offs and bare runs alternate.
+
+use super::bytes::{fill, touch};
+use super::case::{LISTS, TransferEnd};
+use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
+use super::report::{BenchSamples, Figures};
+use super::side::{BenchWorker, PATIENCE};
+use super::talk::{BenchMessage, BenchRow};
+use crate::ids::{PageId, Room};
+use crate::model::logprobs::{Sampled, TopLogprobs};
+use crate::sched::first_token::FirstTokenRecord;
+use crate::sched::messages::EngineCommand;
+use crate::sys::clock::{monotonic_ns, process_cpu_ns};
+use crate::transfer::command::SourceCommand;
+use crate::transfer::manager::identity::host_id;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Minimum and maximum number of hand-offs in a row. A median needs some; tiny ones would run a
+/// hundred thousand times in a few seconds.
+const RUNS: std::ops::RangeInclusive<u32> = 5..=2000;
+/// Number of clock comparisons; the one with the shortest answer is the most exact.
+const ASKS: u32 = 32;
+
+/// Measures one row with the destination at `peer`, for about `duration`.
+///
+/// # Errors
+/// The destination or the hand-off fails.
+pub fn measure(peer: SocketAddr, row: &BenchRow, duration: Duration) -> Result<Figures, String> {
+    let text = |error: std::io::Error| format!("{peer}: {error}");
+    let stream = TcpStream::connect_timeout(&peer, PATIENCE).map_err(text)?;
+    let host = stream.local_addr().map_err(text)?.ip();
+    let (mut side, control_port) = BenchWorker::source(row, stream, host)?;
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    side.send(&BenchMessage::Prepare { version, row: row.clone(), control_port })?;
+    fill_lists(&side, row);
+    let BenchMessage::Prepared { bare_port, verbs, host: theirs } = side.receive()? else {
+        return Err("the other process did not prepare the row".into());
+    };
+    let same_host = theirs == format!("{:?}", host_id());
+    if row.transport == "shm" && !same_host {
+        return Err("shm: the other process is on another host".into());
+    }
+    let clock = if same_host { Clock::default() } else { Clock::compare(&mut side)? };
+    let bare = match (bare_port, verbs) {
+        (Some(port), _) => Bare::Unconnected(SocketAddr::new(peer.ip(), port)),
+        (None, Some(theirs)) => {
+            let (mut limit, ours) = VerbsLimit::new(&row.moved(), row.lanes, PATIENCE)?;
+            limit.connect(theirs).map_err(|error| format!("bare verbs: {error}"))?;
+            side.send(&BenchMessage::Connect { verbs: ours })?;
+            Bare::Verbs(Box::new(limit))
+        }
+        (None, None) => Bare::There,
+    };
+    Leading { row, side, clock, bare, runs: 0 }.measure(duration)
+}
+
+/// Difference between the destination's clock and this one.
+#[derive(Clone, Copy, Default, Debug)]
+struct Clock {
+    /// Nanoseconds, modulo 2^64.
+    ahead: u64,
+    /// Maximum error in nanoseconds.
+    error: u64,
+}
+
+impl Clock {
+    fn compare(side: &mut BenchWorker<SourceCommand>) -> Result<Clock, String> {
+        let mut best = Clock { ahead: 0, error: u64::MAX };
+        for _ in 0..ASKS {
+            let asked = monotonic_ns();
+            side.send(&BenchMessage::Ask)?;
+            let BenchMessage::Time { at } = side.receive()? else {
+                return Err("the other process did not send its time".into());
+            };
+            let half = (monotonic_ns() - asked) / 2;
+            if half < best.error {
+                best = Clock { ahead: at.wrapping_sub(asked + half), error: half };
+            }
+        }
+        Ok(best)
+    }
+
+    /// Nanoseconds from `begun` here to `at` there.
+    fn since(&self, begun: u64, at: u64) -> u64 {
+        (at.wrapping_sub(self.ahead).wrapping_sub(begun) as i64).max(0) as u64
+    }
+}
+
+/// A row in progress.
+struct Leading<'a> {
+    row: &'a BenchRow,
+    side: BenchWorker<SourceCommand>,
+    clock: Clock,
+    bare: Bare,
+    runs: u32,
+}
+
+/// This side's part of bare runs.
+enum Bare {
+    /// None: the destination copies alone.
+    There,
+    Unconnected(SocketAddr),
+    Streams(StreamLimit),
+    Verbs(Box<VerbsLimit>),
+}
+
+impl Leading<'_> {
+    fn measure(mut self, duration: Duration) -> Result<Figures, String> {
+        let mut samples = BenchSamples::new();
+        // The first hand-off touches all memory, and is checked byte for byte. It is not measured.
+        self.hand_over(true)?;
+        self.bare_run()?;
+        let begun = Instant::now();
+        while self.runs <= *RUNS.start() || begun.elapsed() < duration && self.runs <= *RUNS.end() {
+            let (took, cpu) = self.hand_over(false)?;
+            samples.add(took, self.bare_run()?, cpu);
+        }
+        self.side.send(&BenchMessage::Finish)?;
+        let BenchMessage::Finished { work_requests, doorbells } = self.side.receive()? else {
+            return Err("the other process did not finish the row".into());
+        };
+        let ours = self.side.memory.counters.counts();
+        let each = |count: u64| count as f64 / f64::from(self.runs);
+        Ok(Figures {
+            row: self.row.clone(),
+            samples,
+            work_requests: each(ours.work_requests + work_requests),
+            doorbells: each(ours.doorbells + doorbells),
+            limit: self.limit(),
+            clock_error: self.clock.error,
+        })
+    }
+
+    fn limit(&self) -> String {
+        match self.row.transport.as_str() {
+            "tcp" => format!("bare sockets, {}", plural(self.row.lanes, "stream")),
+            "rdma" => format!("bare verbs, {}", plural(self.row.lanes, "queue pair")),
+            _ => CopyLimit::name(&self.row.moved(), self.row.lanes),
+        }
+    }
+
+    /// Runs one hand-off. Returns the nanoseconds from the call at the source to the completion
+    /// seen at the destination, and the CPU time of both processes.
+    fn hand_over(&mut self, verify: bool) -> Result<(u64, u64), String> {
+        let (case, room, list) = (&self.row.case, u64::from(self.runs), self.runs % LISTS);
+        let tokens = case.tokens();
+        let pages = case.list(TransferEnd::Source, list);
+        self.runs += 1;
+        let slot = self.side.enter(room, tokens, None)?;
+        self.side.send(&BenchMessage::Expect { room, list, verify })?;
+        let target = self.side.command("a Destination", |command| match *command {
+            EngineCommand::Granted { target, .. } => Some(target),
+            _ => None,
+        })?;
+        let lease = self.side.lease(slot, &pages);
+        self.side.handle.begin(slot.id, slot.generation, target, &pages, lease);
+        let first = Sampled { token: 1, logprob: 0.0, top: TopLogprobs::EMPTY };
+        let aux = FirstTokenRecord::new(&first, 0).to_aux(Room(room));
+        let (cpu, begun) = (process_cpu_ns(), monotonic_ns());
+        self.side.handle.chunk(slot.id, slot.generation, 0..tokens, Some(aux));
+        let BenchMessage::Landed { at, cpu: theirs } = self.side.receive_during(slot)? else {
+            return Err("the other process did not report the arrival of the KV".into());
+        };
+        let cpu = (process_cpu_ns() - cpu).saturating_add(theirs);
+        match self.side.leave(slot, &pages)? {
+            None => Ok((self.clock.since(begun, at), cpu)),
+            Some(cause) => Err(format!("the hand-off failed: {cause}")),
+        }
+    }
+
+    /// Runs the bare limit once. Returns nanoseconds.
+    fn bare_run(&mut self) -> Result<u64, String> {
+        let text = |error: std::io::Error| format!("bare limit: {error}");
+        self.side.send(&BenchMessage::Bare { run: self.runs })?;
+        if let Bare::There = self.bare {
+            let BenchMessage::BareDone { at } = self.side.receive()? else {
+                return Err("no bare run".into());
+            };
+            return Ok(at);
+        }
+        if let Bare::Unconnected(address) = self.bare {
+            let (lanes, bytes) = (self.row.lanes, self.row.moved().bytes());
+            self.bare =
+                Bare::Streams(StreamLimit::connect(address, lanes, bytes, PATIENCE).map_err(text)?);
+        }
+        let BenchMessage::BareReady = self.side.receive()? else {
+            return Err("no bare run".into());
+        };
+        let begun = monotonic_ns();
+        match &mut self.bare {
+            Bare::Streams(streams) => streams.send().map_err(text)?,
+            Bare::Verbs(verbs) => verbs.send().map_err(text)?,
+            Bare::There | Bare::Unconnected(_) => {}
+        }
+        let BenchMessage::BareDone { at } = self.side.receive()? else {
+            return Err("no bare run".into());
+        };
+        Ok(self.clock.since(begun, at))
+    }
+}
+
+/// Writes the case's bytes into every page of all lists.
+fn fill_lists(side: &BenchWorker<SourceCommand>, row: &BenchRow) {
+    let region = &side.memory.region;
+    touch(region);
+    let mut pages: Vec<PageId> =
+        (0..LISTS).flat_map(|list| row.case.list(TransferEnd::Source, list)).collect();
+    pages.sort_unstable();
+    pages.dedup();
+    pages.into_iter().for_each(|page| fill(region, &side.memory.layout, page));
+}
+
+fn plural(count: u16, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

@@ -1,0 +1,103 @@
+//! Dialled connections. An event reports one after it is established; with TLS, after the server
+//! has proved its identity.
+//!
+//! Thread: `ctl`. Invariants: one deadline covers the connection and its handshake. No queued byte
+//! is sent before both are done.
+
+use super::{Connection, ConnectionState, Event, Reactor, Stream};
+use crate::net::authorities::{Authorities, TlsError};
+use crate::net::connection::{CloseReason, ConnId};
+use crate::net::stream::Address;
+use std::io;
+use std::time::Instant;
+
+impl Reactor {
+    /// Begins to connect. `Connected` or `Closed` reports the result, by the deadline at the
+    /// latest. Bytes can be queued before.
+    ///
+    /// # Errors
+    /// There are too many connections.
+    pub fn connect(&mut self, address: &Address, deadline: Instant) -> Result<ConnId, CloseReason> {
+        self.dial(Stream::connect(address), deadline)
+    }
+
+    /// Like [`Reactor::connect`], over TLS. The server must prove to `authorities` that it is
+    /// `host`.
+    pub fn connect_secured(
+        &mut self,
+        address: &Address,
+        (authorities, host): (&Authorities, &str),
+        deadline: Instant,
+    ) -> Result<ConnId, CloseReason> {
+        self.dial(
+            Stream::connect(address).and_then(|stream| stream.greet(authorities, host)),
+            deadline,
+        )
+    }
+
+    fn dial(
+        &mut self,
+        stream: io::Result<Stream>,
+        deadline: Instant,
+    ) -> Result<ConnId, CloseReason> {
+        if self.table.is_full() {
+            return Err(CloseReason::TooMany);
+        }
+        let id = self.table.insert(Connection::new(None, ConnectionState::Connecting, None));
+        match stream.and_then(|stream| self.attach(id, stream)) {
+            Ok(()) => self.set_deadline(id, deadline),
+            Err(error) => self.fail(id, error.into()),
+        }
+        Ok(id)
+    }
+
+    /// Continues to connect, or the handshake after that.
+    pub(super) fn finish_connect(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let Some(stream) = &mut connection.stream else { return };
+        if connection.state == ConnectionState::Connecting {
+            match stream.finish_connect() {
+                Ok(false) => return,
+                Ok(true) => connection.state = ConnectionState::ClientHandshake,
+                Err(error) => return self.fail(id, error.into()),
+            }
+        }
+        match stream.shake() {
+            Ok(false) => {}
+            Ok(true) => {
+                connection.state = ConnectionState::Open;
+                let is_secured = matches!(stream, Stream::Tls(_));
+                if let Some(timer) = connection.timer.take() {
+                    self.timers.cancel(timer);
+                }
+                self.events.push_back(Event::Connected(id));
+                if is_secured {
+                    // The kernel does not report again the bytes that came with the end of the
+                    // handshake.
+                    self.line_up(id);
+                }
+            }
+            Err(error) => self.fail(id, error.into()),
+        }
+    }
+
+    /// Whether the server accepted the connection, but the TLS handshake is not done.
+    pub fn is_greeting(&self, id: ConnId) -> bool {
+        self.table
+            .get(id)
+            .is_some_and(|connection| connection.state == ConnectionState::ClientHandshake)
+    }
+
+    /// The connection was not established in time.
+    pub(super) fn give_up(&mut self, id: ConnId) {
+        let reason = match self.is_greeting(id) {
+            true => CloseReason::Tls(TlsError::Slow),
+            false => CloseReason::ConnectDeadline,
+        };
+        self.fail(id, reason);
+    }
+}
+
+#[cfg(test)]
+#[path = "dials_tests.rs"]
+mod tests;

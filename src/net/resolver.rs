@@ -1,0 +1,267 @@
+//! Resolves host names to addresses, on its own threads. The system's resolver blocks for seconds
+//! if a name server is silent. On `ctl` that would stall every stream, and on a single thread every
+//! other name.
+//!
+//! Thread: `names-N` resolve, `ctl` asks. Invariants: names in progress and cached names are
+//! bounded, and each has a deadline. A late answer is still cached. A name that is not found is not
+//! cached.
+//! remembered.
+
+use crate::limits::{NAME_DEADLINE, NAME_LIFE, NAME_THREADS, NAMES_ASKED_MAX, NAMES_KNOWN_MAX};
+use crossbeam_channel::{Receiver, Sender};
+use std::collections::HashMap;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Instant;
+use std::{io, thread};
+
+/// The addresses of a name, best first and at least one, or the reason why there is none.
+pub type Addresses = Result<Vec<IpAddr>, String>;
+
+/// The end that `ctl` holds.
+#[derive(Debug)]
+pub struct Resolver {
+    asks: Sender<String>,
+    answers: Receiver<(String, Addresses)>,
+    /// Names in progress, and the deadline of each; `None` if no caller waits any more.
+    asked: HashMap<String, Option<Instant>>,
+    known: HashMap<String, (Vec<IpAddr>, Instant)>,
+}
+
+impl Resolver {
+    /// Starts the threads with the system's resolver. They call `wake` after each answer.
+    pub fn start(wake: impl Fn() + Send + Sync + 'static) -> io::Result<Resolver> {
+        Resolver::over(system, wake)
+    }
+
+    /// Starts the threads with `look_up`.
+    pub fn over(
+        look_up: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Resolver> {
+        let (asks, asked) = crossbeam_channel::bounded::<String>(NAMES_ASKED_MAX);
+        let (answer, answers) = crossbeam_channel::bounded(NAMES_ASKED_MAX);
+        let work = Arc::new(move || {
+            for name in &asked {
+                let found = match look_up(&name) {
+                    Ok(addresses) if addresses.is_empty() => Err("it has no address".into()),
+                    Ok(addresses) => Ok(addresses),
+                    Err(error) => Err(error.to_string()),
+                };
+                if answer.send((name, found)).is_err() {
+                    return;
+                }
+                wake();
+            }
+        });
+        for number in 0..NAME_THREADS {
+            let work = work.clone();
+            thread::Builder::new().name(format!("names-{number}")).spawn(move || work())?;
+        }
+        Ok(Resolver { asks, answers, asked: HashMap::new(), known: HashMap::new() })
+    }
+
+    /// The addresses of `name`, if they are cached or cannot be looked up. Otherwise
+    /// [`Resolver::poll`] or [`Resolver::expire`] returns them later.
+    pub fn resolve(&mut self, name: &str, now: Instant) -> Option<Addresses> {
+        if let Some((addresses, _)) = self.known.get(name).filter(|(_, until)| now < *until) {
+            return Some(Ok(addresses.clone()));
+        }
+        if let Some(until) = self.asked.get_mut(name) {
+            until.get_or_insert(now + NAME_DEADLINE);
+            return None;
+        }
+        if self.asked.len() >= NAMES_ASKED_MAX || self.asks.try_send(name.to_owned()).is_err() {
+            return Some(Err("too many names are being looked up".into()));
+        }
+        self.asked.insert(name.to_owned(), Some(now + NAME_DEADLINE));
+        None
+    }
+
+    /// Forgets all names with this address, because connecting to it failed.
+    pub fn forget(&mut self, address: IpAddr) {
+        self.known.retain(|_, (addresses, _)| !addresses.contains(&address));
+    }
+
+    /// Whether an answer is ready.
+    pub fn has_news(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// The next name that a caller waits for, and its addresses.
+    pub fn poll(&mut self, now: Instant) -> Option<(String, Addresses)> {
+        while let Ok((name, found)) = self.answers.try_recv() {
+            if let Ok(addresses) = &found {
+                self.remember(name.clone(), addresses.clone(), now);
+            }
+            if self.asked.remove(&name).flatten().is_some() {
+                return Some((name, found));
+            }
+        }
+        None
+    }
+
+    /// The next name that missed its deadline.
+    pub fn expire(&mut self, now: Instant) -> Option<(String, Addresses)> {
+        let is_late = |until: &Option<Instant>| until.is_some_and(|until| until <= now);
+        let (name, until) = self.asked.iter_mut().find(|(_, until)| is_late(until))?;
+        *until = None;
+        Some((name.clone(), Err("it was not found in time".into())))
+    }
+
+    fn remember(&mut self, name: String, addresses: Vec<IpAddr>, now: Instant) {
+        if self.known.len() >= NAMES_KNOWN_MAX {
+            self.known.retain(|_, (_, until)| now < *until);
+        }
+        if self.known.len() < NAMES_KNOWN_MAX {
+            self.known.insert(name, (addresses, now + NAME_LIFE));
+        }
+    }
+}
+
+fn system(name: &str) -> io::Result<Vec<IpAddr>> {
+    Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    /// Substitute of a name server: it counts look-ups, which wait for their answers.
+    struct Server {
+        answers: crossbeam_channel::Sender<io::Result<Vec<IpAddr>>>,
+        woken: std::sync::mpsc::Receiver<()>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl Server {
+        fn start() -> (Resolver, Server) {
+            let (answers, held) = crossbeam_channel::unbounded();
+            let (wake, woken) = channel();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = asked.clone();
+            let look_up = move |_: &str| {
+                count.fetch_add(1, Ordering::SeqCst);
+                held.recv_timeout(PATIENCE)
+                    .unwrap_or_else(|_| Err(io::Error::other("the test is over")))
+            };
+            let resolver = Resolver::over(look_up, move || wake.send(()).unwrap_or(())).unwrap();
+            (resolver, Server { answers, woken, asked })
+        }
+
+        /// Answers the oldest look-up, and waits until the resolver has passed it on.
+        fn answer(&self, answer: io::Result<Vec<IpAddr>>) {
+            self.answers.send(answer).unwrap();
+            self.woken.recv_timeout(PATIENCE).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_name_is_looked_up_once_and_remembered_for_a_while() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        assert_eq!(names.resolve("a", now), None);
+        assert_eq!(names.resolve("a", now), None, "its look-up is in progress");
+        assert_eq!(names.poll(now), None);
+        server.answer(Ok(vec![HOME]));
+        assert!(names.has_news());
+        assert_eq!(names.poll(now), Some(("a".into(), Ok(vec![HOME]))));
+        assert_eq!(names.poll(now), None);
+        assert_eq!(names.resolve("a", now), Some(Ok(vec![HOME])));
+        assert_eq!(server.asked.load(Ordering::SeqCst), 1);
+        assert_eq!(names.resolve("a", now + NAME_LIFE), None, "it is looked up again");
+        names.forget(HOME);
+        assert_eq!(names.resolve("a", now), None);
+    }
+
+    #[test]
+    fn what_is_not_found_is_told_and_asked_for_again() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        for (answer, why) in
+            [(Err(io::Error::other("no such name")), "no such name"), (Ok(vec![]), "no address")]
+        {
+            assert_eq!(names.resolve("a", now), None);
+            server.answer(answer);
+            let (name, found) = names.poll(now).unwrap();
+            assert!(
+                name == "a" && found.as_ref().is_err_and(|text| text.contains(why)),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_silent_server_costs_a_deadline_and_its_late_answer_is_kept() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        assert_eq!(names.resolve("a", now), None);
+        assert_eq!(names.expire(now), None);
+        let late = now + NAME_DEADLINE;
+        assert!(names.expire(late).is_some_and(|(name, found)| name == "a" && found.is_err()));
+        assert_eq!(names.expire(late), None);
+        server.answer(Ok(vec![HOME]));
+        assert_eq!(names.poll(late), None, "no caller waits for it");
+        assert_eq!(names.resolve("a", late), Some(Ok(vec![HOME])));
+    }
+
+    #[test]
+    fn a_name_that_is_still_looked_up_is_not_asked_for_twice() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        assert_eq!(names.resolve("a", now), None);
+        let late = now + NAME_DEADLINE;
+        assert!(names.expire(late).is_some());
+        assert_eq!(names.resolve("a", late), None);
+        assert_eq!(names.expire(late), None, "the second caller has its own deadline");
+        server.answer(Ok(vec![HOME]));
+        assert_eq!(names.poll(late), Some(("a".into(), Ok(vec![HOME]))));
+        assert_eq!(server.asked.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_silent_server_of_one_name_holds_no_other_up() {
+        let (end, held) = crossbeam_channel::bounded::<()>(0);
+        let (woken, wakes) = channel();
+        let look_up = move |name: &str| {
+            if name == "silent" {
+                let _ = held.recv_timeout(2 * PATIENCE);
+            }
+            Ok(vec![HOME])
+        };
+        let mut names = Resolver::over(look_up, move || woken.send(()).unwrap_or(())).unwrap();
+        let now = Instant::now();
+        assert_eq!(names.resolve("silent", now), None);
+        assert_eq!(names.resolve("a", now), None);
+        wakes.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(names.poll(now), Some(("a".into(), Ok(vec![HOME]))));
+        drop(end);
+    }
+
+    #[test]
+    fn names_under_way_are_bounded() {
+        let (mut names, _server) = Server::start();
+        let now = Instant::now();
+        let refused = (0..2 * NAMES_ASKED_MAX)
+            .filter(|n| names.resolve(&n.to_string(), now).is_some())
+            .count();
+        assert_eq!(refused, NAMES_ASKED_MAX);
+    }
+
+    #[test]
+    fn the_systems_resolver_knows_this_host() {
+        let (woken, wakes) = channel();
+        let mut names = Resolver::start(move || woken.send(()).unwrap_or(())).unwrap();
+        assert_eq!(names.resolve("localhost", Instant::now()), None);
+        wakes.recv_timeout(PATIENCE).unwrap();
+        let (_, found) = names.poll(Instant::now()).unwrap();
+        assert!(found.unwrap().iter().all(IpAddr::is_loopback));
+    }
+}

@@ -1,0 +1,192 @@
+//! How a link is set up: decode looks up and dials a source, prefill accepts, and both exchange
+//! identities.
+//!
+//! Thread: `ctl`. Invariants: unproven connections are bounded, and the oldest is closed first; a
+//! peer has one incoming link, and a later one replaces it. Not here: the proof (`wire::link`).
+
+use super::peer_link::{LinkEnd, PeerLink};
+use super::{ControlLinks, display};
+use crate::cause::Cause;
+use crate::ids::{Role, WorkerId};
+use crate::limits::UNPROVEN_CONNECTIONS_MAX;
+use crate::net::{ConnId, Reactor};
+use crate::obs::log::event;
+use crate::peer::directory::LookupResult;
+use crate::peer::handoff::{Handoff, LinkId as LinkName, Source, random};
+use crate::wire::auth::Side;
+use crate::wire::link::ControlLink;
+use crate::wire::message::{Hello, MINOR, VERSION};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+impl ControlLinks {
+    /// Closes the oldest unproven incoming connection if there are too many.
+    pub(super) fn make_room(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let is_stranger = |(_, peering): &(&ConnId, &PeerLink)| {
+            peering.peer.is_none() && peering.dialled.is_none()
+        };
+        let strangers = || self.links.iter().filter(is_stranger);
+        if strangers().count() < UNPROVEN_CONNECTIONS_MAX {
+            return;
+        }
+        let oldest = strangers().min_by_key(|(_, peering)| peering.since).map(|(&conn, _)| conn);
+        if let Some(conn) = oldest {
+            reactor.close(conn);
+            let end = LinkEnd::lost("too many others have not proven themselves either");
+            self.drop_link(conn, &end, reactor, handoff, now);
+        }
+    }
+
+    pub(super) fn hello(&mut self) -> Hello {
+        self.connections += 1;
+        let version = |index: usize| {
+            env!("CARGO_PKG_VERSION")
+                .split('.')
+                .nth(index)
+                .and_then(|part| part.parse().ok())
+                .unwrap_or(0)
+        };
+        Hello {
+            peer: self.own.peer,
+            connection: self.connections,
+            capabilities: 0,
+            software: [version(0), version(1), version(2)],
+            ranks: 1,
+            role: self.own.role,
+            nonce: random(),
+            minor: MINOR,
+            keys: self.own.keys.ids(),
+        }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        conn: ConnId,
+        link: ControlLink,
+        dialled: Option<(WorkerId, Source)>,
+        address: Option<SocketAddr>,
+        now: Instant,
+    ) {
+        let peering = PeerLink {
+            link,
+            dialled,
+            address,
+            peer: None,
+            bye: None,
+            since: now,
+            heard: now,
+            next_ping: now + self.timeouts.ping_every(),
+        };
+        self.links.insert(conn, peering);
+    }
+
+    /// Whether a link to this source was dialled and is not proven yet.
+    pub(super) fn is_on_its_way(&self, worker: WorkerId, source: &Source) -> bool {
+        self.links.values().any(|peering| {
+            let dialled = peering.dialled.as_ref().map(|(worker, source)| (*worker, source));
+            peering.peer.is_none() && dialled == Some((worker, source))
+        })
+    }
+
+    /// Takes the result of a look-up and dials the control address.
+    pub(super) fn handle_lookup(
+        &mut self,
+        found: LookupResult,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        let LookupResult { worker, source, control, until } = found;
+        let dialled = control.and_then(|address| {
+            let conn = reactor.connect(&address.into(), until);
+            conn.map(|conn| (conn, address)).map_err(|reason| reason.to_string())
+        });
+        match dialled {
+            Ok((conn, address)) => {
+                let link = ControlLink::new(Side::Dialer, self.hello(), self.own.keys.clone());
+                self.add(conn, link, Some((worker, source)), Some(address), now);
+            }
+            Err(why) => {
+                event!(
+                    Warn,
+                    "peers",
+                    "prefill worker cannot be reached",
+                    source = source,
+                    why = why
+                );
+                handoff.dial_failed(worker, &source, Cause::PeerLost, now);
+            }
+        }
+    }
+
+    /// The peer has proven itself. If it has several connections, the newest one counts.
+    pub(super) fn open_link(
+        &mut self,
+        conn: ConnId,
+        hello: &Hello,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) -> Result<(), LinkEnd> {
+        let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
+        let wanted = match self.own.role {
+            Role::Decode => Role::Prefill,
+            Role::Prefill | Role::Mixed => Role::Decode,
+        };
+        if hello.role != wanted {
+            return Err(LinkEnd::incompatible(format!(
+                "expected a {wanted} worker, found a {} worker",
+                hello.role
+            )));
+        }
+        peering.peer = Some((hello.peer, hello.connection));
+        let wire = format!("{VERSION}.{}", peering.link.minor());
+        let dialled = peering.dialled.clone();
+        if self.draining {
+            self.say_bye(conn, Cause::Draining);
+        }
+        if let Some((worker, source)) = dialled {
+            event!(Info, "peers", "link to a prefill worker stands", source = source, wire = wire);
+            handoff.link_up(worker, &source, LinkName::Remote(conn), now);
+            return Ok(());
+        }
+        let address = self.links.get(&conn).and_then(|peering| peering.address);
+        event!(
+            Info,
+            "peers",
+            "a decode worker has linked",
+            address = display(address),
+            link = conn,
+            wire = wire
+        );
+        let older: Vec<ConnId> = self
+            .links
+            .iter()
+            .filter(|(other, peering)| {
+                **other != conn
+                    && peering.dialled.is_none()
+                    && peering.peer.is_some_and(|(peer, _)| peer.id == hello.peer.id)
+            })
+            .map(|(&conn, _)| conn)
+            .collect();
+        for other in older {
+            let newer = self.links.get(&other).and_then(|peering| peering.peer).is_some_and(
+                |(peer, number)| {
+                    peer.incarnation == hello.peer.incarnation && number > hello.connection
+                },
+            );
+            if newer {
+                return Err(LinkEnd::lost("an older connection of a peer that has a newer one"));
+            }
+            reactor.close(other);
+            self.drop_link(
+                other,
+                &LinkEnd::lost("replaced by a newer connection"),
+                reactor,
+                handoff,
+                now,
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,492 @@
+//! Control links to workers of other processes. Decode dials and prefill accepts; then come ZMTP,
+//! Hello, Proof and the hand-off's messages.
+//!
+//! Owns: links and their deadlines, the look-up of prefill workers (`directory`), the handshakes of
+//! shared memory (`shm_handshake`) and TCP (`tcp_handshake`). Thread: `ctl`. Invariants: a link
+//! that is not proven in time, or is silent for too long, is closed; a closed link means a dead
+//! peer at once. Not here: what messages mean (`peer::handoff`), bytes (`wire::link`).
+
+mod establishment;
+mod peer_link;
+
+use crate::cause::Cause;
+use crate::ids::{Peer, Role};
+use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
+use crate::net::{ConnId, Event, ListenerId, Reactor};
+use crate::obs::log::event;
+use crate::peer::directory::Directory;
+use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
+use crate::peer::shm_handshake::ShmHandshake;
+use crate::peer::tcp_handshake::TcpHandshake;
+use crate::transfer::transport::fake::Fake;
+use crate::wire::Multipart;
+use crate::wire::auth::{Keyring, Side};
+use crate::wire::link::{self, ControlLink};
+use crate::wire::message::{Bye, Message, Transport};
+use peer_link::{LinkEnd, PeerLink};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// How this worker identifies itself to peers.
+#[derive(Clone, Debug)]
+pub struct PeerIdentity {
+    /// Peer id and incarnation.
+    pub peer: Peer,
+    /// Its role.
+    pub role: Role,
+    /// Cluster keys: the first is proven to peers, and peers must prove one.
+    pub keys: Keyring,
+}
+
+/// All links of this process.
+#[derive(Debug)]
+pub struct ControlLinks {
+    own: PeerIdentity,
+    control: Option<ListenerId>,
+    links: HashMap<ConnId, PeerLink>,
+    directory: Directory,
+    shm_handshake: ShmHandshake,
+    tcp_handshake: TcpHandshake,
+    connections: u64,
+    /// Whether each link gets Bye: now, or when it opens.
+    draining: bool,
+    timeouts: LinkTimeouts,
+    /// When deadlines were last checked, and whether that check came late.
+    looked: Instant,
+    stood_still: bool,
+}
+
+/// Deadlines of a link.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkTimeouts {
+    /// From the connection to the proof.
+    pub proof: Duration,
+    /// Longest silence of the peer.
+    pub silence: Duration,
+}
+
+impl Default for LinkTimeouts {
+    fn default() -> LinkTimeouts {
+        LinkTimeouts { proof: PEER_PROOF_TIME_MAX, silence: PEER_SILENCE_MAX }
+    }
+}
+
+impl LinkTimeouts {
+    /// Time between two PINGs on a quiet link: a quarter of the allowed silence at most.
+    fn ping_every(&self) -> Duration {
+        PEER_PING_EVERY.min(self.silence / 4)
+    }
+}
+
+impl ControlLinks {
+    /// No links yet. Decode workers dial `control`.
+    pub fn new(
+        own: PeerIdentity,
+        control: Option<ListenerId>,
+        directory: Directory,
+        shm_handshake: ShmHandshake,
+        tcp_handshake: TcpHandshake,
+        timeouts: LinkTimeouts,
+    ) -> ControlLinks {
+        ControlLinks {
+            own,
+            control,
+            links: HashMap::new(),
+            directory,
+            shm_handshake,
+            tcp_handshake,
+            connections: 0,
+            draining: false,
+            timeouts,
+            looked: Instant::now(),
+            stood_still: false,
+        }
+    }
+
+    /// Sets whether PINGs are answered. A hung worker must look dead, a busy one must not.
+    pub fn answer_pings(&mut self, answer: bool) {
+        for peering in self.links.values_mut() {
+            peering.link.answer_pings(answer);
+        }
+    }
+
+    /// New links prove the first of these keys and require one of them. Open links stay.
+    pub fn set_keys(&mut self, keys: Keyring) {
+        self.own.keys = keys;
+    }
+
+    /// Whether an event belongs to one of these connections.
+    pub fn owns(&self, event: &Event) -> bool {
+        let own = match *event {
+            Event::Accepted { listener, .. } => self.control == Some(listener),
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => self.links.contains_key(&conn),
+            Event::Woken | Event::Terminate | Event::Hangup => false,
+        };
+        own || self.directory.owns(event)
+            || self.shm_handshake.owns(event)
+            || self.tcp_handshake.owns(event)
+    }
+
+    /// Takes an event of one of these connections.
+    pub fn handle(
+        &mut self,
+        event: Event,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        if self.shm_handshake.owns(&event) {
+            return self.shm_handshake.handle(event, reactor, handoff, now);
+        }
+        if self.tcp_handshake.owns(&event) {
+            return self.tcp_handshake.handle(event, reactor, handoff, now);
+        }
+        if self.directory.owns(&event) {
+            if let Some(found) = self.directory.handle(event, reactor) {
+                self.handle_lookup(found, reactor, handoff, now);
+            }
+            return;
+        }
+        match event {
+            Event::Accepted { conn, peer, .. } => {
+                self.make_room(reactor, handoff, now);
+                let link = ControlLink::new(Side::Acceptor, self.hello(), self.own.keys.clone());
+                self.add(conn, link, None, peer, now);
+            }
+            Event::Connected(conn) => {
+                if let Some(peering) = self.links.get_mut(&conn) {
+                    peering.since = now;
+                }
+                self.flush(conn, reactor, handoff, now);
+            }
+            Event::Received(conn) => self.receive(conn, reactor, handoff, now),
+            Event::Eof(conn) => {
+                reactor.close(conn);
+                let end = self
+                    .links
+                    .get(&conn)
+                    .map_or(LinkEnd::closed("closed by the peer"), PeerLink::closed);
+                self.drop_link(conn, &end, reactor, handoff, now);
+            }
+            Event::Closed { conn, reason } => {
+                self.drop_link(conn, &LinkEnd::lost(reason), reactor, handoff, now)
+            }
+            Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
+        }
+    }
+
+    /// Whether a name was resolved.
+    pub fn has_news(&self) -> bool {
+        self.directory.has_news()
+    }
+
+    /// Announces on all links that this worker drains.
+    pub fn drain(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        self.draining = true;
+        let open = self.links.iter().filter(|(_, peering)| peering.peer.is_some());
+        for conn in open.map(|(&conn, _)| conn).collect::<Vec<_>>() {
+            self.say_bye(conn, Cause::Draining);
+            self.flush(conn, reactor, handoff, now);
+        }
+    }
+
+    /// Says Bye on open links, closes all links and look-ups, and stops listening.
+    pub fn close(mut self, reactor: &mut Reactor) {
+        let conns: Vec<ConnId> = self.links.keys().copied().collect();
+        for conn in conns {
+            self.say_bye(conn, Cause::Draining);
+            let Some(peering) = self.links.get_mut(&conn) else { continue };
+            // If the connection is full, it closes without Bye.
+            let _ = reactor.send(conn, peering.link.transmit());
+            reactor.close_after_flush(conn);
+        }
+        if let Some(control) = self.control {
+            reactor.stop_listening(control);
+        }
+        self.directory.close(reactor);
+        self.shm_handshake.close(reactor);
+        self.tcp_handshake.close(reactor);
+    }
+
+    fn say_bye(&mut self, conn: ConnId, cause: Cause) {
+        if let Some(peering) = self.links.get_mut(&conn) {
+            // A link that is full or not open ends without Bye.
+            let _ = peering.link.send(&Message::Bye(Bye { cause: Some(cause) }));
+        }
+    }
+
+    /// The next host name of a prefill worker with its address, or an error.
+    pub fn poll_resolved(&mut self, now: Instant) -> Option<(String, Result<IpAddr, String>)> {
+        self.directory.resolved(now)
+    }
+
+    /// Which hosts can be dialled, and their names.
+    pub fn directory_mut(&mut self) -> &mut Directory {
+        &mut self.directory
+    }
+
+    /// Does what the hand-off needs from other processes.
+    pub fn run_remote_actions(
+        &mut self,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        while let Some(remote) = handoff.poll_remote() {
+            match remote {
+                RemoteAction::Send(conn, message) => {
+                    self.send(conn, &message, reactor, handoff, now)
+                }
+                RemoteAction::Resolve(name) => {
+                    if let Some(address) = self.directory.resolve(&name, now) {
+                        handoff.resolved(&name, address, now);
+                    }
+                }
+                // The dial in progress answers this one, too.
+                RemoteAction::Dial { worker, source, .. }
+                    if self.is_on_its_way(worker, &source) => {}
+                RemoteAction::Dial { worker, source, until } => {
+                    if let Some(found) = self.directory.look_up(worker, source, until, reactor) {
+                        self.handle_lookup(found, reactor, handoff, now);
+                    }
+                }
+                RemoteAction::HangUp(conn) => {
+                    let peering = self.links.remove(&conn);
+                    if let Some((_, source)) = peering.and_then(|peering| peering.dialled) {
+                        self.directory.forget(&source);
+                    }
+                    self.shm_handshake.link_down(conn, reactor);
+                    reactor.close_after_flush(conn);
+                }
+                RemoteAction::BindSource(conn, session) => {
+                    let (worker, id) = (session.worker, session.session);
+                    let outcome = match session.transport {
+                        Transport::Shm => self.shm_handshake.offer(conn, session, handoff),
+                        Transport::Tcp => {
+                            let peer = self.links.get(&conn).and_then(|peering| peering.address);
+                            self.tcp_handshake.connect(session, peer, handoff)
+                        }
+                        Transport::Rdma => {
+                            handoff.open_rdma_source(session, self.tcp_handshake.wait())
+                        }
+                        Transport::Fake => Ok(handoff.open_fake_source(worker, id)),
+                    };
+                    handoff.bound_source(worker, id, outcome, now);
+                }
+                RemoteAction::BindDestination(conn, session) => {
+                    self.bind_destination(conn, session, reactor, handoff, now)
+                }
+            }
+        }
+    }
+
+    /// Closes overdue links and sends due PINGs.
+    pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        self.shm_handshake.expire(reactor, handoff, now);
+        self.tcp_handshake.expire(reactor, now);
+        for found in self.directory.expire(reactor, now) {
+            self.handle_lookup(found, reactor, handoff, now);
+        }
+        // After a pause of this thread, silence before it is not the peer's fault. Two late checks
+        // in a row mean a slow host, which must still detect dead peers.
+        let still = now.saturating_duration_since(self.looked);
+        let stood_still = still > PEER_PING_EVERY;
+        let excused = if stood_still && !self.stood_still { still } else { Duration::ZERO };
+        (self.looked, self.stood_still) = (now, stood_still);
+        let ping_every = self.timeouts.ping_every();
+        let mut late = Vec::new();
+        let mut due = Vec::new();
+        for (&conn, peering) in &mut self.links {
+            for since in [&mut peering.heard, &mut peering.since] {
+                *since = (*since + excused).min(now);
+            }
+            let open = peering.peer.is_some();
+            let (since, limit) = match open {
+                true => (peering.heard, self.timeouts.silence),
+                false => (peering.since, self.timeouts.proof),
+            };
+            if now.saturating_duration_since(since) > limit {
+                late.push((conn, open));
+            } else if open && now >= peering.next_ping {
+                peering.next_ping = now + ping_every;
+                // If the link is too full for a PING, its silence limit handles it.
+                let _ = peering.link.ping(0, 0);
+                due.push(conn);
+            }
+        }
+        for (conn, open) in late {
+            reactor.close(conn);
+            let why = if open { "silent for too long" } else { "did not prove itself in time" };
+            self.drop_link(conn, &LinkEnd::lost(why), reactor, handoff, now);
+        }
+        for conn in due {
+            self.flush(conn, reactor, handoff, now);
+        }
+    }
+
+    fn bind_destination(
+        &mut self,
+        conn: ConnId,
+        session: DestinationSession,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        let (worker, id, generation) = (session.worker, session.session, session.generation);
+        match session.transport {
+            // Continues when the source has sent its descriptors.
+            Transport::Shm => {
+                if let Err(why) = self.shm_handshake.call(conn, session, reactor, now) {
+                    handoff.bound_destination(worker, id, generation, Err(why), now);
+                }
+            }
+            Transport::Tcp => {
+                let half = self.tcp_handshake.expect(&session, handoff);
+                handoff.bound_destination(worker, id, generation, Ok(half), now);
+                self.tcp_handshake.opened(worker, id, generation, handoff);
+            }
+            Transport::Rdma => {
+                let half = handoff.rdma_destination(&session, self.tcp_handshake.wait());
+                handoff.bound_destination(worker, id, generation, half, now);
+            }
+            Transport::Fake => {
+                handoff.bound_destination(worker, id, generation, Ok(Box::new(Fake)), now);
+            }
+        }
+    }
+
+    fn receive(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        match self.take_in(conn, reactor, handoff, now) {
+            Ok(()) => self.flush(conn, reactor, handoff, now),
+            Err(end) => {
+                // Flush a pending proof, because the peer may have to reject it, too. A peer that
+                // waits for a proof learns from any other message that this worker has no key.
+                self.say_bye(conn, end.cause);
+                self.flush(conn, reactor, handoff, now);
+                reactor.close_after_flush(conn);
+                self.drop_link(conn, &end, reactor, handoff, now);
+            }
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) -> Result<(), LinkEnd> {
+        loop {
+            let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
+            peering.heard = now;
+            let used = peering.link.handle_input(reactor.received(conn)).map_err(LinkEnd::from)?;
+            reactor.consume(conn, used);
+            let mut opened = None;
+            let mut more = used > 0;
+            match peering.link.poll_event().map_err(LinkEnd::from)? {
+                Some(link::LinkEvent::Open(hello)) => opened = Some(*hello),
+                Some(link::LinkEvent::Message(message)) => {
+                    // Messages count only from the newest connection of a peer.
+                    if peering.peer.is_some() {
+                        if let Message::Bye(bye) = &message {
+                            peering.bye = bye.cause;
+                        }
+                        handoff.receive_message(conn, &message, now);
+                    }
+                }
+                Some(link::LinkEvent::Pong { .. }) => {}
+                None => more = used > 0 && !reactor.received(conn).is_empty(),
+            }
+            if let Some(hello) = opened {
+                self.open_link(conn, &hello, reactor, handoff, now)?;
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        conn: ConnId,
+        message: &Multipart,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        let Some(peering) = self.links.get_mut(&conn) else { return };
+        let Ok(Some(message)) = Message::decode(message.parts(), None) else {
+            debug_assert!(false, "a message of our own does not decode");
+            return;
+        };
+        match peering.link.send(&message) {
+            Ok(()) => self.flush(conn, reactor, handoff, now),
+            Err(error) => {
+                reactor.close(conn);
+                self.drop_link(conn, &LinkEnd::lost(error), reactor, handoff, now);
+            }
+        }
+    }
+
+    fn flush(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Some(peering) = self.links.get_mut(&conn) else { return };
+        let bytes = peering.link.transmit();
+        if bytes.is_empty() {
+            return;
+        }
+        let count = bytes.len();
+        match reactor.send(conn, bytes) {
+            Ok(()) => peering.link.transmitted(count),
+            Err(error) => {
+                reactor.close(conn);
+                self.drop_link(conn, &LinkEnd::lost(error), reactor, handoff, now);
+            }
+        }
+    }
+
+    fn drop_link(
+        &mut self,
+        conn: ConnId,
+        end: &LinkEnd,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        let Some(peering) = self.links.remove(&conn) else { return };
+        let LinkEnd { cause, ref why, closed } = *end;
+        let address = display(peering.address);
+        if peering.bye == Some(Cause::Draining) && closed {
+            event!(Info, "peers", "link is down, as announced", address = address, why = why);
+        } else {
+            event!(Warn, "peers", "link is down", address = address, why = why);
+        }
+        self.shm_handshake.link_down(conn, reactor);
+        match &peering.dialled {
+            // It never opened, so the hand-off knows only the dial.
+            Some((worker, source)) if peering.peer.is_none() => {
+                self.directory.forget(source);
+                handoff.dial_failed(*worker, source, cause, now);
+            }
+            Some((_, source)) => {
+                self.directory.forget(source);
+                handoff.link_down(conn, cause, now);
+            }
+            None => handoff.link_down(conn, cause, now),
+        }
+    }
+}
+
+fn display(address: Option<SocketAddr>) -> String {
+    address.map_or("?".into(), |address| address.to_string())
+}

@@ -1,0 +1,269 @@
+//! Effects of a manager's call. Commands go into its rings at once; other effects become actions
+//! that run after the call.
+//!
+//! Thread: `ctl`. Not here: how actions run (`actions`).
+
+use super::{
+    Action, DestinationSession, LinkId, Source, SourceSession, TransportOffer, random, sequence,
+};
+use crate::cause::Cause;
+use crate::ids::{PageId, SessionGeneration};
+use crate::obs::log::event;
+use crate::peer::local_worker::{DestinationRing, LocalWorker, SourceRing};
+use crate::sched::messages::EngineCommand;
+use crate::transfer::command::{DestinationCommand, SourceCommand};
+use crate::transfer::manager::choice::{ChoiceReason, TransportChoice};
+use crate::transfer::manager::destination::{self, DestinationEffects};
+use crate::transfer::manager::identity::Mismatch;
+use crate::transfer::manager::rooms::Slot;
+use crate::transfer::manager::source::{self, SourceEffects};
+use crate::transfer::target::{SessionId, Target};
+use crate::transfer::transport::rdma::RdmaOffer;
+use crate::wire::Multipart;
+use crate::wire::message::{
+    Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport,
+};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// What one worker announces about itself in a session. `lanes` lets the other side open TCP lanes.
+pub fn rank(
+    worker: &LocalWorker,
+    transports: &[Transport],
+    offer: &TransportOffer,
+    lanes: Option<TcpGrant>,
+) -> Rank {
+    let shm = transports.contains(&Transport::Shm).then(|| ShmGrant {
+        host: offer.host,
+        // An offer, or a session inside a process, has no socket to dial.
+        socket: SocketName::new(b"-").expect("one byte fits"),
+        token: Token([0; 16]),
+    });
+    Rank {
+        regions: RegionLengths { kv: worker.memory.region.len() as u64, aux: 0, notice: 0 },
+        lanes: offer.lanes,
+        shm,
+        rdma: None,
+        tcp: lanes,
+        fake: transports.contains(&Transport::Fake),
+    }
+}
+
+/// Collects the effects of one manager call.
+pub struct Effects<'a, M> {
+    /// The worker of the manager.
+    pub worker: &'a mut LocalWorker,
+    /// The ring of its mover.
+    pub mover: &'a mut M,
+    /// Actions to run after the call.
+    pub actions: &'a mut VecDeque<Action>,
+    /// What sessions are offered.
+    pub offer: &'a TransportOffer,
+}
+
+impl<M> Effects<'_, M> {
+    fn send_over(&mut self, link: LinkId, message: &Message<'_>) {
+        let mut encoded = Multipart::new();
+        message.encode(None, &mut encoded);
+        self.actions.push_back(Action::Send { from: self.worker.id, link, message: encoded });
+    }
+
+    fn chosen(&self, mut choice: TransportChoice, link: LinkId, generation: SessionGeneration) {
+        // Inside a process shm is the only offer.
+        if let (LinkId::Local { .. }, Transport::Shm) = (link, choice.transport) {
+            choice.why = ChoiceReason::SameHost;
+        }
+        let TransportChoice { transport, why } = choice;
+        // A self-test hands over to no real worker, so it is not counted.
+        if transport == Transport::Fake {
+            return event!(
+                Debug,
+                "handoff",
+                "session",
+                generation = generation,
+                transport = transport
+            );
+        }
+        self.worker.memory.counters.count_session(choice);
+        event!(
+            Info,
+            "handoff",
+            "session",
+            generation = generation,
+            transport = transport,
+            why = why
+        );
+    }
+
+    fn engine_failed(&mut self, slot: Slot, cause: Cause) {
+        self.worker.abort(slot, cause);
+    }
+}
+
+impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
+    fn send(&mut self, link: LinkId, message: &Message<'_>) {
+        self.send_over(link, message);
+    }
+
+    fn mover(&mut self, command: SourceCommand) {
+        if let SourceCommand::Close { session } = command {
+            self.actions.push_back(Action::CloseSource { worker: self.worker.id, session });
+        }
+        self.mover.send(command);
+    }
+
+    fn bind(&mut self, link: LinkId, session: SessionId, how: source::SourceSetup<'_>) {
+        let generation = how.announce.session;
+        self.chosen(how.choice, link, generation);
+        let session = SourceSession {
+            worker: self.worker.id,
+            session,
+            generation,
+            transport: how.choice.transport,
+            rank: how.announce.ranks[0],
+            template: how.template,
+        };
+        self.actions.push_back(Action::BindSource { link, session });
+    }
+
+    fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]) {
+        let Slot { id: slot, generation } = slot;
+        if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
+            rails.targets.store_from(slot, first, pages);
+        }
+        self.worker.engine.send(EngineCommand::Granted {
+            worker: self.worker.id,
+            slot,
+            generation,
+            target,
+        });
+    }
+
+    fn awaited(&mut self, slot: Slot) {
+        let Slot { id: slot, generation } = slot;
+        self.worker.engine.send(EngineCommand::Awaited {
+            worker: self.worker.id,
+            slot,
+            generation,
+        });
+    }
+
+    fn hang_up(&mut self, link: LinkId) {
+        self.actions.push_back(Action::HangUp { link });
+    }
+
+    fn failed(&mut self, slot: Slot, cause: Cause) {
+        self.engine_failed(slot, cause);
+    }
+
+    fn refused(&mut self, link: LinkId, mismatch: &Mismatch) {
+        event!(Warn, "handoff", "session refused", link = link, why = mismatch);
+    }
+}
+
+impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
+    fn send(&mut self, link: LinkId, message: &Message<'_>) {
+        self.send_over(link, message);
+    }
+
+    fn mover(&mut self, command: DestinationCommand) {
+        if let DestinationCommand::Close { session } = command {
+            self.actions.push_back(Action::CloseDestination { worker: self.worker.id, session });
+        }
+        self.mover.send(command);
+    }
+
+    fn dial(&mut self, source: &Source) {
+        self.actions.push_back(Action::Dial { from: self.worker.id, source: source.clone() });
+    }
+
+    fn hang_up(&mut self, link: LinkId) {
+        self.actions.push_back(Action::HangUp { link });
+    }
+
+    fn offer(
+        &mut self,
+        session: SessionId,
+        source: &Source,
+        without: &[Transport],
+    ) -> Option<Rank> {
+        let mut transports = match source {
+            Source::Fake => vec![Transport::Fake],
+            _ => self.offer.transports.clone(),
+        };
+        transports.retain(|transport| !without.contains(transport));
+        let lanes =
+            self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
+                let token = Token(random());
+                self.actions.push_back(Action::Grant { worker: self.worker.id, session, token });
+                TcpGrant { address, token }
+            });
+        let mut offered = rank(self.worker, &transports, self.offer, lanes);
+        if let Some(rails) =
+            self.worker.rails.as_ref().filter(|_| transports.contains(&Transport::Rdma))
+        {
+            match RdmaOffer::new(rails, sequence) {
+                Ok(offer) => {
+                    offered.rdma = Some(offer.grant());
+                    self.actions.push_back(Action::Offer {
+                        worker: self.worker.id,
+                        session,
+                        offer,
+                    });
+                }
+                Err(why) => event!(Warn, "handoff", "rdma cannot be offered", why = why),
+            }
+        }
+        let is_open = Transport::ALL.into_iter().any(|transport| offered.offers(transport));
+        is_open.then_some(offered)
+    }
+
+    fn withdraw(&mut self, session: SessionId) {
+        self.actions.push_back(Action::CloseDestination { worker: self.worker.id, session });
+    }
+
+    fn bind(&mut self, link: LinkId, session: SessionId, how: destination::DestinationSetup<'_>) {
+        let Some(&rank) = how.welcome.ranks.first() else { return };
+        self.chosen(how.choice, link, how.welcome.session);
+        let session = DestinationSession {
+            worker: self.worker.id,
+            session,
+            generation: how.welcome.session,
+            transport: how.welcome.transport,
+            rank,
+            layout: how.layout,
+            pages: how.welcome.kv.pages,
+            template: how.template,
+        };
+        self.actions.push_back(Action::BindDestination { link, session });
+    }
+
+    fn ready(&mut self, slot: Slot, session: SessionId) {
+        let Slot { id: slot, generation } = slot;
+        self.worker.engine.send(EngineCommand::SessionReady {
+            worker: self.worker.id,
+            slot,
+            generation,
+            session,
+        });
+    }
+
+    fn failed(&mut self, slot: Slot, cause: Cause) {
+        self.engine_failed(slot, cause);
+    }
+
+    fn left_out(&mut self, source: &Source, transport: Transport, time: Duration) {
+        event!(
+            Warn,
+            "handoff",
+            "a transport that carried no data is left out for a while",
+            source = source,
+            transport = transport,
+            seconds = time.as_secs()
+        );
+    }
+
+    fn refused(&mut self, source: &Source, mismatch: &Mismatch) {
+        event!(Warn, "handoff", "session refused", source = source, why = mismatch);
+    }
+}

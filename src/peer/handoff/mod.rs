@@ -1,0 +1,526 @@
+//! The hand-off: connects the managers of `transfer` to rings, to links between workers, and to the
+//! set-up of transports.
+//!
+//! Owns: the workers of this process and their managers. Thread: `ctl`. Invariant: a manager's
+//! action beyond its rings runs after the manager's call, so one manager never runs inside another.
+//! Not here: the table of requests (`worker::requests`) and the client that asks prefill
+//! (`worker::prefill_client`). The table calls the hand-off; the hand-off knows neither of them,
+//! and its answers go through the engine.
+
+mod actions;
+mod effects;
+mod endpoints;
+mod sessions;
+#[cfg(test)]
+mod tests;
+
+pub use actions::{DestinationSession, RemoteAction, SourceSession};
+pub use effects::rank;
+pub use endpoints::{EndpointKind, LinkId, Source, WorkerEndpoint};
+
+use crate::cause::Cause;
+use crate::ids::{Room, SessionGeneration, WorkerId};
+use crate::net::ConnId;
+use crate::obs::log::event;
+use crate::peer::local_worker::LocalWorker;
+use crate::sched::messages::{EngineCommand, TransferEvent};
+use crate::sched::request::EngineRequest;
+use crate::transfer::manager::destination::MissingPages;
+use crate::transfer::manager::rooms::{Prompt, Slot};
+use crate::transfer::status::{Move, State};
+use crate::transfer::target::{SessionId, Target};
+use crate::transfer::transport::rdma::RdmaOffer;
+use crate::transfer::transport::shm::ShmRing;
+use crate::wire::message::{HostId, Message, Transport};
+use actions::Action;
+use effects::Effects;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::time::Instant;
+
+/// A slot of a decode worker that waits for the address of its source's name.
+#[derive(Debug)]
+struct Unresolved {
+    worker: WorkerId,
+    slot: Slot,
+    room: Room,
+    host: String,
+    port: u16,
+}
+
+/// All workers of this process, and the links between them and to others.
+#[derive(Debug)]
+pub struct Handoff {
+    endpoints: Vec<WorkerEndpoint>,
+    actions: VecDeque<Action>,
+    /// Rings of sessions that wait for the destination's cursor.
+    rings: HashMap<(WorkerId, SessionId), ShmRing>,
+    /// Open source sessions, by the link that announced them.
+    bound: HashMap<LinkId, (WorkerId, SessionId, SessionGeneration)>,
+    /// At most one per slot.
+    unresolved: Vec<Unresolved>,
+    /// The session that each token opens lanes of.
+    tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
+    /// Queue pairs offered to a source that has not answered yet.
+    offers: HashMap<(WorkerId, SessionId), RdmaOffer>,
+    remote_actions: VecDeque<RemoteAction>,
+    pumping: bool,
+    offer: TransportOffer,
+}
+
+/// What destinations of this process offer to sources.
+#[derive(Clone, Debug)]
+pub struct TransportOffer {
+    /// Transports, in order of preference.
+    pub transports: Vec<Transport>,
+    /// This host, for shm.
+    pub host: HostId,
+    /// Where TCP lanes are accepted.
+    pub data: Option<SocketAddr>,
+    /// Lanes of a session. The destination decides, because its mover has to keep up with them.
+    pub lanes: u16,
+}
+
+impl Handoff {
+    /// A process with these workers, in the order of their ids.
+    pub fn new(endpoints: Vec<WorkerEndpoint>, offer: TransportOffer) -> Handoff {
+        Handoff {
+            endpoints,
+            actions: VecDeque::new(),
+            rings: HashMap::new(),
+            bound: HashMap::new(),
+            unresolved: Vec::new(),
+            tokens: HashMap::new(),
+            offers: HashMap::new(),
+            remote_actions: VecDeque::new(),
+            pumping: false,
+            offer,
+        }
+    }
+
+    /// The workers, in the order of their ids.
+    pub fn members(&self) -> &[WorkerEndpoint] {
+        &self.endpoints
+    }
+
+    /// A worker.
+    pub fn worker(&self, id: WorkerId) -> &LocalWorker {
+        &self.endpoints[id.index()].worker
+    }
+
+    /// A worker, to take slots from.
+    pub fn worker_mut(&mut self, id: WorkerId) -> &mut LocalWorker {
+        &mut self.endpoints[id.index()].worker
+    }
+
+    /// Gives a request to its worker. On a decode worker, `source` computes the prompt. On a
+    /// prefill worker, [`Source::Fake`] means that no decode worker will ask for the KV. A failure
+    /// is reported through the engine.
+    pub fn submit_request(
+        &mut self,
+        request: Box<EngineRequest>,
+        source: Option<&Source>,
+        now: Instant,
+    ) {
+        let id = request.worker;
+        let (slot, room) =
+            (Slot { id: request.slot, generation: request.generation }, request.room);
+        let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
+        let asked = worker.tenant(slot).map(|tenant| tenant.prompt_request(room));
+        worker.engine.send(EngineCommand::Submit(request));
+        let Some(asked) = asked else { return };
+        let wishes = &mut self.actions;
+        let entered = match role {
+            EndpointKind::Prefill { .. } if source == Some(&Source::Fake) => {
+                grant_to_nobody(worker, slot, room)
+            }
+            EndpointKind::Prefill { manager, mover } => manager.enter(
+                room,
+                slot,
+                asked.prompt,
+                now,
+                &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+            ),
+            EndpointKind::Decode { manager, mover, .. } => match source {
+                Some(Source::Named { host, port }) => {
+                    let (host, port) = (host.clone(), *port);
+                    self.remote_actions.push_back(RemoteAction::Resolve(host.clone()));
+                    self.unresolved.push(Unresolved { worker: id, slot, room, host, port });
+                    Ok(())
+                }
+                Some(source) => manager.enter(
+                    slot,
+                    asked,
+                    source,
+                    now,
+                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                ),
+                // This worker computes the prompt itself.
+                None => Ok(()),
+            },
+            EndpointKind::Mixed => Ok(()),
+        };
+        if let Err(cause) = entered {
+            self.endpoints[id.index()].worker.abort(slot, cause);
+        }
+        self.run_actions(now);
+    }
+
+    /// A name is resolved, or cannot be. Its slots enter their session, or fail.
+    pub fn resolved(&mut self, name: &str, address: Result<IpAddr, String>, now: Instant) {
+        if let Err(why) = &address {
+            event!(Warn, "handoff", "prefill worker cannot be found", host = name, why = why);
+        }
+        let (named, others) = std::mem::take(&mut self.unresolved)
+            .into_iter()
+            .partition(|waiting| waiting.host == name);
+        self.unresolved = others;
+        let named: Vec<Unresolved> = named;
+        for Unresolved { worker: id, slot, room, port, .. } in named {
+            let WorkerEndpoint {
+                worker, kind: EndpointKind::Decode { manager, mover, .. }, ..
+            } = &mut self.endpoints[id.index()]
+            else {
+                continue;
+            };
+            let effects =
+                &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+            let Some(asked) = effects.worker.tenant(slot).map(|tenant| tenant.prompt_request(room))
+            else {
+                continue;
+            };
+            let entered = address.as_ref().map_err(|_| Cause::PeerLost).and_then(|&ip| {
+                let source = Source::Remote(SocketAddr::new(ip, port));
+                manager.enter(slot, asked, &source, now, effects)
+            });
+            if let Err(cause) = entered {
+                self.endpoints[id.index()].worker.abort(slot, cause);
+            }
+        }
+        self.run_actions(now);
+    }
+
+    /// Takes an engine's event about a transfer.
+    pub fn handle_event(&mut self, event: &TransferEvent, now: Instant) {
+        match event {
+            TransferEvent::Expecting { worker, slot, generation, tokens, .. } => {
+                let slot = Slot { id: *slot, generation: *generation };
+                self.handle_expecting(*worker, slot, tokens.clone(), now);
+            }
+            TransferEvent::Computed { worker, slot, generation, .. } => {
+                self.handle_computed(*worker, Slot { id: *slot, generation: *generation }, now);
+            }
+        }
+    }
+
+    /// The scheduler of a decode worker has leased pages. Sends Destination.
+    pub fn handle_expecting(&mut self, id: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) {
+        let WorkerEndpoint { worker, kind: EndpointKind::Decode { manager, mover, .. }, .. } =
+            &mut self.endpoints[id.index()]
+        else {
+            return;
+        };
+        let pages =
+            (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
+        let pages: Vec<_> = (pages.start as usize..pages.end as usize)
+            .map(|index| worker.lists().page(slot.id, index))
+            .collect();
+        let effects =
+            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+        let rest = MissingPages { prefix: tokens.start, pages: &pages };
+        let transport = manager.expecting(slot, rest, now, effects);
+        worker.record_transport(slot, tokens.start, transport);
+        self.run_actions(now);
+    }
+
+    /// The scheduler of a prefill worker has computed a prompt that has no Destination yet.
+    pub fn handle_computed(&mut self, id: WorkerId, slot: Slot, now: Instant) {
+        let WorkerEndpoint { worker, kind: EndpointKind::Prefill { manager, mover }, .. } =
+            &mut self.endpoints[id.index()]
+        else {
+            return;
+        };
+        let effects =
+            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+        manager.computed(slot, effects);
+        self.run_actions(now);
+    }
+
+    /// Number of hand-offs that ended here but can be unseen at their destinations. A link that
+    /// ended now would fail them there.
+    pub fn unheard(&self) -> usize {
+        let unheard = |member: &WorkerEndpoint| match &member.kind {
+            EndpointKind::Prefill { manager, .. } => manager.unheard_rooms(),
+            EndpointKind::Decode { .. } | EndpointKind::Mixed => 0,
+        };
+        self.endpoints.iter().map(unheard).sum()
+    }
+
+    /// Whether a decode worker has asked for a prompt of this worker, or none ever will.
+    pub fn is_asked_for(&self, id: WorkerId, slot: Slot) -> bool {
+        let WorkerEndpoint { worker, kind: role, .. } = &self.endpoints[id.index()];
+        match role {
+            EndpointKind::Prefill { manager, .. } => {
+                // A fake hand-off was granted at once, and a failed one waits for no decode worker.
+                manager.is_asked_for(slot)
+                    || worker.status.load(slot.id).state != State::Bootstrapping
+            }
+            EndpointKind::Decode { .. } | EndpointKind::Mixed => true,
+        }
+    }
+
+    /// The scheduler has ended a request.
+    pub fn handle_finished(
+        &mut self,
+        id: WorkerId,
+        slot: Slot,
+        failure: Option<Cause>,
+        now: Instant,
+    ) {
+        self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
+        let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
+        let wishes = &mut self.actions;
+        match role {
+            EndpointKind::Prefill { manager, mover } => {
+                manager.leave(
+                    slot,
+                    failure,
+                    now,
+                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                );
+            }
+            EndpointKind::Decode { manager, mover, .. } => {
+                manager.leave(
+                    slot,
+                    failure,
+                    now,
+                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                );
+            }
+            EndpointKind::Mixed => {}
+        }
+        self.run_actions(now);
+    }
+
+    /// The scheduler has returned a request. Frees its slot.
+    pub fn release_slot(&mut self, id: WorkerId, slot: Slot) {
+        self.endpoints[id.index()].worker.release(slot);
+    }
+
+    /// Whether a mover's report waits.
+    pub fn has_news(&self) -> bool {
+        self.endpoints
+            .iter()
+            .any(|member| member.reports.as_ref().is_some_and(|reports| !reports.is_empty()))
+    }
+
+    /// Takes reports of movers. True if there were any.
+    pub fn step(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        for index in 0..self.endpoints.len() {
+            while let Some(report) =
+                self.endpoints[index].reports.as_ref().and_then(|ring| ring.try_recv().ok())
+            {
+                busy = true;
+                let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
+                let wishes = &mut self.actions;
+                match role {
+                    EndpointKind::Prefill { manager, mover } => {
+                        manager.report(
+                            report,
+                            now,
+                            &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                        );
+                    }
+                    EndpointKind::Decode { manager, mover, .. } => {
+                        manager.report(
+                            report,
+                            now,
+                            &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                        );
+                    }
+                    EndpointKind::Mixed => {}
+                }
+                self.run_actions(now);
+            }
+        }
+        busy
+    }
+
+    /// Asserts what holds between calls; debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// An action is left undone, a slot waits for two names, or a session, an offer or a token is of
+    /// a worker that is not here.
+    pub fn invariants(&self) {
+        assert!(!self.pumping && self.actions.is_empty(), "actions are done when a call returns");
+        for (index, waiting) in self.unresolved.iter().enumerate() {
+            let is_same =
+                |other: &Unresolved| (other.worker, other.slot) == (waiting.worker, waiting.slot);
+            assert!(!self.unresolved[..index].iter().any(is_same), "a slot waits for one name");
+        }
+        let sessions = self.bound.values().map(|bound| bound.0);
+        let workers = sessions
+            .chain(self.rings.keys().map(|ring| ring.0))
+            .chain(self.offers.keys().map(|offer| offer.0))
+            .chain(self.tokens.values().map(|token| token.0))
+            .chain(self.unresolved.iter().map(|waiting| waiting.worker));
+        for worker in workers {
+            assert!(
+                worker.index() < self.endpoints.len(),
+                "a session is of a worker of this process"
+            );
+        }
+        let mut granted: Vec<_> = self.tokens.values().collect();
+        granted.sort_unstable_by_key(|session| (session.0.0, session.1.0));
+        assert!(granted.windows(2).all(|pair| pair[0] != pair[1]), "a session has one token");
+    }
+
+    /// Ends what is overdue in the managers, and sends commands that found a full ring.
+    pub fn expire(&mut self, now: Instant) {
+        for index in 0..self.endpoints.len() {
+            let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
+            worker.engine.flush();
+            let wishes = &mut self.actions;
+            match role {
+                EndpointKind::Prefill { manager, mover } => {
+                    mover.flush();
+                    manager.expire(
+                        now,
+                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    );
+                }
+                EndpointKind::Decode { manager, mover, .. } => {
+                    mover.flush();
+                    manager.expire(
+                        now,
+                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    );
+                }
+                EndpointKind::Mixed => {}
+            }
+        }
+        self.run_actions(now);
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+    }
+
+    /// Refuses Destinations and Interests for rooms that no request of this process uses.
+    pub fn refuse_early(&mut self, cause: Cause, now: Instant) {
+        for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
+            if let EndpointKind::Prefill { manager, mover } = role {
+                let wishes = &mut self.actions;
+                manager.refuse_early(
+                    cause,
+                    now,
+                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                );
+            }
+        }
+        self.run_actions(now);
+    }
+
+    /// What destinations of this process offer.
+    pub fn offer(&self) -> &TransportOffer {
+        &self.offer
+    }
+
+    /// A dialled link is open and proven.
+    pub fn link_up(&mut self, id: WorkerId, source: &Source, link: LinkId, now: Instant) {
+        let WorkerEndpoint { worker, kind: EndpointKind::Decode { manager, mover, .. }, .. } =
+            &mut self.endpoints[id.index()]
+        else {
+            return;
+        };
+        manager.link_up(
+            source,
+            link,
+            now,
+            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer },
+        );
+        self.run_actions(now);
+    }
+
+    /// A prefill worker could not be reached, or has not proven itself.
+    pub fn dial_failed(&mut self, id: WorkerId, source: &Source, cause: Cause, now: Instant) {
+        let WorkerEndpoint { worker, kind: EndpointKind::Decode { manager, mover, .. }, .. } =
+            &mut self.endpoints[id.index()]
+        else {
+            return;
+        };
+        manager.dial_failed(
+            source,
+            cause,
+            now,
+            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer },
+        );
+        self.run_actions(now);
+    }
+
+    /// A link to another process is dead.
+    pub fn link_down(&mut self, conn: ConnId, cause: Cause, now: Instant) {
+        let link = LinkId::Remote(conn);
+        self.bound.remove(&link);
+        for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
+            let wishes = &mut self.actions;
+            match role {
+                EndpointKind::Prefill { manager, mover } => {
+                    manager.link_down(
+                        link,
+                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    );
+                }
+                EndpointKind::Decode { manager, mover, .. } => {
+                    manager.link_down(
+                        link,
+                        cause,
+                        now,
+                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    );
+                }
+                EndpointKind::Mixed => {}
+            }
+        }
+        self.run_actions(now);
+    }
+
+    /// Takes a message of another process. It is for the only worker that has links to others.
+    pub fn receive_message(&mut self, conn: ConnId, message: &Message<'_>, now: Instant) {
+        self.deliver_message(WorkerId(0), LinkId::Remote(conn), message, now);
+        self.run_actions(now);
+    }
+}
+
+/// Grants a prefill worker's hand-off to the fake destination. No manager knows this room.
+fn grant_to_nobody(worker: &mut LocalWorker, slot: Slot, room: Room) -> Result<(), Cause> {
+    let Slot { id: slot, generation } = slot;
+    worker.status.advance(slot, generation, Move::Grant).map_err(|_| Cause::OtherLeg)?;
+    let target = Target { session: SessionId::NOBODY, slot, generation, room, prefix: 0 };
+    worker.engine.send(EngineCommand::Granted { worker: worker.id, slot, generation, target });
+    Ok(())
+}
+
+/// A prompt in the form that both legs compare.
+pub fn prompt_of(ids: &[u32]) -> Prompt {
+    Prompt { tokens: ids.len() as u32, hash: crate::wire::message::ids_hash(ids) }
+}
+
+/// A room for a new attempt: 63 random bits.
+pub fn room_of(random: u64) -> Room {
+    Room(random >> 1)
+}
+
+/// A random first packet sequence number for a queue pair.
+fn sequence() -> u32 {
+    u32::from_le_bytes(random())
+}
+
+/// Unguessable random bytes.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // The kernel's generator does not fail once it is seeded.
+    let _ = getrandom::fill(&mut bytes);
+    bytes
+}

@@ -1,0 +1,192 @@
+//! A worker of this process as `ctl` sees it.
+//!
+//! Owns: its free slots, its rings to engine and mover, and the promises of each slot's request.
+//! Thread: `ctl`. Invariant: a command that finds its ring full waits in an ordered queue and goes
+//! out at a later turn. The worker's slots bound that queue, and no command is lost.
+
+use crate::cause::Cause;
+use crate::ids::{Generation, Room, SlotId, WorkerId};
+use crate::kv::layout::KvLayout;
+use crate::sched::messages::EngineCommand;
+use crate::stdx::event_count::EventCount;
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::command::{DestinationCommand, SourceCommand};
+use crate::transfer::manager::destination::PromptRequest;
+use crate::transfer::manager::rooms::{Prompt, Slot};
+use crate::transfer::pages::PageLists;
+use crate::transfer::status::StatusTable;
+use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::Rails;
+use crate::wire::message::Transport;
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A bounded ring with a queue for commands that find it full.
+#[derive(Debug)]
+pub struct Ring<T> {
+    ring: Sender<T>,
+    bell: Arc<EventCount>,
+    waiting: VecDeque<T>,
+}
+
+impl<T> Ring<T> {
+    /// A ring; each command notifies `bell`.
+    pub fn new(ring: Sender<T>, bell: Arc<EventCount>) -> Ring<T> {
+        Ring { ring, bell, waiting: VecDeque::new() }
+    }
+
+    /// Sends an item after all earlier ones.
+    pub fn send(&mut self, item: T) {
+        self.waiting.push_back(item);
+        self.flush();
+    }
+
+    /// Sends queued items while the ring has space. True if the queue is empty.
+    pub fn flush(&mut self) -> bool {
+        while let Some(item) = self.waiting.pop_front() {
+            match self.ring.try_send(item) {
+                Ok(()) => self.bell.notify(),
+                Err(TrySendError::Full(item) | TrySendError::Disconnected(item)) => {
+                    self.waiting.push_front(item);
+                    self.bell.notify();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// What the request of a slot promised to the other leg.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotRequest {
+    /// Generation of the slot.
+    pub generation: Generation,
+    /// The prompt that both legs must agree on.
+    pub prompt: Prompt,
+    /// When the request fails.
+    pub deadline: Instant,
+    /// Transport of its KV, once a decode worker has asked for it.
+    pub transport: Option<Transport>,
+    /// Prompt tokens that decode has already, so that it does not ask for them.
+    pub prefix: u32,
+}
+
+impl SlotRequest {
+    /// The request that a decode worker sends to its prefill worker.
+    pub fn prompt_request(&self, room: Room) -> PromptRequest {
+        PromptRequest { room, prompt: self.prompt, deadline: self.deadline }
+    }
+}
+
+/// The part of a worker that all roles share.
+#[derive(Debug)]
+pub struct LocalWorker {
+    /// Its index in this process.
+    pub id: WorkerId,
+    /// Commands to its engine.
+    pub engine: Ring<EngineCommand>,
+    /// Slots and their states.
+    pub status: Arc<StatusTable>,
+    /// KV and page lists.
+    pub memory: Memory,
+    /// Its registration with RDMA NICs.
+    pub rails: Option<Arc<Rails>>,
+    free: Vec<SlotId>,
+    tenants: Vec<Option<SlotRequest>>,
+}
+
+impl LocalWorker {
+    /// A worker with all slots free.
+    pub fn new(
+        id: WorkerId,
+        engine: Ring<EngineCommand>,
+        status: Arc<StatusTable>,
+        memory: Memory,
+    ) -> LocalWorker {
+        let slots = status.slots() as u32;
+        LocalWorker {
+            id,
+            engine,
+            status,
+            memory,
+            rails: None,
+            free: (0..slots).rev().map(SlotId).collect(),
+            tenants: (0..slots).map(|_| None).collect(),
+        }
+    }
+
+    /// Number of free slots.
+    pub fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Number of all slots.
+    pub fn slots(&self) -> usize {
+        self.tenants.len()
+    }
+
+    /// Number of tokens that the whole pool holds.
+    pub fn tokens(&self) -> usize {
+        self.memory.pages as usize * self.memory.layout.page_size as usize
+    }
+
+    /// Layout of the KV.
+    pub fn layout(&self) -> &KvLayout {
+        &self.memory.layout
+    }
+
+    /// Page lists by slot.
+    pub fn lists(&self) -> &PageLists {
+        &self.memory.lists
+    }
+
+    /// Takes a slot for a new request, in `Bootstrapping`. `None`: no slot is free.
+    pub fn take_slot(&mut self, prompt: Prompt, deadline: Instant) -> Option<Slot> {
+        let id = self.free.pop()?;
+        let generation = self.status.open(id);
+        self.tenants[id.index()] =
+            Some(SlotRequest { generation, prompt, deadline, transport: None, prefix: 0 });
+        Some(Slot { id, generation })
+    }
+
+    /// The request in this generation of a slot.
+    pub fn tenant(&self, slot: Slot) -> Option<&SlotRequest> {
+        self.tenants[slot.id.index()].as_ref().filter(|tenant| tenant.generation == slot.generation)
+    }
+
+    /// A decode worker has asked for the KV of this slot, except for the prefix that it has.
+    pub fn record_transport(&mut self, slot: Slot, prefix: u32, transport: Option<Transport>) {
+        if let Some(tenant) = self.tenants[slot.id.index()].as_mut()
+            && tenant.generation == slot.generation
+        {
+            (tenant.transport, tenant.prefix) = (transport, prefix);
+        }
+    }
+
+    /// Frees a slot: the engine has returned the request, its pages and its lease.
+    pub fn release(&mut self, slot: Slot) {
+        if self.tenant(slot).is_some() && !is_failpoint_active("slot is not given back") {
+            self.tenants[slot.id.index()] = None;
+            self.free.push(slot.id);
+        }
+    }
+
+    /// Tells the engine to end the request in any state.
+    pub fn abort(&mut self, slot: Slot, cause: Cause) {
+        if is_failpoint_active("abort is not passed on") {
+            return;
+        }
+        let Slot { id: slot, generation } = slot;
+        self.engine.send(EngineCommand::Abort { worker: self.id, slot, generation, cause });
+    }
+}
+
+/// Commands to the mover of a prefill worker.
+pub type SourceRing = Ring<SourceCommand>;
+/// Commands to the mover of a decode worker.
+pub type DestinationRing = Ring<DestinationCommand>;
+/// Reports of movers to `ctl`.
+pub type Reports = Receiver<crate::transfer::mover::Report>;

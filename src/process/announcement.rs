@@ -1,0 +1,105 @@
+//! The identity and the description of a cluster's worker: for its peers, registries and routers.
+//!
+//! Thread: the one that starts the process, which becomes `ctl`. Not here: sending them
+//! (`process::worker`).
+
+use super::RoleError;
+use super::model::LoadedModel;
+use crate::api::info::HandoffInfo;
+use crate::config::secret::Secret;
+use crate::config::{ClusterWorkerConfig, HandoffConfig};
+use crate::ids::{Peer, Role};
+use crate::kv::layout::KvLayout;
+use crate::obs::log::event;
+use crate::peer::control;
+use crate::peer::handoff::random;
+use crate::registry::bootstrap::RankRegistration;
+use crate::server::reload;
+use crate::transfer::aux::AUX_VERSION;
+use crate::transfer::manager::identity::host_id;
+use crate::wire::auth::{KeyId, Keyring};
+use crate::wire::message as wire;
+use sha2::{Digest, Sha256};
+use std::net::SocketAddr;
+
+/// A prefill worker's entry in its bootstrap registry.
+pub fn registration(
+    config: &ClusterWorkerConfig,
+    layout: &KvLayout,
+    http_port: Option<u16>,
+    control_port: u16,
+) -> RankRegistration {
+    let front = &config.worker.front;
+    let rank_ip = config.handoff.advertise_host.clone().unwrap_or_else(|| front.host.to_string());
+    RankRegistration {
+        attn_tp_size: 1,
+        attn_tp_rank: 0,
+        attn_cp_size: 1,
+        attn_cp_rank: 0,
+        attn_dp_size: 1,
+        attn_dp_rank: 0,
+        pp_size: 1,
+        pp_rank: 0,
+        system_dp_size: 1,
+        system_dp_rank: 0,
+        rank_ip,
+        rank_port: control_port,
+        page_size: layout.page_size,
+        kv_cache_dtype: layout.dtype.name().into(),
+        load_balance_method: "follow_bootstrap_room".into(),
+        decode_allocation_policy: config.decode_allocation.registered().into(),
+        prefill_http_port: http_port,
+        control_host: config.handoff.advertise_host.clone(),
+        control_port: Some(control_port),
+    }
+}
+
+/// This process as its peers know it: an ID from its address and host, with a new incarnation. The
+/// host is part of the ID because all workers can listen on 0.0.0.0. The role is not, so
+/// after a role change a worker replaces its own former identity.
+pub fn peer_identity(
+    role: Role,
+    address: Option<SocketAddr>,
+    handoff: &HandoffConfig,
+    keys: Keyring,
+) -> control::PeerIdentity {
+    let name = format!("{address:?} {:?} {:?}", handoff.advertise_host, host_id());
+    let digest = Sha256::digest(name.as_bytes());
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    control::PeerIdentity { peer: Peer { id, incarnation: random() }, role, keys }
+}
+
+/// The cluster's keys. Their names are logged, so that an operator can follow a key rotation.
+///
+/// # Errors
+/// A key cannot be used.
+pub fn keyring(secrets: &[Secret]) -> Result<Keyring, RoleError> {
+    let keys = reload::keyring(secrets);
+    let keys = keys.map_err(|error| RoleError::Config("--cluster-key-file", error))?;
+    for id in keys.ids().into_iter().filter(|&id| id != KeyId::NONE) {
+        event!(Info, "ctl", "a cluster key is accepted", key = id, proven = id == keys.ids()[0]);
+    }
+    Ok(keys)
+}
+
+/// The properties that peers must share with this worker, for routers.
+pub fn handoff_info(loaded: &LoadedModel, keys: &Keyring, local_prefill: bool) -> HandoffInfo {
+    let short = |hash: &[u8; 32]| hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let (own, layout) = (&loaded.fingerprint, &loaded.layout);
+    let KvLayout { layers, model_kv_heads: heads, head_dim, .. } = layout;
+    HandoffInfo {
+        wire: format!("{}.{}", wire::VERSION, wire::MINOR),
+        config: short(&own.config),
+        weights: short(&own.weights),
+        kernels: short(&own.kernels),
+        tokenizer: short(&own.tokenizer),
+        template: short(&own.template),
+        kv: format!(
+            "{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}",
+            layout.dtype.name()
+        ),
+        cluster_keys: keys.names(),
+        local_prefill,
+    }
+}

@@ -1,0 +1,206 @@
+//! The threads and rings of this process: start, drain, stop.
+//!
+//! `serve` runs `ctl` (this thread), one `engine` that steps all workers with a team of compute
+//! threads, one `move-0`, and threads that tokenise. Not here: logic of roles.
+
+mod announcement;
+mod listeners;
+mod model;
+mod ports;
+mod registration;
+pub mod router;
+mod startup;
+mod threads;
+pub mod worker;
+
+use crate::config::secret::Secret;
+use crate::config::{FrontConfig, ServeConfig, Transfer, WorkerConfig, WorkerLayout};
+use crate::ids::Role;
+use crate::model::weights::LoadError;
+use crate::net::{Authorities, Credentials, Reactor};
+use crate::server::drain::DrainOutcome;
+use crate::server::reload::Reload;
+use crate::stdx::event_count::EventCount;
+use crate::wire::message::Transport;
+use crate::worker::requests::Placement;
+use crate::worker::routes::ServerDescription;
+use crate::worker::service::{RunOutcome, WorkerService};
+use model::LoadedModel;
+use ports::Port;
+use startup::StartupSignals;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+use std::{fmt, io};
+use threads::{ProcessBuilder, Threads};
+
+/// Why a process could not start, or failed.
+#[derive(Debug)]
+pub enum RoleError {
+    /// The model's files cannot be used.
+    Model(LoadError),
+    /// A system call failed: the action, and the error.
+    Io(&'static str, io::Error),
+    /// A port cannot be opened.
+    Listen {
+        /// The flag that sets it.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// The error.
+        error: io::Error,
+    },
+    /// A flag does not fit the model, or names an unusable file: flag and reason.
+    Config(&'static str, String),
+    /// A flag names something that does not exist at the moment: flag and reason.
+    Absent(&'static str, String),
+}
+
+impl RoleError {
+    /// Whether another try would fail in the same way: the command line or a file that it names
+    /// cannot be used.
+    pub fn is_of_usage(&self) -> bool {
+        matches!(self, RoleError::Model(_) | RoleError::Config(..))
+    }
+}
+
+impl fmt::Display for RoleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RoleError::Model(error) => error.fmt(f),
+            RoleError::Io(doing, error) => write!(f, "{doing}: {error}"),
+            RoleError::Listen { flag, address, error } => {
+                write!(f, "{flag}: cannot listen on {address}: {error}")
+            }
+            RoleError::Config(flag, reason) | RoleError::Absent(flag, reason) => {
+                write!(f, "{flag}: {reason}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for RoleError {}
+
+impl From<LoadError> for RoleError {
+    fn from(error: LoadError) -> RoleError {
+        RoleError::Model(error)
+    }
+}
+
+/// Runs `baton serve` until a signal or a drain ends it.
+///
+/// # Errors
+/// The process could not start, or failed.
+pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
+    let begun = Instant::now();
+    let (credentials, reload) = secrets(&config.worker.front, &[])?;
+    let starting = StartupSignals::install(!reload.is_empty())?;
+    let transports = match config.layout {
+        WorkerLayout::Mixed => Vec::new(),
+        WorkerLayout::Split { transfer: Transfer::Fake, .. } => vec![Transport::Fake],
+        // The configuration allows no other transport here.
+        WorkerLayout::Split { .. } => vec![Transport::Shm],
+    };
+    ports::check(config.worker.front.host, &[http_port(&config.worker)])?;
+    let workers = match config.layout {
+        WorkerLayout::Mixed => 1,
+        WorkerLayout::Split { prefill, decode, .. } => prefill.saturating_add(decode),
+    };
+    model::tell_excess(&config.worker.kv, workers);
+    let (files, forward, mut loaded) =
+        LoadedModel::open(&config.worker, config.chunks, config.retraction, transports)?;
+    if let WorkerLayout::Split { decode_allocation, .. } = config.layout {
+        loaded.decode_allocation = decode_allocation;
+    }
+    let (reactor, ctl) = reactor()?;
+    let mut process = ProcessBuilder::new(&loaded, &config.worker, ctl.clone())?;
+    let placement = match config.layout {
+        WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
+        WorkerLayout::Split { prefill, decode, first_token, .. } => Placement::Split {
+            first_token,
+            prefill: (0..prefill)
+                .map(|_| process.add_prefill(&loaded))
+                .collect::<Result<_, _>>()?,
+            decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
+        },
+    };
+    let (workers, crew) = process.start(&loaded, forward, ctl.clone())?;
+    let mode = ServerDescription::mode_of(Role::Mixed);
+    let front = threads::build_service(
+        reactor,
+        &config.worker,
+        files,
+        &loaded,
+        workers,
+        (placement, mode),
+        ctl,
+    );
+    let mut service = front?;
+    install_secrets(&mut service, credentials, reload)?;
+    starting.finish();
+    threads::announce_ready(&service, &config.worker, begun);
+    let end = match service.run().map_err(|error| RoleError::Io("the event loop failed", error)) {
+        Ok(RunOutcome::Ended(end)) => Ok(end),
+        Ok(RunOutcome::ChangeRole(_) | RunOutcome::KeepRole) => {
+            unreachable!("workers of `baton serve` have one role")
+        }
+        Err(error) => Err(error),
+    };
+    shut_down(service, crew, end)
+}
+
+/// Stops the service, then the threads.
+fn shut_down(
+    service: WorkerService,
+    crew: Threads,
+    end: Result<DrainOutcome, RoleError>,
+) -> Result<DrainOutcome, RoleError> {
+    // The service first, so that its last answers are sent.
+    drop(service);
+    crew.stop();
+    end
+}
+
+/// The reactor, and the event count that wakes its thread.
+fn reactor() -> Result<(Reactor, Arc<EventCount>), RoleError> {
+    let reactor =
+        Reactor::new().map_err(|error| RoleError::Io("cannot create a reactor", error))?;
+    let waker = reactor.waker();
+    Ok((reactor, Arc::new(EventCount::new(move || waker.wake()))))
+}
+
+/// Reads the certificate for HTTPS, and lists the files to read again when they change. Runs first:
+/// errors appear before the model is loaded, and changes during the load are noticed.
+fn secrets(
+    front: &FrontConfig,
+    cluster_keys: &[Secret],
+) -> Result<(Option<Credentials>, Reload), RoleError> {
+    let reload = Reload::new(front, cluster_keys, Instant::now());
+    let read = |(certificates, key): &(PathBuf, PathBuf)| Credentials::read(certificates, key);
+    let credentials = front.tls.as_ref().map(read).transpose();
+    let credentials =
+        credentials.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
+    Ok((credentials, reload))
+}
+
+/// Reads the CA certificates, if a file was given.
+fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, RoleError> {
+    file.map(Authorities::read).transpose().map_err(|why| RoleError::Config("--tls-ca-file", why))
+}
+
+/// Gives certificates and reload rules to a service.
+fn install_secrets(
+    service: &mut WorkerService,
+    credentials: Option<Credentials>,
+    reload: Reload,
+) -> Result<(), RoleError> {
+    if let Some(credentials) = credentials {
+        service.secure(credentials);
+    }
+    service.renew_from(reload).map_err(|error| RoleError::Io("cannot handle signals", error))
+}
+
+fn http_port(config: &WorkerConfig) -> Port {
+    Port::new("--port", config.front.port)
+}

@@ -1,0 +1,298 @@
+//! A loaded model and its derived values: weights, KV layout, limits, fingerprint.
+//!
+//! Thread: the one that starts the process. Invariants: nothing changes after the load.
+
+use super::RoleError;
+use crate::config::{self, ChunkConfig, CoreConfig, KvConfig, RetractionConfig, WorkerConfig};
+use crate::ids::DecodeAllocation;
+use crate::kv::layout::{KvDtype, KvLayout};
+use crate::model::config::ModelConfig;
+use crate::model::forward::Forward;
+use crate::model::forward::cpu::{CpuModel, CpuOptions};
+use crate::model::open::{ModelFiles, WeightFormat};
+use crate::model::tensor::TensorType;
+use crate::obs::log::event;
+use crate::routing::compatibility::CompatDigest;
+use crate::sched::config::SchedConfig;
+use crate::sys::host::HostMemory;
+use crate::transfer::aux::{AUX_VERSION, AuxRecord};
+use crate::transfer::manager::identity::{WorkerIdentity, host_id};
+use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::Nic;
+use crate::wire::message::{Fingerprint, Transport};
+use sha2::{Digest, Sha256};
+use std::net::SocketAddr;
+
+/// Values derived from the loaded model and the configuration.
+#[derive(Clone)]
+pub struct LoadedModel {
+    /// Limits of the scheduler.
+    pub sched: SchedConfig,
+    /// KV layout.
+    pub layout: KvLayout,
+    /// KV pages of each worker.
+    pub pages: u32,
+    /// Pages for retracted requests of each decode or mixed worker.
+    pub tier_pages: u32,
+    /// Maximum number of requests in a worker, queued ones included.
+    pub slots: usize,
+    /// Identifies the model to peers.
+    pub fingerprint: Fingerprint,
+    /// Transports for hand-offs, best first.
+    pub transports: Vec<Transport>,
+    /// Address that accepts lanes of tcp sessions.
+    pub data: Option<SocketAddr>,
+    /// NICs for RDMA.
+    pub nics: Vec<Nic>,
+    /// Whether threads spin before they park: they have cores of their own, or `--busy-poll` is
+    /// set.
+    pub spin: bool,
+    /// Threads that copy KV into decode workers over shm, including the mover.
+    pub copy_lanes: usize,
+    /// Whether each NIC has its own poster and poller threads.
+    pub split: bool,
+    /// When decode workers allocate pages for prompts of this process's prefill workers.
+    pub decode_allocation: DecodeAllocation,
+    /// CPUs for the threads of NICs: those that compute threads, the mover and `ctl` do not use.
+    pub data_cpus: Vec<usize>,
+}
+
+impl LoadedModel {
+    /// Opens the model's files and loads the weights in the kernels' format.
+    ///
+    /// # Errors
+    /// The files cannot be used, or a flag does not fit the model.
+    pub fn open(
+        worker: &WorkerConfig,
+        chunks: ChunkConfig,
+        retraction: RetractionConfig,
+        transports: Vec<Transport>,
+    ) -> Result<(ModelFiles, Box<dyn Forward>, LoadedModel), RoleError> {
+        let format = match worker.model.load_format {
+            config::LoadFormat::Auto => WeightFormat::Auto,
+            config::LoadFormat::Dummy => WeightFormat::Dummy,
+        };
+        event!(Info, "model", "opening", path = worker.model.path.display());
+        let files = ModelFiles::open(&worker.model.path, format)?;
+        let model = &files.config;
+        let context = context(model, worker.model.max_model_len)?;
+        let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
+        let (kv_heads, head_dim) = (model.kv_heads as u32, model.head_dim as u32);
+        let layout = KvLayout::page_major(
+            worker.kv.page_size,
+            model.layers as u32,
+            kv_heads,
+            head_dim,
+            dtype,
+        );
+        let pages = pages(&layout, worker.kv.memory.0)?;
+        let sched = SchedConfig {
+            max_running: worker.max_running_requests as usize,
+            max_queued: worker.max_queued_requests as usize,
+            max_prefill_tokens: chunks.max_prefill_tokens,
+            chunked_prefill_size: chunks.chunked_prefill_size,
+            chunk_ms: chunks.chunk_ms,
+            page_size: worker.kv.page_size,
+            context: context as u32,
+            prefix_cache: worker.kv.prefix_cache,
+            vocab: model.vocab as u32,
+            reserve: retraction.reserved_tokens,
+        };
+        tell_shortage(&layout, pages, context);
+        let tier_pages = tier_pages(&layout, retraction.memory.0)?;
+        let pinned =
+            worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
+        let options = CpuOptions {
+            threads: worker.cores.threads,
+            limits: sched.batch_limits(),
+            kernel: None,
+            pin: pinned.then(|| worker.cores.cpus.clone()),
+        };
+        let mut shown = 0;
+        let forward =
+            CpuModel::load(model, files.weights.as_ref(), &options, &mut |done, total| {
+                let percent = done * 100 / total.max(1);
+                if percent >= shown + 25 {
+                    shown = percent;
+                    event!(Info, "model", "loading", percent = percent);
+                }
+            })?;
+        let memory = forward.memory_bytes();
+        event!(
+            Info,
+            "model",
+            "loaded",
+            kernels = forward.kernel_family().name(),
+            weights_mib = memory.weights >> 20,
+            scratch_mib = memory.scratch >> 20,
+            kv_mib = (u64::from(pages) * layout.page_bytes()) >> 20,
+            kv_dtype = dtype.name(),
+            context = context,
+        );
+        let fingerprint = fingerprint(&files, forward.kernel_family().name());
+        let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
+        let loaded = LoadedModel {
+            sched,
+            layout,
+            pages,
+            tier_pages,
+            slots: sched.slots(),
+            fingerprint,
+            transports,
+            data: None,
+            nics: Vec::new(),
+            spin: worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1,
+            copy_lanes: copy_lanes(&worker.cores),
+            split: false,
+            decode_allocation: DecodeAllocation::default(),
+            data_cpus: free.unwrap_or_default().to_vec(),
+        };
+        Ok((files, Box::new(forward), loaded))
+    }
+
+    /// The identity that a worker with this memory shows to peers.
+    pub fn identity(&self, memory: &Memory) -> WorkerIdentity {
+        WorkerIdentity {
+            fingerprint: self.fingerprint,
+            layout: self.layout,
+            pages: self.pages,
+            pool_bytes: memory.region.len() as u64,
+            slots: self.slots as u32,
+            host: host_id(),
+        }
+    }
+}
+
+/// A digest of all properties that must be equal in two workers for a hand-off; see
+/// [`CompatDigest`].
+pub fn compat_digest(fingerprint: &Fingerprint, layout: &KvLayout) -> CompatDigest {
+    let mut digest = Sha256::new();
+    digest.update(b"baton kind");
+    for number in [
+        AUX_VERSION,
+        size_of::<AuxRecord>() as u32,
+        layout.layers,
+        layout.head_dim,
+        layout.model_kv_heads,
+    ] {
+        digest.update(number.to_le_bytes());
+    }
+    digest.update((layout.dtype as u32).to_le_bytes());
+    digest.update(bytemuck::bytes_of(fingerprint));
+    CompatDigest(digest.finalize().into())
+}
+
+/// Number of threads for shm copies. Two threads get more memory bandwidth than one core alone.
+/// A copy ends only when all its threads have finished. So a second one needs a CPU of its own,
+/// besides those of compute threads, `ctl` and the mover.
+fn copy_lanes(cores: &CoreConfig) -> usize {
+    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+    let usable = cores.cpus.len().min(parallelism);
+    if usable >= cores.threads + 3 { 2 } else { 1 }
+}
+
+/// Logs a warning if the workers' KV memory exceeds the memory of this process. KV memory is
+/// allocated on first use, and cached prefixes fill all of it in time. The kernel then kills the
+/// process.
+pub fn tell_excess(kv: &KvConfig, workers: u32) {
+    let asked = kv.memory.0.saturating_mul(workers.into());
+    let Some((there, bound)) =
+        HostMemory::here().map(|memory| memory.most()).filter(|&(there, _)| asked > there)
+    else {
+        return;
+    };
+    event!(
+        Warn,
+        "model",
+        "KV memory can exceed the available memory, and the kernel then kills the process: see \
+         --kv-memory",
+        asked_mib = asked >> 20,
+        workers = workers,
+        there_mib = there >> 20,
+        of = bound,
+    );
+}
+
+/// Number of pages in the KV memory.
+///
+/// # Errors
+/// Not one page fits.
+fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
+    match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX) {
+        0 => {
+            let reason =
+                format!("is less than one page, which takes {} bytes", layout.page_bytes());
+            Err(RoleError::Config("--kv-memory", reason))
+        }
+        pages => Ok(pages),
+    }
+}
+
+/// Number of pages for retracted requests, which can be 0.
+///
+/// # Errors
+/// The size is not 0, and not one page fits.
+fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
+    // u32::MAX marks the end of a page chain.
+    match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1) {
+        0 if bytes > 0 => {
+            let reason = format!(
+                "is less than one page, which takes {} bytes; 0 for none",
+                layout.page_bytes()
+            );
+            Err(RoleError::Config("--swap-memory", reason))
+        }
+        pages => Ok(pages),
+    }
+}
+
+/// Logs a warning if the KV memory is too small for a request of maximum length.
+fn tell_shortage(layout: &KvLayout, pages: u32, context: usize) {
+    let tokens = u64::from(pages) * u64::from(layout.page_size);
+    if tokens < context as u64 {
+        event!(
+            Warn,
+            "model",
+            "KV memory is smaller than one context: longer requests are refused, see --kv-memory",
+            kv_tokens = tokens,
+            context = context,
+            context_mib =
+                (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
+        );
+    }
+}
+
+fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> {
+    match asked {
+        Some(asked) if asked as usize > model.context => {
+            let reason = format!("is {asked}; the model's context has {} tokens", model.context);
+            Err(RoleError::Config("--max-model-len", reason))
+        }
+        Some(asked) => Ok(asked as usize),
+        None => Ok(model.context),
+    }
+}
+
+/// Resolves `auto`: f32 for float32 checkpoints, else f16. This holds for bfloat16 checkpoints,
+/// too: keys and values stay within f16's range (they are clamped), and bf16 rounds eight times
+/// more coarsely.
+fn kv_dtype(asked: config::KvCacheDtype, checkpoint: TensorType) -> KvDtype {
+    match (asked, checkpoint) {
+        (config::KvCacheDtype::F32, _) | (config::KvCacheDtype::Auto, TensorType::F32) => {
+            KvDtype::F32
+        }
+        (config::KvCacheDtype::Bf16, _) => KvDtype::Bf16,
+        (config::KvCacheDtype::F16 | config::KvCacheDtype::Auto, _) => KvDtype::F16,
+    }
+}
+
+fn fingerprint(files: &ModelFiles, kernels: &str) -> Fingerprint {
+    let own = &files.fingerprint;
+    Fingerprint {
+        config: own.config,
+        weights: own.weights,
+        kernels: Sha256::digest(kernels.as_bytes()).into(),
+        tokenizer: own.tokenizer,
+        template: own.template,
+    }
+}

@@ -1,0 +1,76 @@
+//! The ports of a process: checked before a model is loaded, which can take minutes, and opened
+//! after that.
+//!
+//! They are closed in between, because an open port looks like a server that answers.
+
+use super::RoleError;
+use crate::net::{ListenerId, Reactor};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+
+/// A port and the flag that sets it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Port {
+    /// The flag, for the error message.
+    pub flag: &'static str,
+    /// The port number; 0: a free port.
+    pub number: u16,
+}
+
+impl Port {
+    /// The port that `flag` sets.
+    pub fn new(flag: &'static str, number: u16) -> Port {
+        Port { flag, number }
+    }
+
+    /// Listens at this port.
+    ///
+    /// # Errors
+    /// The port is in use, or the address does not belong to this host.
+    pub fn listen(
+        self,
+        host: IpAddr,
+        limit: usize,
+        reactor: &mut Reactor,
+    ) -> Result<ListenerId, RoleError> {
+        let address = SocketAddr::new(host, self.number);
+        let listener = reactor.listen(&address.into(), limit);
+        listener.map_err(|error| RoleError::Listen { flag: self.flag, address, error })
+    }
+}
+
+/// Checks that all ports are free at the moment.
+///
+/// # Errors
+/// The first port that is not.
+pub fn check(host: IpAddr, ports: &[Port]) -> Result<(), RoleError> {
+    // All at once, so that two flags with the same number are noticed.
+    let listeners: Result<Vec<TcpListener>, RoleError> = ports
+        .iter()
+        .map(|port| {
+            let address = SocketAddr::new(host, port.number);
+            let listener = TcpListener::bind(address);
+            listener.map_err(|error| RoleError::Listen { flag: port.flag, address, error })
+        })
+        .collect();
+    listeners.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_named_with_its_flag() {
+        let host: IpAddr = "127.0.0.1".parse().unwrap();
+        let taken = TcpListener::bind((host, 0)).unwrap();
+        let number = taken.local_addr().unwrap().port();
+        let error =
+            check(host, &[Port::new("--port", 0), Port::new("--data-port", number)]).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with(&format!("--data-port: cannot listen on {host}:{number}: ")),
+            "{text}"
+        );
+        check(host, &[Port::new("--port", 0), Port::new("--data-port", 0)]).unwrap();
+    }
+}

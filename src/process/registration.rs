@@ -1,0 +1,89 @@
+//! A worker's entries in registries: what it announces, and the clients that renew the entries.
+
+use super::RoleError;
+use crate::config::ClusterWorkerConfig;
+use crate::config::registry::RegistryAddress;
+use crate::config::secret::Secret;
+use crate::config::values::WorkerUrl;
+use crate::ids::{Leg as Seated, Peer, Role};
+use crate::net::resolver::Resolver;
+use crate::obs::log::event;
+use crate::registry::entry::{Entry, WorkerAddress};
+use crate::registry::etcd::lease::EtcdLease;
+use crate::registry::lease::RegistryLease;
+use crate::registry::registrar::{Registrar, needs_names};
+use crate::registry::router_lease::RouterLease;
+use crate::routing::compatibility::CompatDigest;
+use crate::worker::service::WorkerService;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// Starts a resolver if one of these hosts is a name.
+///
+/// # Errors
+/// Its thread cannot be started.
+pub fn names(
+    hosts: &[WorkerUrl],
+    wake: impl Fn() + Send + Sync + 'static,
+) -> Result<Option<Resolver>, RoleError> {
+    let names = needs_names(hosts).then(|| Resolver::start(wake)).transpose();
+    names.map_err(|error| RoleError::Io("cannot start a thread", error))
+}
+
+/// Announces the worker of `service` at the configured registry, in its current role. `key` is
+/// proven there.
+///
+/// # Errors
+/// The resolver's thread cannot be started.
+pub fn enrol(
+    config: &ClusterWorkerConfig,
+    key: Option<&Secret>,
+    service: &mut WorkerService,
+    peer: Peer,
+    role: Role,
+    bootstrap_port: Option<u16>,
+    kind: CompatDigest,
+) -> Result<(), RoleError> {
+    let (Some(registry), Some(address)) = (&config.handoff.registry, service.address()) else {
+        return Ok(());
+    };
+    let seat = WorkerAddress {
+        role: match role {
+            Role::Prefill => Seated::Prefill,
+            // To routers, a mixed worker is a decode worker that also does prefill.
+            Role::Decode | Role::Mixed => Seated::Decode,
+        },
+        url: url(config, address),
+    };
+    event!(
+        Info,
+        "ctl",
+        "announcing to registry",
+        registry = registry,
+        role = role,
+        worker = seat.url
+    );
+    let entry = Entry { peer, seat, bootstrap_port, kind };
+    let now = Instant::now();
+    let (entries, hosts) = match registry {
+        RegistryAddress::Routers(routers) => {
+            let entry =
+                |_: &WorkerUrl| RegistryLease::Router(RouterLease::new(&entry, key.cloned(), now));
+            (routers.iter().map(|router| (entry(router), vec![router.clone()])).collect(), routers)
+        }
+        RegistryAddress::Etcd(hosts) => {
+            let entry = RegistryLease::Etcd(EtcdLease::new(&entry, key, now));
+            (vec![(entry, hosts.clone())], hosts)
+        }
+    };
+    let waker = service.reactor().waker();
+    let names = names(hosts, move || waker.wake())?;
+    service.enrol(Registrar::new(entries, names));
+    Ok(())
+}
+
+/// URL at which others reach the worker. The configuration guarantees a host that they can use.
+fn url(config: &ClusterWorkerConfig, address: SocketAddr) -> WorkerUrl {
+    let host = config.handoff.advertise_host.clone().unwrap_or_else(|| address.ip().to_string());
+    WorkerUrl { host, port: address.port(), tls: config.worker.front.tls.is_some() }
+}

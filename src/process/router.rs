@@ -1,0 +1,143 @@
+//! `baton router`: one thread, `ctl`, and the threads that resolve names. It needs no model.
+
+use super::{RoleError, registration};
+use crate::config::RouterConfig;
+use crate::config::values::WorkerUrl;
+use crate::ids::Leg;
+use crate::net::Reactor;
+use crate::net::resolver::Resolver;
+use crate::obs::log::event;
+use crate::obs::registry::Registry;
+use crate::registry::client::RegistryClient;
+use crate::registry::entry::WorkerAddress;
+use crate::registry::etcd::view::EtcdView;
+use crate::router::RouterService;
+use crate::router::metrics::RouterMetrics;
+use crate::router::pool::WorkerPool;
+use crate::router::requests::ProxiedRequests;
+use crate::router::routes::RouterRoutes;
+use crate::router::workers::{RegistryTrust, WorkerAdmin};
+use crate::routing::balancer::LoadBalancer;
+use crate::routing::retries::RetryBudget;
+use crate::server::drain::DrainOutcome;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Instant;
+
+/// Runs the router until a signal or a drain ends it.
+///
+/// # Errors
+/// A worker's name cannot be resolved, a port cannot be opened, or a file cannot be used.
+pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
+    let now = Instant::now();
+    let (credentials, reload) = super::secrets(&config.front, &config.cluster_keys)?;
+    let reload = reload.with_authorities(config.tls_ca.as_ref());
+    let authorities = super::authorities(config.tls_ca.as_deref())?;
+    let targets = targets(config)?;
+    let mut registry = Registry::default();
+    let metrics = RouterMetrics::register(&mut registry);
+    let mut reactor =
+        Reactor::new().map_err(|error| RoleError::Io("cannot create a reactor", error))?;
+    let waker = reactor.waker();
+    let names = Resolver::start(move || waker.wake());
+    let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
+    let seed = random();
+    let decisions = LoadBalancer::new(config.policies)
+        .on(config.health, config.breaker)
+        .foretelling(config.forecast)
+        .weighing(config.cache)
+        .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])));
+    let mut fleet = WorkerPool::new(decisions, names)
+        .with_health(config.health_path.clone(), config.health.time)
+        .with_key(config.front.api_keys.first().cloned())
+        .with_authorities(authorities);
+    let trust = RegistryTrust {
+        keys: config.cluster_keys.clone(),
+        anybody: config.takes_anybody,
+        strangers: config.takes_strangers,
+    };
+    let mut workers = WorkerAdmin::new(trust, random(), now);
+    for (seat, port, address) in targets {
+        let named = workers.name(seat, port, address, &mut fleet, &mut reactor, now);
+        named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
+    }
+    let waker = reactor.waker();
+    let mut service = RouterService::new(
+        reactor,
+        config.front.address(),
+        fleet,
+        ProxiedRequests::new(RetryBudget::new(config.retries, now), metrics)
+            .within(&config.requests),
+        RouterRoutes::new(config.front.api_keys.clone(), registry, workers)
+            .with_timeout(config.requests.timeout),
+        now,
+    )
+    .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
+    .within(config.front.body_max, &config.requests);
+    if let Some(credentials) = credentials {
+        service.secure(credentials);
+    }
+    let renewed = service.renew_from(reload);
+    renewed.map_err(|error| RoleError::Io("cannot handle signals", error))?;
+    if let Some(terms) = config.balance {
+        service.balance(terms, now);
+    }
+    if let Some(address) = config.metrics {
+        let listened = service.tell_metrics(address);
+        listened.map_err(|error| RoleError::Listen {
+            flag: "--prometheus-port",
+            address,
+            error,
+        })?;
+        let address = service.metrics_address().map_or("?".into(), |address| address.to_string());
+        event!(Info, "router", "serving metrics on a separate port", metrics_address = address);
+    }
+    if !config.etcd.is_empty() {
+        let names = registration::names(&config.etcd, move || waker.wake())?;
+        service.watch(
+            RegistryClient::new(
+                EtcdView::new(config.cluster_keys.clone(), now),
+                config.etcd.clone(),
+            ),
+            names,
+        );
+    }
+    event!(
+        Info,
+        "router",
+        "listening",
+        address = service.address().map_or("?".into(), |address| address.to_string()),
+        prefill = config.prefill.len(),
+        decode = config.decode.len(),
+    );
+    service.run().map_err(|error| RoleError::Io("cannot wait for sockets", error))
+}
+
+/// Resolves the workers' names. At the start an unknown name is an error; later the router resolves
+/// it again.
+fn targets(
+    config: &RouterConfig,
+) -> Result<Vec<(WorkerAddress, Option<u16>, SocketAddr)>, RoleError> {
+    let prefill =
+        config.prefill.iter().map(|end| ("--prefill", Leg::Prefill, &end.url, end.bootstrap_port));
+    let decode = config.decode.iter().map(|url| ("--decode", Leg::Decode, url, None));
+    let found = prefill.chain(decode).map(|(flag, role, url, port)| {
+        Ok((WorkerAddress { role, url: url.clone() }, port, address(flag, url)?))
+    });
+    found.collect()
+}
+
+fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, RoleError> {
+    let nowhere = |why: String| RoleError::Absent(flag, format!("cannot resolve {url}: {why}"));
+    let mut addresses = (url.host.as_str(), url.port)
+        .to_socket_addrs()
+        .map_err(|error| nowhere(error.to_string()))?;
+    addresses.next().ok_or_else(|| nowhere("no address".into()))
+}
+
+/// A random secret of this process.
+fn random() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    // The kernel's generator cannot fail after it is seeded.
+    let _ = getrandom::fill(&mut bytes);
+    bytes
+}

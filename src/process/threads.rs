@@ -1,0 +1,445 @@
+//! Builds, starts and stops the workers, rings and threads of a process.
+//!
+//! Thread: the one that starts the process, which becomes `ctl`.
+
+use super::RoleError;
+use super::model::LoadedModel;
+use crate::api::Sampling;
+use crate::config::WorkerConfig;
+use crate::ids::{Role, WorkerId};
+use crate::kv::lease::MoverRight;
+use crate::kv::region::Region;
+use crate::kv::tier::Tier;
+use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX, TOKENISE_QUEUE_MAX};
+use crate::model::config::Architecture;
+use crate::model::forward::Forward;
+use crate::model::open::ModelFiles;
+use crate::net::Reactor;
+use crate::obs::log::event;
+use crate::obs::registry as figures;
+use crate::peer::handoff::{EndpointKind, Handoff, TransportOffer, WorkerEndpoint};
+use crate::peer::local_worker::{LocalWorker, Ring};
+use crate::sched::channel::{EngineChannel, events_per_turn};
+use crate::sched::decode::DecodeWorker;
+use crate::sched::engine::{self, Engine};
+use crate::sched::messages::EngineCommand;
+use crate::sched::mixed::MixedWorker;
+use crate::sched::prefill::PrefillWorker;
+use crate::sched::stats::WorkerStats;
+use crate::sched::worker::{KvMemory, Worker as SchedWorker};
+use crate::stdx::event_count::EventCount;
+use crate::sys::event::WaitSet;
+use crate::transfer::copy_pool::CopyPool;
+use crate::transfer::event_loop::Waiter;
+use crate::transfer::manager::destination::DestinationManager;
+use crate::transfer::manager::identity::host_id;
+use crate::transfer::manager::source::SourceManager;
+use crate::transfer::mover::Mover;
+use crate::transfer::mover::destination::DestinationMover;
+use crate::transfer::mover::source::SourceMover;
+use crate::transfer::pages::PageLists;
+use crate::transfer::rings::{Bells, Rings};
+use crate::transfer::status::StatusTable;
+use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::{DataThreads, Rails, Settings, cores_near};
+use crate::wire::message::Transport;
+use crate::worker::metrics::WorkerMetrics;
+use crate::worker::requests::{Placement, RequestTable, ServingConfig};
+use crate::worker::routes::{DisaggregationMode, ServerDescription, WorkerRoutes};
+use crate::worker::service::{WorkerService, Workers};
+use crate::worker::telemetry::{Telemetry, WorkerTelemetry};
+use crate::worker::text::{TextProcessor, TextQueue};
+use crossbeam_channel as channel;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Lanes of a tcp session. One core copies about as fast as one stream transfers; larger machines
+/// could use more.
+const LANES: u16 = 1;
+/// Idle iterations of an engine before it parks, if it has a core of its own.
+const ENGINE_SPINS: u32 = 2000;
+
+/// Workers and rings, before the threads start.
+pub struct ProcessBuilder {
+    members: Vec<WorkerEndpoint>,
+    workers: Vec<Box<dyn SchedWorker>>,
+    mover: Mover,
+    waiter: Waiter,
+    data: DataThreads,
+    /// CPUs that no thread of a NIC uses yet.
+    data_cpus: Vec<usize>,
+    engine_commands: (channel::Sender<EngineCommand>, channel::Receiver<EngineCommand>),
+    engine_bell: Arc<EventCount>,
+    engine_thread: Arc<OnceLock<Thread>>,
+    ctl: Arc<EventCount>,
+    registry: figures::Registry,
+    watched: Vec<WorkerTelemetry>,
+    model_name: String,
+}
+
+impl ProcessBuilder {
+    /// Creates the rings and a mover, without workers.
+    pub fn new(
+        loaded: &LoadedModel,
+        config: &WorkerConfig,
+        ctl: Arc<EventCount>,
+    ) -> Result<ProcessBuilder, RoleError> {
+        let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
+        let unpark = engine_thread.clone();
+        let engine_bell = Arc::new(EventCount::new(move || {
+            if let Some(thread) = unpark.get() {
+                thread.unpark();
+            }
+        }));
+        let waiter = Waiter::new(loaded.spin)
+            .map_err(|error| RoleError::Io("cannot park the mover", error))?;
+        Ok(ProcessBuilder {
+            members: Vec::new(),
+            workers: Vec::new(),
+            mover: Mover { sources: Vec::new(), destinations: Vec::new() },
+            waiter,
+            data: DataThreads::default(),
+            data_cpus: loaded.data_cpus.clone(),
+            engine_commands: channel::bounded(loaded.slots * 4 + 64),
+            engine_bell,
+            engine_thread,
+            ctl,
+            registry: figures::Registry::default(),
+            watched: Vec::new(),
+            model_name: config.model.served_names[0].clone(),
+        })
+    }
+
+    fn memory(&self, loaded: &LoadedModel) -> Result<Memory, RoleError> {
+        let io = |error| RoleError::Io("cannot map KV memory", error);
+        let bytes = u64::from(loaded.pages) * loaded.layout.page_stride;
+        let pages_of_context = loaded.layout.pages_for(loaded.sched.context) as usize;
+        Ok(Memory {
+            region: Arc::new(Region::new(c"baton-kv", bytes as usize).map_err(io)?),
+            layout: loaded.layout,
+            pages: loaded.pages,
+            lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
+            counters: Arc::default(),
+            copy_pool: CopyPool::default(),
+        })
+    }
+
+    /// Creates the parts that all roles share.
+    fn worker(
+        &mut self,
+        loaded: &LoadedModel,
+    ) -> Result<(WorkerId, Memory, Arc<StatusTable>, LocalWorker), RoleError> {
+        let id = WorkerId(self.members.len() as u32);
+        let memory = self.memory(loaded)?;
+        let status = Arc::new(StatusTable::new(loaded.slots));
+        let ring = Ring::new(self.engine_commands.0.clone(), self.engine_bell.clone());
+        let worker = LocalWorker::new(id, ring, status.clone(), memory.clone());
+        Ok((id, memory, status, worker))
+    }
+
+    /// Registers the memory with the NICs. If that fails, the worker continues with its other
+    /// transports, if there are any.
+    fn rails(&self, loaded: &LoadedModel, memory: &Memory) -> Result<Option<Rails>, RoleError> {
+        if loaded.nics.is_empty() {
+            return Ok(None);
+        }
+        let context = loaded.sched.context as usize;
+        match Rails::new(&loaded.nics, memory, loaded.slots, context, Settings::default()) {
+            Ok(rails) => {
+                for why in &rails.refused {
+                    event!(Warn, "ctl", "NIC not used: KV memory cannot be registered", why = why);
+                }
+                Ok(Some(rails))
+            }
+            Err(error) if loaded.transports == [Transport::Rdma] => {
+                Err(RoleError::Io("cannot register KV memory with the NIC", error))
+            }
+            Err(error) => {
+                event!(Warn, "ctl", "RDMA not used: KV memory cannot be registered", why = error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Starts poster and poller threads for a source's NICs, on CPUs near them if any are free.
+    fn split(&mut self, rails: &mut Rails, spin: bool) -> std::io::Result<()> {
+        for split in rails.split(&self.waiter.bell, spin)? {
+            let near = cores_near(&split.nic, &self.data_cpus);
+            let cpus = near.first_chunk::<2>().copied();
+            self.data_cpus.retain(|cpu| cpus.is_none_or(|taken| !taken.contains(cpu)));
+            self.data.start(split, cpus)?;
+        }
+        Ok(())
+    }
+
+    fn rings<C>(&self, status: &Arc<StatusTable>, memory: &Memory) -> Rings<C> {
+        let bells = Bells {
+            engine: self.engine_bell.clone(),
+            ctl: self.ctl.clone(),
+            mover: self.waiter.bell.clone(),
+        };
+        Rings::new(status, &memory.lists, SESSIONS_MAX, &bells)
+    }
+
+    fn watch(&mut self, role: Role, id: WorkerId, stats: Arc<WorkerStats>, memory: &Memory) {
+        let (tally, page_size) = (memory.counters.clone(), memory.layout.page_size);
+        let metrics =
+            WorkerMetrics::register(&mut self.registry, &self.model_name, role, id.index());
+        self.watched.push(WorkerTelemetry {
+            role,
+            metrics: Arc::new(metrics),
+            stats,
+            tally,
+            page_size,
+        });
+    }
+
+    /// Adds a mixed worker.
+    pub fn add_mixed(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
+        let (id, memory, _, worker) = self.worker(loaded)?;
+        let mixed =
+            MixedWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, loaded.slots);
+        self.watch(Role::Mixed, id, mixed.stats().clone(), &memory);
+        self.workers.push(Box::new(mixed));
+        self.members.push(WorkerEndpoint { worker, kind: EndpointKind::Mixed, reports: None });
+        Ok(id)
+    }
+
+    /// Adds a prefill worker.
+    pub fn add_prefill(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
+        let (id, memory, status, mut worker) = self.worker(loaded)?;
+        let mut rails = self.rails(loaded, &memory)?;
+        if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
+            self.split(rails, loaded.spin)
+                .map_err(|error| RoleError::Io("cannot start a thread", error))?;
+        }
+        worker.rails = rails.map(Arc::new);
+        let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
+        let right = MoverRight::for_mover_thread();
+        self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
+        let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory), handle);
+        self.watch(Role::Prefill, id, prefill.stats().clone(), &memory);
+        self.workers.push(Box::new(prefill));
+        let identity = loaded.identity(&memory);
+        let mut transports = loaded.transports.clone();
+        transports.retain(|&transport| transport != Transport::Rdma || worker.rails.is_some());
+        let manager = SourceManager::new(
+            identity,
+            transports,
+            loaded.decode_allocation,
+            status,
+            SESSIONS_MAX,
+        );
+        let mover = Ring::new(commands, self.waiter.bell.clone());
+        let role = EndpointKind::Prefill { manager: Box::new(manager), mover };
+        self.members.push(WorkerEndpoint { worker, kind: role, reports: Some(reports) });
+        Ok(id)
+    }
+
+    /// Adds a decode worker.
+    pub fn add_decode(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
+        let (id, mut memory, status, mut worker) = self.worker(loaded)?;
+        memory.copy_pool = CopyPool::new(loaded.copy_lanes)
+            .map_err(|error| RoleError::Io("cannot start a copy thread", error))?;
+        worker.rails = self.rails(loaded, &memory)?.map(Arc::new);
+        let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
+        let right = MoverRight::for_mover_thread();
+        self.mover.destinations.push(DestinationMover::new(
+            links,
+            memory.clone(),
+            SESSIONS_MAX,
+            right,
+        ));
+        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, handle);
+        self.watch(Role::Decode, id, decode.stats().clone(), &memory);
+        self.workers.push(Box::new(decode));
+        let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
+        let mover = Ring::new(commands, self.waiter.bell.clone());
+        let doorbell = self
+            .waiter
+            .doorbell
+            .duplicate()
+            .map_err(|error| RoleError::Io("cannot duplicate a doorbell", error))?;
+        let role = EndpointKind::Decode { manager: Box::new(manager), mover, doorbell };
+        self.members.push(WorkerEndpoint { worker, kind: role, reports: Some(reports) });
+        Ok(id)
+    }
+
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// A thread cannot be started; the model is lost with it.
+    pub fn start(
+        self,
+        loaded: &LoadedModel,
+        forward: Box<dyn Forward>,
+        ctl: Arc<EventCount>,
+    ) -> Result<(Workers, Threads), RoleError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
+        let mail = EngineChannel::new(self.engine_commands.1, events, ctl);
+        let io = |error| RoleError::Io("cannot start a thread", error);
+        let spins = if loaded.spin { ENGINE_SPINS } else { 0 };
+        let mut engine =
+            Engine::new(&loaded.sched, self.workers, forward, mail, Box::new(Instant::now));
+        let progress = engine.progress().clone();
+        let (bell, stopped, cell) = (self.engine_bell.clone(), stop.clone(), self.engine_thread);
+        let thread = thread::Builder::new().name("engine".into());
+        let engine = thread
+            .spawn(move || {
+                let _ = cell.set(thread::current());
+                engine::run(&mut engine, &bell, &stopped, spins);
+                engine.into_forward()
+            })
+            .map_err(io)?;
+        let (mover_bell, wait) = (self.waiter.bell.clone(), self.waiter.set.clone());
+        let (mut mover, waiter, stopped) = (self.mover, self.waiter, stop.clone());
+        let thread = thread::Builder::new().name("move-0".into());
+        let mover = thread.spawn(move || waiter.run(&mut mover, &stopped)).map_err(io)?;
+        let handoff = Handoff::new(
+            self.members,
+            TransportOffer {
+                transports: loaded.transports.clone(),
+                host: host_id(),
+                data: loaded.data,
+                lanes: LANES,
+            },
+        );
+        let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
+        let telemetry = Telemetry::new(self.registry, self.watched);
+        let workers = Workers { handoff, metrics, telemetry, events: events_in, progress };
+        let bells = vec![self.engine_bell, mover_bell];
+        Ok((workers, Threads { stop, bells, wait, engine, mover, _data: self.data }))
+    }
+}
+
+/// The threads of a process's workers.
+pub struct Threads {
+    stop: Arc<AtomicBool>,
+    bells: Vec<Arc<EventCount>>,
+    /// The set of descriptors on which the mover parks.
+    pub wait: Arc<WaitSet>,
+    engine: JoinHandle<Box<dyn Forward>>,
+    mover: JoinHandle<()>,
+    /// Poster and poller threads of NICs. They are the last field, so they end after the mover.
+    _data: DataThreads,
+}
+
+impl Threads {
+    /// Stops the threads. Returns the model, unless the engine's thread has panicked.
+    pub fn stop(self) -> Option<Box<dyn Forward>> {
+        self.stop.store(true, Ordering::Release);
+        for bell in &self.bells {
+            bell.notify();
+        }
+        self.engine.thread().unpark();
+        let forward = self.engine.join().ok();
+        // If the mover has panicked, its sessions are lost with it.
+        let _ = self.mover.join();
+        forward
+    }
+}
+
+/// The service that answers the clients of a process's workers.
+pub fn build_service(
+    reactor: Reactor,
+    config: &WorkerConfig,
+    files: ModelFiles,
+    loaded: &LoadedModel,
+    workers: Workers,
+    (placement, mode): (Placement, DisaggregationMode),
+    ctl: Arc<EventCount>,
+) -> Result<WorkerService, RoleError> {
+    let io = |error| RoleError::Io("cannot start a thread", error);
+    let added = if mode.handoff.is_some() { HTTP_BODY_ADDED } else { 0 };
+    let about = about(config, &files, loaded, mode);
+    let (tokenizer, chat, context) =
+        (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
+    let text = Arc::new(TextProcessor { tokenizer, chat, context });
+    let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
+    let sched = &loaded.sched;
+    let terms = ServingConfig {
+        names: config.model.served_names.clone(),
+        choices: sched.max_running + sched.max_queued,
+        eos: files.config.eos,
+        placement,
+    };
+    let Workers { handoff, metrics, telemetry, events, progress } = workers;
+    let requests = RequestTable::new(terms, text, queue, metrics);
+    let routes = WorkerRoutes::new(about, config.front.api_keys.clone(), telemetry);
+    let address = config.front.address();
+    let service = WorkerService::new(
+        reactor,
+        address,
+        (requests, handoff),
+        routes,
+        (events, progress),
+        ctl,
+        Instant::now(),
+    );
+    let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+    Ok(service.within(config.front.body_max + added))
+}
+
+/// Logs that the process is ready, and the duration of the start.
+pub fn announce_ready(service: &WorkerService, config: &WorkerConfig, begun: Instant) {
+    event!(
+        Info,
+        "ctl",
+        "ready",
+        address = service.address().map_or("?".into(), |address| address.to_string()),
+        model = config.model.served_names[0],
+        seconds = format!("{:.2}", begun.elapsed().as_secs_f64()),
+    );
+}
+
+/// Capacity of the event ring: the events of two steps, so that `ctl` can lag by one.
+fn event_ring(slots: usize) -> usize {
+    2 * events_per_turn(slots)
+}
+
+fn kv_memory(memory: &Memory) -> KvMemory {
+    KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
+}
+
+/// The memory for the KV of retracted requests.
+fn tier(loaded: &LoadedModel) -> Result<Tier, RoleError> {
+    Tier::new(loaded.tier_pages, &loaded.layout)
+        .map_err(|error| RoleError::Io("cannot map memory for retracted requests", error))
+}
+
+fn about(
+    config: &WorkerConfig,
+    files: &ModelFiles,
+    loaded: &LoadedModel,
+    mode: DisaggregationMode,
+) -> ServerDescription {
+    let (model_type, architecture) = match files.config.architecture {
+        Architecture::Llama => ("llama", "LlamaForCausalLM"),
+        Architecture::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+        Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+    };
+    let (usual, advised) = (Sampling::default(), &files.sampling);
+    ServerDescription {
+        model_path: config.model.path.display().to_string(),
+        model_type,
+        architectures: vec![architecture.into()],
+        mode: mode.name,
+        bootstrap_port: mode.bootstrap_port,
+        handoff: mode.handoff,
+        pool_tokens: loaded.pages as usize * loaded.layout.page_size as usize,
+        page_size: loaded.sched.page_size as usize,
+        max_running: loaded.sched.max_running,
+        sampling: Sampling {
+            temperature: advised.temperature.unwrap_or(usual.temperature),
+            top_p: advised.top_p.unwrap_or(usual.top_p),
+            top_k: advised.top_k.or(usual.top_k),
+            min_p: advised.min_p.unwrap_or(usual.min_p),
+            repetition_penalty: advised.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            ..usual
+        },
+        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    }
+}

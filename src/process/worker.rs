@@ -1,0 +1,366 @@
+//! A worker of a cluster: sets up a role at the start, and again at each role change.
+//!
+//! ```text
+//!   prepare: memory, rings, ports ──▶ threads ──▶ take_on: requests ──▶ join: peers, registries
+//!      ▲                                                                     │ the role changes
+//!      └── the threads return the model ◀── dismiss, stop: end the old role ─┘
+//! ```
+//! Thread: the one that starts the process, which becomes `ctl`. The model, the tokeniser and the
+//! HTTP port outlive a role. Invariants: each role has its own incarnation for peers and
+//! registries; if a role cannot be set up, the worker keeps the former one. Not here: waiting until
+//! the old role has ended (`server::role_change`).
+
+use super::announcement::{handoff_info, keyring, peer_identity, registration};
+use super::listeners::{self, Listeners};
+use super::model::{LoadedModel, compat_digest};
+use super::startup::StartupSignals;
+use super::threads::{self, ProcessBuilder, Threads};
+use super::{RoleError, http_port, install_secrets, ports, reactor, registration, shut_down};
+use crate::config::secret::Secret;
+use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
+use crate::ids::{Peer, Role};
+use crate::net::resolver::Resolver;
+use crate::obs::log::event;
+use crate::peer::bootstrap::BootstrapServer;
+use crate::peer::control::{ControlLinks, LinkTimeouts};
+use crate::peer::directory::Directory;
+use crate::peer::tcp_handshake::TcpHandshake;
+use crate::registry::bootstrap::BootstrapRegistry;
+use crate::routing::compatibility::CompatDigest;
+use crate::server::drain::DrainOutcome;
+use crate::server::role_change::RoleChange;
+use crate::stdx::event_count::EventCount;
+use crate::transfer::transport::rdma::Nic;
+use crate::wire::auth::Keyring;
+use crate::wire::message::Transport;
+use crate::worker::requests::Placement;
+use crate::worker::routes::{DisaggregationMode, ServerDescription};
+use crate::worker::service::{RunOutcome, WorkerService};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Runs a worker that starts in this role, until a signal or a drain ends it.
+///
+/// # Errors
+/// The worker cannot be set up, or fails.
+pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, RoleError> {
+    let begun = Instant::now();
+    let (credentials, reload) = super::secrets(&config.worker.front, &config.handoff.cluster_keys)?;
+    let reload = reload.with_authorities(config.handoff.tls_ca.as_ref());
+    let authorities = super::authorities(config.handoff.tls_ca.as_deref())?;
+    let starting = StartupSignals::install(!reload.is_empty())?;
+    let nics = nics(&config.handoff, &config.worker)?;
+    let transports = transports(config.handoff.transfer, &nics);
+    let mut all = vec![http_port(&config.worker)];
+    all.extend(listeners::ports(config, role));
+    ports::check(config.worker.front.host, &all)?;
+    super::model::tell_excess(&config.worker.kv, 1);
+    let (files, forward, mut loaded) =
+        LoadedModel::open(&config.worker, config.chunks, config.retraction, transports)?;
+    loaded.nics = nics;
+    let (mut reactor, ctl) = reactor()?;
+    let secrets = config.handoff.cluster_keys.clone();
+    let mut part =
+        WorkerProcess { config, loaded, ctl: ctl.clone(), secrets, role, advertisement: None };
+    let PreparedRole { loaded, process, placement, mode, doors, rest } =
+        part.prepare(role, &mut reactor)?;
+    let (workers, mut crew) = process.start(&loaded, forward, ctl.clone())?;
+    let asked = (placement, mode);
+    let mut service =
+        threads::build_service(reactor, &config.worker, files, &loaded, workers, asked, ctl)?;
+    if let Some(authorities) = authorities {
+        service.trust(authorities);
+    }
+    part.join_cluster(&mut service, doors, rest, &crew)?;
+    let barred =
+        Role::ALL.into_iter().filter_map(|role| Some((role, config.check_role(role).err()?)));
+    service.set_role_change(RoleChange::new(role, barred.collect()));
+    install_secrets(&mut service, credentials, reload)?;
+    starting.finish();
+    threads::announce_ready(&service, &config.worker, begun);
+    loop {
+        let outcome = service.run().map_err(|error| RoleError::Io("the event loop failed", error));
+        part.renew(&service);
+        match outcome {
+            Ok(RunOutcome::Ended(end)) => return shut_down(service, crew, Ok(end)),
+            Ok(RunOutcome::ChangeRole(to)) => crew = part.change_role(&mut service, crew, to)?,
+            Ok(RunOutcome::KeepRole) => part.register(&mut service)?,
+            Err(error) => return shut_down(service, crew, Err(error)),
+        }
+    }
+}
+
+/// The state that outlives a role, and the current role.
+struct WorkerProcess<'a> {
+    config: &'a ClusterWorkerConfig,
+    loaded: LoadedModel,
+    ctl: Arc<EventCount>,
+    /// The cluster's current keys.
+    secrets: Vec<Secret>,
+    role: Role,
+    /// The current entry in registries.
+    advertisement: Option<Advertisement>,
+}
+
+/// The parts of a registry entry.
+#[derive(Clone, Copy)]
+struct Advertisement {
+    peer: Peer,
+    bootstrap_port: Option<u16>,
+    kind: CompatDigest,
+}
+
+/// A role that is set up, before its threads run.
+struct PreparedRole {
+    loaded: LoadedModel,
+    process: ProcessBuilder,
+    placement: Placement,
+    mode: DisaggregationMode,
+    doors: Listeners,
+    rest: PeerSetup,
+}
+
+/// The parts that are needed after the threads have started.
+struct PeerSetup {
+    keys: Keyring,
+    kind: CompatDigest,
+    /// Resolves prefill workers' names, for a decode worker.
+    names: Option<Resolver>,
+}
+
+impl WorkerProcess<'_> {
+    /// Allocates the memory and opens the ports of this role.
+    fn prepare(
+        &self,
+        role: Role,
+        reactor: &mut crate::net::Reactor,
+    ) -> Result<PreparedRole, RoleError> {
+        let config = self.config;
+        let mut loaded = self.loaded.clone();
+        loaded.split = role == Role::Prefill && config.data_threads == DataThreadMode::Split;
+        loaded.decode_allocation = config.decode_allocation;
+        // With `fake` no KV arrives, so a second prompt has no prefix to reuse.
+        loaded.sched.prefix_cache &=
+            !(role == Role::Decode && config.handoff.transfer == Transfer::Fake);
+        let keys = keyring(&self.secrets)?;
+        let kind = compat_digest(&loaded.fingerprint, &loaded.layout);
+        let mut process = ProcessBuilder::new(&loaded, &config.worker, self.ctl.clone())?;
+        let (worker, engine) = match role {
+            Role::Prefill => (process.add_prefill(&loaded)?, Role::Prefill),
+            Role::Decode => (process.add_decode(&loaded)?, Role::Decode),
+            Role::Mixed => (process.add_mixed(&loaded)?, Role::Mixed),
+        };
+        let names = (role == Role::Decode).then(|| {
+            let bell = self.ctl.clone();
+            Resolver::start(move || bell.notify())
+        });
+        let names =
+            names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
+        let doors = Listeners::open(config, role, reactor)?;
+        loaded.data = doors.data_address(config);
+        let handoff = &config.handoff;
+        let bootstrap_port = doors.registry.map(|(_, port)| port);
+        let placement = match role {
+            Role::Prefill => {
+                let host = config.worker.front.host;
+                let reached = handoff.advertise_host.clone();
+                let reached =
+                    reached.or_else(|| (!host.is_unspecified()).then(|| host.to_string()));
+                Placement::Prefill {
+                    worker,
+                    fake_bootstrap: handoff.fake_bootstrap,
+                    registry: (reached, bootstrap_port.unwrap_or_default()),
+                    bootstrap_timeout: config.bootstrap_timeout,
+                }
+            }
+            Role::Decode => {
+                let fake_by_default = loaded.transports == [Transport::Fake];
+                Placement::Decode {
+                    worker,
+                    fake_bootstrap: handoff.fake_bootstrap || fake_by_default,
+                    fake_by_default,
+                    proven: !self.secrets.is_empty(),
+                    reads_alone: config.local_prefill,
+                }
+            }
+            Role::Mixed => Placement::Mixed(vec![worker]),
+        };
+        let reads_alone = role == Role::Decode && config.local_prefill;
+        let info = Some(handoff_info(&loaded, &keys, reads_alone));
+        let mode = DisaggregationMode {
+            bootstrap_port,
+            handoff: info,
+            ..ServerDescription::mode_of(engine)
+        };
+        Ok(PreparedRole {
+            loaded,
+            process,
+            placement,
+            mode,
+            doors,
+            rest: PeerSetup { keys, kind, names },
+        })
+    }
+
+    /// Opens the worker to peers, and announces it to registries.
+    fn join_cluster(
+        &mut self,
+        service: &mut WorkerService,
+        doors: Listeners,
+        rest: PeerSetup,
+        crew: &Threads,
+    ) -> Result<(), RoleError> {
+        let (config, PeerSetup { keys, kind, names }) = (self.config, rest);
+        let identity = peer_identity(self.role, service.address(), &config.handoff, keys);
+        let peer = identity.peer;
+        let patience =
+            LinkTimeouts { silence: config.handoff.peer_timeout, ..LinkTimeouts::default() };
+        let Listeners { control, registry, data, passing } = doors;
+        let bootstrap_port = registry.map(|(_, port)| port);
+        self.advertisement = Some(Advertisement { peer, bootstrap_port, kind });
+        if self.role == Role::Mixed {
+            return self.register(service);
+        }
+        let directory = match names {
+            Some(names) => Directory::new(config.bootstrap_allow.clone(), names),
+            None => Directory::closed(),
+        };
+        let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), crew.wait.clone());
+        let dialled = control.map(|(listener, _)| listener);
+        let peers = ControlLinks::new(identity, dialled, directory, passing, lanes, patience);
+        let bootstrap = match (registry, control) {
+            (Some((listener, bootstrap_port)), Some((_, control_port))) => {
+                // With port 0 the number is known only now.
+                let http_port = service.address().map(|address| address.port());
+                let mut table = BootstrapRegistry::default();
+                let entered = table.register(registration(
+                    config,
+                    &self.loaded.layout,
+                    http_port,
+                    control_port,
+                ));
+                entered.map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
+                event!(
+                    Info,
+                    "ctl",
+                    "accepting control links",
+                    control_port = control_port,
+                    bootstrap_port = bootstrap_port
+                );
+                Some(BootstrapServer::new(listener, table, self.secrets.clone()))
+            }
+            _ => None,
+        };
+        service.join(peers, bootstrap);
+        if let Some((_, data_port)) = data {
+            event!(Info, "ctl", "accepting lanes", data_port = data_port);
+        }
+        self.register(service)
+    }
+
+    /// Announces the worker at the configured registry, in its current role.
+    fn register(&self, service: &mut WorkerService) -> Result<(), RoleError> {
+        let Some(Advertisement { peer, bootstrap_port, kind }) = self.advertisement else {
+            return Ok(());
+        };
+        let key = self.secrets.first();
+        registration::enrol(self.config, key, service, peer, self.role, bootstrap_port, kind)
+    }
+
+    /// Takes over the cluster's current keys.
+    fn renew(&mut self, service: &WorkerService) {
+        if let Some(keys) = service.cluster_keys() {
+            self.secrets = keys.to_vec();
+        }
+    }
+
+    /// Checks the ports of a role, except those that the current role also uses.
+    ///
+    /// # Errors
+    /// The first port that cannot be opened.
+    fn check_ports(&self, to: Role) -> Result<(), RoleError> {
+        let held = listeners::ports(self.config, self.role);
+        let mut wanted = listeners::ports(self.config, to);
+        // The current role closes its ports first.
+        wanted
+            .retain(|port| port.number == 0 || held.iter().all(|held| held.number != port.number));
+        ports::check(self.config.worker.front.host, &wanted)
+    }
+
+    /// Changes the role, or restores the old role if that fails.
+    ///
+    /// # Errors
+    /// Neither role can be set up: the process must end.
+    fn change_role(
+        &mut self,
+        service: &mut WorkerService,
+        crew: Threads,
+        to: Role,
+    ) -> Result<Threads, RoleError> {
+        if let Err(why) = self.check_ports(to) {
+            // The old role is still intact.
+            service.fail_role_change(why.to_string());
+            self.register(service)?;
+            return Ok(crew);
+        }
+        let begun = Instant::now();
+        service.remove_workers();
+        let lost = || RoleError::Io("the engine has ended", io::Error::other("a thread panicked"));
+        let forward = crew.stop().ok_or_else(lost)?;
+        let (prepared, outcome) = match self.prepare(to, service.reactor()) {
+            Ok(prepared) => {
+                self.role = to;
+                (prepared, Ok(()))
+            }
+            Err(why) => (self.prepare(self.role, service.reactor())?, Err(why.to_string())),
+        };
+        let PreparedRole { loaded, process, placement, mode, doors, rest } = prepared;
+        let (workers, crew) = process.start(&loaded, forward, self.ctl.clone())?;
+        service.set_workers(workers, placement, mode, Instant::now());
+        self.join_cluster(service, doors, rest, &crew)?;
+        service.finish_role_change(outcome, begun.elapsed());
+        Ok(crew)
+    }
+}
+
+/// The NICs for RDMA, if `--transfer` allows it.
+///
+/// # Errors
+/// RDMA is required, or devices are named, and no NIC can be used.
+fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleError> {
+    let asked = config.transfer;
+    if !matches!(asked, Transfer::Auto | Transfer::Rdma) {
+        return Ok(Vec::new());
+    }
+    match Nic::choose(&config.rdma_devices, &worker.cores.cpus) {
+        Ok(nics) => {
+            event!(Info, "ctl", "RDMA is available", nics = Nic::list(&nics));
+            Ok(nics)
+        }
+        Err(why) if !config.rdma_devices.is_empty() => {
+            Err(RoleError::Absent("--rdma-devices", why))
+        }
+        Err(why) if asked == Transfer::Rdma => {
+            Err(RoleError::Absent("--transfer", format!("rdma: {why}")))
+        }
+        Err(why) => {
+            event!(Info, "ctl", "RDMA is not used", why = why);
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// The transports of a worker, best first.
+fn transports(asked: Transfer, nics: &[Nic]) -> Vec<Transport> {
+    let rdma = (!nics.is_empty()).then_some(Transport::Rdma);
+    match asked {
+        Transfer::Auto => {
+            [Some(Transport::Shm), rdma, Some(Transport::Tcp)].into_iter().flatten().collect()
+        }
+        Transfer::Rdma => rdma.into_iter().collect(),
+        Transfer::Shm => vec![Transport::Shm],
+        Transfer::Tcp => vec![Transport::Tcp],
+        Transfer::Fake => vec![Transport::Fake],
+    }
+}

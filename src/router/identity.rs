@@ -1,0 +1,270 @@
+//! What a worker reports about itself before it is used, and whether that fits its configuration.
+//!
+//! Only reported fields are checked: other engines report less, answer slowly, or need a key for
+//! the path.
+
+use crate::ids::{Leg, Role};
+use crate::limits::MODEL_NAME_MAX;
+use crate::routing::compatibility::Compatibility;
+use crate::routing::role_balancer::DecodeCapacity;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Path of the identity query.
+pub const PATH: &str = "/server_info";
+
+/// Header field of a router's identity query: the process that receives it must answer itself.
+/// Otherwise another router would forward the query to a worker and be mistaken for that worker.
+pub const ASKED_BY_ROUTER: &str = "x-baton-router";
+
+/// What a router reports as its role.
+const ROUTER: &str = "router";
+
+/// SGLang's word for a mixed worker.
+const BOTH: &str = "null";
+
+/// What a router reports about itself.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RouterInfo {
+    disaggregation_mode: &'static str,
+}
+
+impl Default for RouterInfo {
+    fn default() -> RouterInfo {
+        RouterInfo { disaggregation_mode: ROUTER }
+    }
+}
+
+/// What a worker reports about itself. A field that is absent or invalid counts as not reported;
+/// the other fields still count.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct WorkerInfo {
+    /// Its role.
+    pub role: Option<Role>,
+    /// Whether it is no worker but a router.
+    pub is_router: bool,
+    /// The name of its model for clients.
+    pub model: Option<String>,
+    /// Its capacity.
+    pub room: Option<DecodeCapacity>,
+    /// How often its role has changed since its start. `None` if it cannot change.
+    pub role_changes: Option<u64>,
+    /// Whether it serves requests alone if no prefill worker is left.
+    pub reads_alone: bool,
+    /// The port of its bootstrap registry.
+    pub bootstrap_port: Option<u16>,
+    /// Its compatibility for hand-offs, which decides its pairs.
+    pub kind: Compatibility,
+}
+
+impl WorkerInfo {
+    /// Parses its answer.
+    pub fn of(answer: &[u8]) -> WorkerInfo {
+        let told: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let role = match told["disaggregation_mode"].as_str() {
+            Some("prefill") => Some(Role::Prefill),
+            Some("decode") => Some(Role::Decode),
+            Some(BOTH) => Some(Role::Mixed),
+            _ => None,
+        };
+        let is_mixed = role == Some(Role::Mixed);
+        let handoff = &told["handoff"];
+        let model = told["served_model_name"].as_str().filter(|name| name.len() <= MODEL_NAME_MAX);
+        let port = told["disaggregation_bootstrap_port"]
+            .as_u64()
+            .and_then(|port| u16::try_from(port).ok());
+        WorkerInfo {
+            role,
+            is_router: told["disaggregation_mode"] == ROUTER,
+            model: model.map(str::to_owned),
+            room: room(&told),
+            role_changes: told["role_changes"].as_u64(),
+            reads_alone: is_mixed || handoff["local_prefill"] == true,
+            bootstrap_port: port.filter(|&port| port > 0),
+            kind: match handoff {
+                _ if is_mixed => Compatibility::alone(),
+                Value::Null => Compatibility::default(),
+                handoff => Compatibility::told(handoff),
+            },
+        }
+    }
+
+    /// Whether it is a mixed worker, which needs no hand-off.
+    pub fn is_mixed(&self) -> bool {
+        self.role == Some(Role::Mixed)
+    }
+}
+
+/// Both limits or none: one of them alone says little.
+fn room(told: &Value) -> Option<DecodeCapacity> {
+    let sequences = told["max_running_requests"].as_u64()?.try_into().ok()?;
+    Some(DecodeCapacity { sequences, tokens: told["max_total_tokens"].as_u64()? })
+}
+
+/// The result of an identity query.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Identification {
+    /// Nothing contradicts the configuration.
+    Fits,
+    /// The worker possibly fits: for example, if ports are mapped.
+    Doubtful(String),
+    /// The worker cannot serve in this role.
+    Unfit(String),
+    /// It has changed its role, and serves in this one now.
+    Turned(Leg),
+}
+
+/// Checks what a worker reports against its configured role and bootstrap port. A worker that has
+/// changed its role, now or before (`has_turned`), keeps the role that it reports. Any other worker
+/// in the wrong role is a configuration mistake.
+pub fn identify_worker(
+    role: Leg,
+    bootstrap_port: Option<u16>,
+    has_turned: bool,
+    words: &WorkerInfo,
+) -> Identification {
+    if words.is_router {
+        return Identification::Unfit(format!("it is a router, not a {role} worker"));
+    }
+    let is_followed = has_turned || words.role_changes.is_some_and(|changes| changes > 0);
+    match (words.role, role) {
+        (Some(Role::Mixed | Role::Decode), Leg::Prefill) | (Some(Role::Prefill), Leg::Decode)
+            if is_followed =>
+        {
+            return Identification::Turned(role.other());
+        }
+        (Some(Role::Mixed), Leg::Prefill) => {
+            let why = "it serves both phases without a hand-off: \
+                       name it as a decode worker, which then serves alone";
+            return Identification::Unfit(why.into());
+        }
+        (Some(Role::Decode), Leg::Prefill) | (Some(Role::Prefill), Leg::Decode) => {
+            return Identification::Unfit(format!(
+                "it serves the other phase and cannot be a {role} worker"
+            ));
+        }
+        _ => {}
+    }
+    match (words.bootstrap_port, bootstrap_port) {
+        (Some(theirs), Some(ours)) if theirs != ours => Identification::Doubtful(format!(
+            "its registry listens on port {theirs}, but it is configured with port {ours}"
+        )),
+        _ => Identification::Fits,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(
+        role: Leg,
+        bootstrap_port: Option<u16>,
+        has_turned: bool,
+        answer: &[u8],
+    ) -> Identification {
+        super::identify_worker(role, bootstrap_port, has_turned, &WorkerInfo::of(answer))
+    }
+
+    #[test]
+    fn only_what_is_told_counts() {
+        let prefill = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,
+                 "other":[1]}"#;
+        assert_eq!(judge(Leg::Prefill, Some(8998), false, prefill), Identification::Fits);
+        let port = "its registry listens on port 8998, but it is configured with port 9000";
+        assert_eq!(
+            judge(Leg::Prefill, Some(9000), false, prefill),
+            Identification::Doubtful(port.into())
+        );
+        let role = "it serves the other phase and cannot be a decode worker";
+        assert_eq!(judge(Leg::Decode, None, false, prefill), Identification::Unfit(role.into()));
+        // An invalid field does not hide the other.
+        let odd = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":"8998"}"#;
+        assert_eq!(judge(Leg::Prefill, Some(9000), false, odd), Identification::Fits);
+        assert_eq!(judge(Leg::Decode, None, false, odd), Identification::Unfit(role.into()));
+        assert_eq!(
+            judge(Leg::Prefill, None, false, prefill),
+            Identification::Fits,
+            "it says where"
+        );
+        let ports = [&prefill[..], odd, b"{}"].map(|answer| WorkerInfo::of(answer).bootstrap_port);
+        assert_eq!(ports, [Some(8998), None, None]);
+        // A mixed worker has the address of a decode worker that serves requests alone.
+        let both = br#"{"disaggregation_mode":"null"}"#;
+        assert_eq!(judge(Leg::Decode, None, false, both), Identification::Fits);
+        assert!(matches!(judge(Leg::Prefill, None, false, both), Identification::Unfit(_)));
+        let router = serde_json::to_vec(&RouterInfo::default()).unwrap();
+        for role in [Leg::Prefill, Leg::Decode] {
+            assert!(matches!(judge(role, None, true, &router), Identification::Unfit(_)));
+        }
+        for silent in [&b""[..], b"{}", b"OK", b"[]", br#"{"disaggregation_mode":null}"#] {
+            assert_eq!(judge(Leg::Decode, None, false, silent), Identification::Fits);
+        }
+    }
+
+    #[test]
+    fn who_has_changed_its_role_is_followed_and_who_is_in_the_wrong_place_is_not() {
+        let told = |changes: &str| {
+            format!(r#"{{"disaggregation_mode":"prefill","role_changes":{changes}}}"#)
+        };
+        let judged = |has_turned, changes: &str| {
+            judge(Leg::Decode, None, has_turned, told(changes).as_bytes())
+        };
+        assert_eq!(judged(false, "1"), Identification::Turned(Leg::Prefill));
+        assert_eq!(
+            judged(true, "0"),
+            Identification::Turned(Leg::Prefill),
+            "it was started anew as what it was named"
+        );
+        assert!(
+            ["0", "-1", "\"x\"", "null"]
+                .iter()
+                .all(|odd| matches!(judged(false, odd), Identification::Unfit(_)))
+        );
+        assert_eq!(judge(Leg::Prefill, None, true, told("7").as_bytes()), Identification::Fits);
+        let mixed = told("7").replace("prefill", BOTH);
+        assert_eq!(
+            judge(Leg::Prefill, None, false, mixed.as_bytes()),
+            Identification::Turned(Leg::Decode)
+        );
+        assert_eq!(judge(Leg::Decode, None, false, mixed.as_bytes()), Identification::Fits);
+        let (mixed, other) =
+            (WorkerInfo::of(mixed.as_bytes()), WorkerInfo::of(told("7").as_bytes()));
+        assert!(mixed.is_mixed() && mixed.reads_alone && !other.is_mixed());
+    }
+
+    #[test]
+    fn one_field_that_is_nonsense_hides_no_other() {
+        let whole = serde_json::json!({
+            "disaggregation_mode": "decode", "served_model_name": "m", "role_changes": 3,
+            "max_running_requests": 8, "max_total_tokens": 4096, "disaggregation_bootstrap_port": 8998,
+            "handoff": {"local_prefill": true, "weights": "aa"},
+        });
+        let read = |told: &Value| WorkerInfo::of(told.to_string().as_bytes());
+        let words = read(&whole);
+        let room = Some(DecodeCapacity { sequences: 8, tokens: 4096 });
+        assert_eq!(
+            (words.role, words.role_changes, words.room),
+            (Some(Role::Decode), Some(3), room)
+        );
+        assert_eq!((words.model.as_deref(), words.bootstrap_port), (Some("m"), Some(8998)));
+        assert!(words.reads_alone && words.kind != Compatibility::default());
+        for field in whole.as_object().unwrap().keys() {
+            for nonsense in [serde_json::json!(-1), serde_json::json!([{}]), Value::Null] {
+                let mut told = whole.clone();
+                told[field] = nonsense;
+                let odd = read(&told);
+                let mut expected = words.clone();
+                match field.as_str() {
+                    "disaggregation_mode" => expected.role = None,
+                    "served_model_name" => expected.model = None,
+                    "role_changes" => expected.role_changes = None,
+                    "max_running_requests" | "max_total_tokens" => expected.room = None,
+                    "disaggregation_bootstrap_port" => expected.bootstrap_port = None,
+                    _ => (expected.reads_alone, expected.kind) = (false, odd.kind.clone()),
+                }
+                assert_eq!(odd, expected, "{told}");
+            }
+        }
+    }
+}

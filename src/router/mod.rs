@@ -1,0 +1,349 @@
+//! The router's loop: clients on one side, workers on the other.
+//!
+//! Thread: `ctl`, the router's only one.
+//! Not here: the paths (`routes`), the handling of a request (`requests`), connections to workers
+//! (`pool`), decisions (`routing`).
+
+mod admission_queue;
+mod aliases;
+pub mod call;
+mod coalescer;
+pub mod fanout;
+pub mod identity;
+mod load_report;
+pub mod metrics;
+pub mod pool;
+mod relay;
+pub mod requests;
+pub mod role_admin;
+pub mod routes;
+pub mod target;
+pub mod workers;
+
+use crate::config::{BalanceConfig, RequestConfig};
+use crate::http::HttpLimits;
+use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX, SCRAPERS_MAX};
+use crate::net::resolver::Resolver;
+use crate::net::{Address, Credentials, Event, ListenerId, Reactor};
+use crate::obs::log::event;
+use crate::registry::client::RegistryClient;
+use crate::registry::etcd::view::EtcdView;
+use crate::router::call::Owner;
+use crate::server::connections::{ClientEvent, Connections};
+use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
+use crate::server::reload::{Reload, ReloadedFile};
+use coalescer::WriteCoalescer;
+use fanout::Fanout;
+use pool::WorkerPool;
+use requests::{ProxiedRequests, RouterContext};
+use role_admin::RoleAdmin;
+use routes::RouterRoutes;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Interval of the checks for overdue work.
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// A router.
+#[derive(Debug)]
+pub struct RouterService {
+    reactor: Reactor,
+    listener: ListenerId,
+    connections: Connections,
+    /// Clients of the port that serves only metrics.
+    scrapers: Option<(ListenerId, Connections)>,
+    fleet: WorkerPool,
+    flights: ProxiedRequests,
+    fanout: Fanout,
+    turns: RoleAdmin,
+    paths: RouterRoutes,
+    drain: Drain,
+    reload: Reload,
+    etcd: Option<(RegistryClient<EtcdView>, Option<Resolver>)>,
+    next_tick: Instant,
+    pace: WriteCoalescer,
+}
+
+impl RouterService {
+    /// Opens the listener. Nothing is served before [`RouterService::run`].
+    pub fn new(
+        mut reactor: Reactor,
+        address: SocketAddr,
+        fleet: WorkerPool,
+        flights: ProxiedRequests,
+        paths: RouterRoutes,
+        now: Instant,
+    ) -> io::Result<RouterService> {
+        reactor.watch_signals()?;
+        let listener = reactor.listen(&Address::Tcp(address), HTTP_CONNECTIONS_MAX)?;
+        Ok(RouterService {
+            reactor,
+            listener,
+            connections: Connections::default(),
+            scrapers: None,
+            fleet,
+            flights,
+            fanout: Fanout::default(),
+            turns: RoleAdmin::default(),
+            paths,
+            drain: Drain::default(),
+            reload: Reload::nothing(now),
+            etcd: None,
+            next_tick: now,
+            pace: WriteCoalescer::new(now),
+        })
+    }
+
+    /// Sets the largest body, and the header fields that give a request its ID.
+    pub fn within(self, body_max: usize, terms: &RequestConfig) -> RouterService {
+        let limits = HttpLimits { body: body_max, ..HttpLimits::default() };
+        RouterService {
+            connections: Connections::with_limits(limits).named_by(terms.id_headers.clone()),
+            ..self
+        }
+    }
+
+    /// Serves HTTPS with these credentials from now on.
+    pub fn secure(&mut self, credentials: Credentials) {
+        self.reactor.secure(self.listener, credentials);
+    }
+
+    /// Reloads these files when they change.
+    ///
+    /// # Errors
+    /// The signal for a reload cannot be watched.
+    pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
+        self.reload = reload.watched(&mut self.reactor)?;
+        Ok(())
+    }
+
+    fn renew(&mut self, fresh: Vec<ReloadedFile>, now: Instant) {
+        for fresh in fresh {
+            match fresh {
+                ReloadedFile::Credentials(credentials) => self.secure(credentials),
+                ReloadedFile::Authorities(authorities) => {
+                    self.fleet.trust(authorities, &mut self.reactor)
+                }
+                ReloadedFile::ApiKeys(keys) => {
+                    self.fleet.set_key(keys.first().cloned());
+                    self.paths.set_keys(keys);
+                }
+                ReloadedFile::ClusterKeys(keys) => {
+                    if let Some((etcd, _)) = &mut self.etcd {
+                        etcd.task().set_keys(keys.clone());
+                        etcd.begin_anew(&mut self.reactor, now);
+                    }
+                    self.paths.workers().set_keys(keys);
+                    self.fleet.ask_anew(now);
+                }
+            }
+        }
+    }
+
+    /// Lets the router change the roles of workers by itself.
+    pub fn balance(&mut self, terms: BalanceConfig, now: Instant) {
+        self.turns = RoleAdmin::balancing(terms, now);
+    }
+
+    /// Serves the metrics at this address too.
+    pub fn tell_metrics(&mut self, address: SocketAddr) -> io::Result<()> {
+        let listener = self.reactor.listen(&Address::Tcp(address), SCRAPERS_MAX)?;
+        self.scrapers = Some((listener, Connections::default()));
+        Ok(())
+    }
+
+    /// The address of the port that serves only metrics.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.scrapers.as_ref().and_then(|(listener, _)| self.reactor.local_address(*listener))
+    }
+
+    /// Uses the workers with entries in an etcd too. `names` is needed if a host of it has a name.
+    pub fn watch(&mut self, etcd: RegistryClient<EtcdView>, names: Option<Resolver>) {
+        self.etcd = Some((etcd, names));
+    }
+
+    /// The address of the listener.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.reactor.local_address(self.listener)
+    }
+
+    /// Runs until a drain has ended.
+    pub fn run(mut self) -> io::Result<DrainOutcome> {
+        loop {
+            let due = self.flights.next_due();
+            self.reactor.poll(Some(due.map_or(self.next_tick, |due| due.min(self.next_tick))))?;
+            if let Some(end) = self.turn(Instant::now()) {
+                return Ok(end);
+            }
+            let (passed, served) = (self.flights.take_passed(), self.flights.served());
+            if let Some(time) = self.pace.rest(passed, served, Instant::now()) {
+                self.reactor.flush_and_sleep(time);
+            }
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> Option<DrainOutcome> {
+        while let Some(event) = self.reactor.next_event() {
+            match event {
+                Event::Terminate if self.drain.signal() => return Some(Drain::cut(self.left())),
+                Event::Terminate => self.drain(now),
+                Event::Hangup => {
+                    let fresh = self.reload.all();
+                    self.renew(fresh, now);
+                }
+                event => self.take(event, now),
+            }
+        }
+        self.fleet.resolve(now);
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            let fresh = self.reload.changed(now);
+            self.renew(fresh, now);
+            self.fleet.expire(&mut self.reactor, now);
+            if let Some((etcd, names)) = &mut self.etcd {
+                if let Some(names) = names {
+                    while names.expire(now).or_else(|| names.poll(now)).is_some() {}
+                }
+                etcd.turn(names, &mut self.reactor, now);
+            }
+            self.paths.workers().expire(&mut self.fleet, &mut self.reactor, now);
+            self.paths.workers().follow_roles(&mut self.fleet, &mut self.reactor, now);
+            self.fleet.probe(&mut self.reactor, now);
+            if !self.drain.is_begun() {
+                let (_, (_, turns), _, mut cx) = self.split(now);
+                turns.look(&mut cx);
+            }
+            self.connections.expire(&mut self.reactor, now);
+            if let Some((_, scrapers)) = &mut self.scrapers {
+                scrapers.expire(&mut self.reactor, now);
+            }
+        }
+        let (flights, _, _, mut cx) = self.split(now);
+        flights.try_again(&mut cx);
+        flights.admit(&mut cx);
+        self.settle(now);
+        self.drained(now)
+    }
+
+    fn take(&mut self, event: Event, now: Instant) {
+        if let Some((etcd, _)) = self.etcd.as_mut().filter(|(etcd, _)| etcd.owns(&event)) {
+            etcd.handle(event, &mut self.reactor, now);
+            let view = etcd.task();
+            return self.paths.workers().follow(view, &mut self.fleet, &mut self.reactor, now);
+        }
+        let is_scrapers = |(listener, scrapers): &(ListenerId, Connections)| match event {
+            Event::Accepted { listener: by, .. } => by == *listener,
+            Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => scrapers.owns(conn),
+            _ => false,
+        };
+        if self.scrapers.as_ref().is_some_and(is_scrapers) {
+            return self.scrape(event, now);
+        }
+        if !self.fleet.handle(&mut self.reactor, event, now) {
+            self.connections.handle(&mut self.reactor, event, now);
+            if let Event::Drained(client) = event {
+                let (flights, _, _, mut cx) = self.split(now);
+                flights.drained(client, &mut cx);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Handles an event of the port that serves only metrics.
+    fn scrape(&mut self, event: Event, now: Instant) {
+        let Some((listener, mut scrapers)) = self.scrapers.take() else { return };
+        scrapers.handle(&mut self.reactor, event, now);
+        while let Some(incoming) = scrapers.poll_event() {
+            if let ClientEvent::Request(client, request) = incoming {
+                let told = self.paths.scrape(&request, &mut self.fleet);
+                scrapers.send_response(&mut self.reactor, client, &told.answer(), now);
+            }
+        }
+        self.scrapers = Some((listener, scrapers));
+    }
+
+    /// Handles all events that follow from an event, until none is left.
+    fn settle(&mut self, now: Instant) {
+        loop {
+            let (flights, (fanout, turns), paths, mut cx) = self.split(now);
+            if let Some(news) = cx.pool.poll() {
+                match news.owner {
+                    Owner::Lead(client) => {
+                        flights.handle_lead_event(client, news.conn, news.event, &mut cx)
+                    }
+                    Owner::Prefill(client) => {
+                        flights.handle_prefill_event(client, news.conn, news.event, &mut cx)
+                    }
+                    Owner::PrefillFirst(client) => {
+                        flights.handle_prefill_first_event(client, news.conn, news.event, &mut cx)
+                    }
+                    Owner::Fanout(client) => fanout.part(client, news.conn, &news.event, &mut cx),
+                    Owner::RoleChange(client) => {
+                        turns.news(client, news.conn, &news.event, &mut cx)
+                    }
+                    Owner::Balance => turns.balanced(news.conn, &news.event, &mut cx),
+                    Owner::Introduction | Owner::Probe | Owner::Report | Owner::Detached => {}
+                }
+            } else if let Some(incoming) = cx.connections.poll_event() {
+                match incoming {
+                    ClientEvent::Request(client, request) => {
+                        paths.serve(client, *request, flights, (fanout, turns), &mut cx);
+                    }
+                    ClientEvent::Disconnected(client) => {
+                        flights.gone(client, &mut cx);
+                        fanout.gone(client, &mut cx);
+                        turns.gone(client, &mut cx);
+                    }
+                }
+            } else if self.paths.is_draining() {
+                return self.drain(now);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn split(
+        &mut self,
+        now: Instant,
+    ) -> (&mut ProxiedRequests, (&mut Fanout, &mut RoleAdmin), &mut RouterRoutes, RouterContext<'_>)
+    {
+        let cx = RouterContext {
+            reactor: &mut self.reactor,
+            connections: &mut self.connections,
+            pool: &mut self.fleet,
+            now,
+        };
+        (&mut self.flights, (&mut self.fanout, &mut self.turns), &mut self.paths, cx)
+    }
+
+    /// Accepts no new requests from now on. The port stays open to the end, so that clients get
+    /// this answer.
+    fn drain(&mut self, now: Instant) {
+        if !self.drain.begin(now) {
+            return;
+        }
+        event!(Info, "router", "draining: no new requests, those that run are finished");
+        // Answers that are still queued must arrive too.
+        self.reactor.flush_until(now + DRAIN_TIME_MAX);
+        self.paths.drain();
+        self.connections.drain();
+    }
+
+    fn drained(&mut self, now: Instant) -> Option<DrainOutcome> {
+        self.drain.poll_outcome(self.left(), now)
+    }
+
+    fn left(&self) -> RemainingWork {
+        RemainingWork {
+            busy: !(self.flights.is_idle() && self.fanout.is_idle() && self.turns.is_idle()),
+            queued: self.reactor.queued_total(),
+            clients: self.connections.count(),
+            unconfirmed: 0,
+        }
+    }
+}

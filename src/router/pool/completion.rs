@@ -1,0 +1,262 @@
+//! The end of calls to workers, and what it says about the worker: it has answered, drains, has
+//! broken off, or hangs.
+//!
+//! Thread: `ctl`.
+//! Invariants: a call's reservation is released when it ends, however it ends. Its connection is
+//! kept if another call can use it.
+//! Not here: what follows for the request (`requests`), whether the worker is down
+//! (`routing::health`).
+
+use super::{CallEvent, PoolEvent, WorkerPool};
+use crate::limits::{ROUTER_CATCH_UP_TIME, ROUTER_IDLE_MAX};
+use crate::net::{CloseReason, ConnId, Reactor, TlsError};
+use crate::obs::log::event;
+use crate::router::call::{Call, Owner};
+use crate::router::target::Idle;
+use crate::routing::balancer::Reservation;
+use crate::routing::load::WorkerNumber;
+use crate::upstream::answer::CallError;
+use std::time::Instant;
+
+impl WorkerPool {
+    pub(super) fn closed(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        reason: CloseReason,
+        now: Instant,
+    ) {
+        let Some(call) = self.calls.get(&conn) else { return };
+        let (owner, worker) = (call.owner, call.reservation.worker());
+        let (connected, begun) = (call.connected, call.is_begun());
+        if !connected {
+            let change = self.balancer.refused(worker);
+            self.ails(
+                worker,
+                match reason {
+                    CloseReason::Tls(_) => format!("TLS failed: {reason}"),
+                    _ => format!("it takes no connection: {reason}"),
+                },
+            );
+            if let Some(target) = self.targets.get_mut(&worker) {
+                // The next worker at this address possibly can change its role.
+                target.keeps_role = false;
+            }
+            self.tell(worker, change, &reason);
+            self.is_gone(worker);
+            self.look_up_again(worker, now);
+            let is_shown = matches!(reason, CloseReason::Tls(why) if why.is_of_certificate());
+            if matches!(owner, Owner::Introduction | Owner::Probe)
+                && is_shown
+                && self.serves(worker)
+            {
+                return self.distrusted(reactor, conn, now);
+            }
+        }
+        if begun {
+            self.lose(reactor, conn, CallError::Closed, now);
+        } else {
+            self.refuse(reactor, conn, now);
+        }
+    }
+
+    /// The answer of a call is complete.
+    pub(super) fn end(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        keep_alive: bool,
+        now: Instant,
+    ) {
+        let Some(mut call) = self.calls.remove(&conn) else { return };
+        let is_reusable =
+            keep_alive && call.is_sent() && !call.eof && reactor.received(conn).is_empty();
+        let (owner, worker, answer) = (call.owner, call.reservation.worker(), call.answer.take());
+        let is_outdated = call.is_outdated;
+        self.settle(reactor, conn, call, is_reusable, now);
+        let Some(answer) = answer else { return };
+        let drains = answer.is_of_drain();
+        if drains {
+            self.mark_draining(reactor, worker);
+        }
+        match owner {
+            Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
+            Owner::Introduction | Owner::Probe if is_outdated && answer.is_success() => {
+                // A success from before the drain says nothing about the present. The worker is
+                // probed at once.
+                self.balancer.declined(worker, now);
+                self.balancer.hasten_probe(worker, now);
+            }
+            Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
+            Owner::Probe if answer.is_success() => {
+                self.probed(worker, true, now);
+                self.ask_report(reactor, worker, now);
+            }
+            Owner::Report => self.reported(worker, &answer, now),
+            // The worker itself reports that it hangs.
+            Owner::Probe => {
+                self.ails(worker, format!("/health {}", answer.complaint()));
+                self.unwell(reactor, worker, now);
+            }
+            _ => self.news.push_back(PoolEvent { owner, conn, event: CallEvent::Ended(answer) }),
+        }
+    }
+
+    pub(super) fn lose(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        lost: CallError,
+        now: Instant,
+    ) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let (owner, worker, connected) = (call.owner, call.reservation.worker(), call.connected);
+        let (begun, held_back, is_greeting) =
+            (call.is_begun(), call.held_back, reactor.is_greeting(conn));
+        self.settle(reactor, conn, call, false, now);
+        match owner {
+            Owner::Introduction if connected => {
+                self.balancer.unanswered(worker);
+                self.introduced(reactor, worker, Err(lost.to_string()), now);
+            }
+            // Its load is unknown. Its health is a matter of probes.
+            Owner::Report => self.balancer.reported(worker, None, now),
+            Owner::Introduction | Owner::Probe => {
+                // The reason why there is no connection is more precise.
+                if is_greeting {
+                    self.ails(worker, format!("no answer to a probe: {}", TlsError::Slow));
+                } else if connected || lost == CallError::Deadline {
+                    self.ails(worker, format!("no answer to a probe: {lost}"));
+                }
+                self.unwell(reactor, worker, now);
+            }
+            _ => {
+                // The close arrives after the data that was sent before it. Meanwhile a probe would
+                // have found a worker that is gone.
+                let is_up = self.balancer.load(worker).is_some_and(|load| load.usable);
+                let is_behind = held_back.is_some_and(|at| now < at + ROUTER_CATCH_UP_TIME);
+                let lost = if lost == CallError::Closed && is_behind && is_up {
+                    CallError::SlowClient
+                } else {
+                    lost
+                };
+                let what = if begun { CallEvent::Lost(lost) } else { CallEvent::Refused };
+                self.news.push_back(PoolEvent { owner, conn, event: what });
+            }
+        }
+    }
+
+    /// A probe has failed. After enough failures in a row the worker is down, and all calls to it
+    /// fail.
+    pub(super) fn unwell(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        self.probed(worker, false, now);
+        if self.balancer.is_silent(worker) {
+            self.is_gone(worker);
+            self.give_up(reactor, worker, now);
+        }
+    }
+
+    /// A probe found an untrusted certificate. The worker is there, and is possibly the same as
+    /// before. Its open calls continue on their established connections.
+    fn distrusted(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let worker = call.reservation.worker();
+        self.settle(reactor, conn, call, false, now);
+        self.balancer.declined(worker, now);
+        self.tell_why_not(worker);
+    }
+
+    /// Whether the worker has calls of clients' requests.
+    pub(super) fn serves(&self, worker: WorkerNumber) -> bool {
+        self.calls.values().any(|call| call.is_leg_of(worker))
+    }
+
+    /// Fails all clients' calls at a worker.
+    pub(super) fn give_up(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        let is_waiting = |call: &Call| call.is_leg_of(worker);
+        let waiting = self.calls.iter().filter(|(_, call)| is_waiting(call));
+        for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {
+            self.lose(reactor, conn, CallError::Silent, now);
+        }
+    }
+
+    /// A worker drains: it is not chosen from now on. Its idle connections are closed, so that no
+    /// request meets its end. Probes find out whether another process takes its place.
+    pub(in crate::router) fn mark_draining(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
+        if self.balancer.refused(worker).is_some()
+            && let (Some(role), Some(target)) = (self.role_name(worker), self.targets.get(&worker))
+        {
+            event!(Info, "router", "worker drains", role = role, worker = target.url);
+        }
+        let idle = self.targets.get_mut(&worker).map(|target| {
+            // Another process can answer there next.
+            (target.drains, target.introduced) = (true, false);
+            std::mem::take(&mut target.idle)
+        });
+        for call in self.calls.values_mut().filter(|call| call.reservation.worker() == worker) {
+            call.is_outdated = true;
+        }
+        for Idle { conn, .. } in idle.into_iter().flatten() {
+            self.kept.remove(&conn);
+            reactor.close(conn);
+        }
+    }
+
+    /// A call without sent data has lost its connection.
+    pub(super) fn refuse(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let owner = call.owner;
+        self.settle(reactor, conn, call, false, now);
+        self.news.push_back(PoolEvent { owner, conn, event: CallEvent::Refused });
+    }
+
+    pub(super) fn settle(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        call: Call,
+        is_reusable: bool,
+        now: Instant,
+    ) {
+        let worker = call.reservation.worker();
+        let is_reusable = is_reusable && !call.is_last;
+        self.release(call.reservation, now);
+        let stays = is_reusable && self.balancer.has(worker) && self.kept.len() < ROUTER_IDLE_MAX;
+        match self.targets.get_mut(&worker).filter(|_| stays) {
+            Some(target) => {
+                target.idle.push(Idle { conn, since: now });
+                self.kept.insert(conn, worker);
+            }
+            None => reactor.close(conn),
+        }
+    }
+
+    /// The worker of a call has computed the prompt, and now generates.
+    pub fn mark_read(&mut self, conn: ConnId, now: Instant) {
+        if let Some(call) = self.calls.get_mut(&conn) {
+            self.balancer.mark_read(&mut call.reservation, now);
+        }
+    }
+
+    /// Ends a reservation. After the last one of a worker that has left, the worker is forgotten.
+    pub fn release(&mut self, booking: Reservation, now: Instant) {
+        let worker = booking.worker();
+        self.balancer.release(booking, now);
+        if !self.balancer.knows(worker) {
+            self.targets.remove(&worker);
+        }
+    }
+
+    pub(super) fn drop_idle(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+    ) -> Option<WorkerNumber> {
+        let worker = self.kept.remove(&conn)?;
+        if let Some(target) = self.targets.get_mut(&worker) {
+            target.idle.retain(|idle| idle.conn != conn);
+        }
+        reactor.close(conn);
+        Some(worker)
+    }
+}

@@ -1,0 +1,168 @@
+//! The prefill-first flow: prefill computes the prompt and keeps the KV, then decode continues.
+//!
+//! Invariants: decode claims the kept KV, or the KV is given up when the attempt ends. If the
+//! router dies, prefill drops it after `limits::KEPT_KV_LIFE`.
+//! Decode is reserved together with prefill, because the work will reach it later.
+
+use super::proxied::ProxiedRequest;
+use super::{Payload, ProxiedRequests, RouterContext, unavailable};
+use crate::api::KvTransferParams;
+use crate::api::info::AbortRequest;
+use crate::cause::Cause;
+use crate::http::Method;
+use crate::http::response::JSON;
+use crate::ids::Leg;
+use crate::net::ConnId;
+use crate::obs::log::event;
+use crate::router::call::Owner;
+use crate::router::pool::CallEvent;
+use crate::routing::attempts::AttemptEvent;
+use crate::routing::balancer::Reservation;
+use crate::upstream::answer::UpstreamReply;
+use crate::upstream::failure::{self, UpstreamFailure};
+use crate::upstream::request::UpstreamHead;
+
+impl ProxiedRequests {
+    /// Handles an event of a prefill leg that is sent first.
+    pub fn handle_prefill_first_event(
+        &mut self,
+        client: ConnId,
+        conn: ConnId,
+        what: CallEvent,
+        cx: &mut RouterContext<'_>,
+    ) {
+        let Some(mut flight) = self.open.remove(&client) else { return };
+        if flight.prefill != Some(conn) {
+            self.open.insert(client, flight);
+            return;
+        }
+        let news = match what {
+            CallEvent::Ready => {
+                return self.apply_event(client, flight, AttemptEvent::Connected, cx);
+            }
+            CallEvent::Processing | CallEvent::Arrived => return self.keep(client, flight),
+            CallEvent::Refused => {
+                flight.prefill = None;
+                return self.refused(client, flight, Leg::Prefill, cx);
+            }
+            CallEvent::Ended(answer) if answer.is_success() => {
+                match KvTransferParams::of(&answer.body) {
+                    Some(told) => {
+                        flight.kept = Some(told);
+                        AttemptEvent::PrefillDone
+                    }
+                    None => {
+                        let why =
+                            "the prefill worker does not say where it keeps the KV".to_owned();
+                        flight.last =
+                            Some(UpstreamReply::error(&failure::error(Cause::Incompatible, why)));
+                        AttemptEvent::Failed(Leg::Prefill, Cause::Incompatible)
+                    }
+                }
+            }
+            CallEvent::Ended(answer) => {
+                let cause = UpstreamFailure::from_reply(&answer).cause;
+                flight.last = Some(answer);
+                AttemptEvent::Failed(Leg::Prefill, cause)
+            }
+            CallEvent::Lost(lost) => {
+                let (cause, why) = failure::explain_call_error(lost);
+                flight.last = Some(UpstreamReply::error(&failure::error(cause, why)));
+                AttemptEvent::Lost(Leg::Prefill, cause)
+            }
+        };
+        flight.prefill = None;
+        self.apply_event(client, flight, news, cx);
+    }
+
+    /// Prefill has answered: opens the connection to decode.
+    pub(super) fn join(
+        &mut self,
+        client: ConnId,
+        mut flight: ProxiedRequest,
+        cx: &mut RouterContext<'_>,
+    ) {
+        let chosen = flight.held.as_ref().map(Reservation::worker);
+        let load = chosen.and_then(|worker| cx.pool.balancer().load(worker));
+        if !load.is_some_and(|load| load.usable) {
+            // The worker has begun to drain, has left, or is down.
+            let is_going = chosen.is_none_or(|worker| {
+                let drains = cx.pool.target(worker).is_none_or(|target| target.drains);
+                drains || !cx.pool.balancer().has(worker)
+            });
+            flight.release(cx);
+            return match is_going {
+                true => self.apply_event(
+                    client,
+                    flight,
+                    AttemptEvent::Failed(Leg::Decode, Cause::Draining),
+                    cx,
+                ),
+                false => self.refused(client, flight, Leg::Decode, cx),
+            };
+        }
+        let lead = flight.held.take().map(|lead| (Owner::Lead(client), lead));
+        match flight.open(lead, cx) {
+            Ok(awaited) => self.apply_event(client, flight, AttemptEvent::Opened(awaited), cx),
+            Err(reason) => {
+                flight.last = Some(UpstreamReply::error(&unavailable(reason.to_string())));
+                self.fail(client, flight, Cause::Overloaded, cx);
+            }
+        }
+    }
+}
+
+impl ProxiedRequests {
+    /// Decode refuses connections. The kept KV is not claimed, so another worker can claim it.
+    pub(super) fn rejoin(
+        &mut self,
+        client: ConnId,
+        mut flight: ProxiedRequest,
+        cx: &mut RouterContext<'_>,
+    ) {
+        let chosen = match (&flight.request.payload, flight.attempts.worker(Leg::Prefill)) {
+            (Payload::Routed(body), Some(prefill)) => {
+                let router = cx.pool.balancer();
+                router.choose_behind(prefill, body.work(), flight.attempts.avoid(), cx.now).ok()
+            }
+            _ => None,
+        };
+        match chosen {
+            Some(decode) => {
+                event!(
+                    Debug,
+                    "router",
+                    "another decode worker claims the kept KV",
+                    request = flight.request.id,
+                    worker = cx.pool.url(decode.worker())
+                );
+                flight.attempts.rejoin(decode.worker());
+                flight.held = Some(decode);
+                self.join(client, flight, cx);
+            }
+            None => self.apply_event(
+                client,
+                flight,
+                AttemptEvent::Lost(Leg::Decode, Cause::PeerLost),
+                cx,
+            ),
+        }
+    }
+}
+
+impl ProxiedRequest {
+    /// Tells prefill to drop the kept KV, because decode will not claim it.
+    pub(super) fn give_up_kept(&mut self, cx: &mut RouterContext<'_>) {
+        let room = self.kept.take().and_then(|kept| kept.room);
+        if let (Some(room), Some(worker)) = (room, self.attempts.worker(Leg::Prefill)) {
+            let asked = self.request.head.headers.iter();
+            let is_same =
+                |(name, _): &&(&str, String)| *name == "authorization" || *name == "x-request-id";
+            let mut headers: Vec<(&'static str, String)> = asked.filter(is_same).cloned().collect();
+            headers.push(("content-type", JSON.to_owned()));
+            let order =
+                UpstreamHead { method: Method::Post, target: "/abort_request".into(), headers };
+            cx.pool.notify(cx.reactor, worker, &order, AbortRequest::body_of(room), cx.now);
+        }
+    }
+}

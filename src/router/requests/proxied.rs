@@ -1,0 +1,166 @@
+//! One request on its way: its calls, and what its client has of the answer.
+//!
+//! Invariants: it has at most one call for each leg.
+//! Not here: the reaction to events (`routing::attempts`).
+
+use super::{ClientRequest, Payload, RouterContext};
+use crate::api::KvTransferParams;
+use crate::cause::Cause;
+use crate::ids::Leg;
+use crate::limits::{REQUEST_TIME_MAX, ROUTER_GRACE};
+use crate::net::{CloseReason, ConnId};
+use crate::obs::log;
+use crate::obs::log::LogLevel;
+use crate::router::call::Owner;
+use crate::router::relay::Relay;
+use crate::routing::attempts::{AttemptEvent, Attempts as Core};
+use crate::routing::balancer::Reservation;
+use crate::upstream::answer::UpstreamReply;
+use crate::upstream::failure::UpstreamFailure;
+use std::fmt;
+use std::time::Instant;
+
+#[derive(Debug)]
+pub(super) struct ProxiedRequest {
+    pub(super) request: ClientRequest,
+    pub(super) begun: Instant,
+    pub(super) attempts: Core,
+    pub(super) relay: Relay,
+    /// The call that brings the client's answer.
+    pub(super) lead: Option<ConnId>,
+    /// The prefill leg, while it can still fail the request.
+    pub(super) prefill: Option<ConnId>,
+    /// The reservation of a worker without a call: prefill while decode asks it, or decode until
+    /// prefill has answered.
+    pub(super) held: Option<Reservation>,
+    /// The KV that this attempt's prefill worker keeps for decode.
+    pub(super) kept: Option<KvTransferParams>,
+    /// When it is retried.
+    pub(super) due: Option<Instant>,
+    /// How the answer is sent to the client, once it has begun.
+    pub(super) body: Option<BodyMode>,
+    /// The answer for the client if no later attempt replaces it.
+    pub(super) last: Option<UpstreamReply>,
+}
+
+/// How an answer is sent that has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum BodyMode {
+    Stream,
+    Long,
+}
+
+impl ProxiedRequest {
+    /// A leg has reported a failure in its stream.
+    pub(super) fn told(&mut self, role: Leg, cause: Cause, error: Vec<u8>) -> AttemptEvent {
+        let media = crate::http::response::JSON.to_owned();
+        let status = cause.http_status();
+        let told = UpstreamReply { status, media, retry_after: None, body: error, own: None };
+        let news = match UpstreamFailure::from_reply(&told).attempt_event(role) {
+            AttemptEvent::Failed(role, _) => AttemptEvent::Failed(role, cause),
+            news => news,
+        };
+        self.last = Some(told);
+        news
+    }
+
+    /// The deadline of its calls. A worker observes the client's deadline itself, unless it hangs.
+    pub(super) fn until(&self) -> Instant {
+        self.deadline().map_or(self.begun + REQUEST_TIME_MAX, |deadline| deadline + ROUTER_GRACE)
+    }
+
+    /// The client's deadline, if it has set one.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        Some(self.begun + self.request.head.patience()?)
+    }
+
+    /// Whether the metrics count it: generation requests only.
+    pub(super) fn is_counted(&self) -> bool {
+        matches!(self.request.payload, Payload::Routed(_))
+    }
+
+    /// Opens the connections. Returns how many are not established yet.
+    pub(super) fn open(
+        &mut self,
+        calls: impl IntoIterator<Item = (Owner, Reservation)>,
+        cx: &mut RouterContext<'_>,
+    ) -> Result<u32, CloseReason> {
+        let until = self.until();
+        let mut result = Ok(0);
+        for (owner, booking) in calls {
+            let Ok(awaited) = &mut result else {
+                cx.pool.release(booking, cx.now);
+                continue;
+            };
+            match cx.pool.open_call(cx.reactor, owner, booking, until, cx.now) {
+                Ok((conn, stands)) => {
+                    *awaited += u32::from(!stands);
+                    let leg = if matches!(owner, Owner::Lead(_)) {
+                        &mut self.lead
+                    } else {
+                        &mut self.prefill
+                    };
+                    *leg = Some(conn);
+                }
+                Err(reason) => result = Err(reason),
+            }
+        }
+        result
+    }
+
+    /// Whether decode has begun to answer, with success or not. Prefill's outcome then no longer
+    /// counts.
+    pub(super) fn has_begun(&self, cx: &mut RouterContext<'_>) -> bool {
+        let answer = self.lead.and_then(|lead| cx.pool.answer(lead));
+        !self.attempts.is_waiting() || answer.is_some_and(|a| !a.body.is_empty() || !a.is_success())
+    }
+
+    /// Logs the fate of a request and the worker concerned. Failures that the client caused are
+    /// logged at debug level.
+    pub(super) fn tell(&self, what: &str, role: Leg, cause: Cause, cx: &RouterContext<'_>) {
+        let level = match cause {
+            Cause::Refused | Cause::Aborted => LogLevel::Debug,
+            _ => LogLevel::Warn,
+        };
+        if log::is_logged(level) {
+            let accused: Vec<_> =
+                self.attempts.accused().map(|worker| cx.pool.url(worker)).collect();
+            let chosen =
+                || self.attempts.worker(role).map_or("none".into(), |worker| cx.pool.url(worker));
+            let worker = if accused.is_empty() { chosen() } else { accused.join(", ") };
+            let why = self.last.as_ref().map(UpstreamFailure::from_reply);
+            let why: &dyn fmt::Display = match &why {
+                Some(failure) => failure,
+                None => &"unknown",
+            };
+            let fields: [log::Field; 4] = [
+                ("request", &self.request.id),
+                ("worker", &worker),
+                ("cause", &cause),
+                ("why", why),
+            ];
+            log::write(level, "router", what, &fields);
+        }
+    }
+
+    /// Both workers have done their part.
+    pub(super) fn acquit(&self, cx: &mut RouterContext<'_>) {
+        let workers =
+            [Leg::Prefill, Leg::Decode].into_iter().filter_map(|role| self.attempts.worker(role));
+        workers.for_each(|worker| cx.pool.balancer().record_success(worker));
+    }
+
+    pub(super) fn cancel(&mut self, cx: &mut RouterContext<'_>) {
+        cx.cancel(self.lead.take());
+        cx.cancel(self.prefill.take());
+        self.release(cx);
+        self.give_up_kept(cx);
+    }
+
+    /// Releases the reservation of the worker without a call.
+    pub(super) fn release(&mut self, cx: &mut RouterContext<'_>) {
+        if let Some(held) = self.held.take() {
+            cx.pool.release(held, cx.now);
+        }
+    }
+}

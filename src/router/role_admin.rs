@@ -1,0 +1,207 @@
+//! Queries or changes the role of a worker: for an operator, or by the role balancer
+//! (`routing::role_balancer`). An operator gets the answer of the worker's own `/role`.
+//!
+//! Thread: `ctl`.
+//! Invariants: from the order on, the worker gets no new requests until it has reported its role. A
+//! worker that refuses is usable again after its next probe. The balancer does not ask again if the
+//! worker cannot change.
+//! Not here: whether the worker can be spared (`workers`; for the balancer `pool::pressure`), what
+//! follows for the worker (`pool`, `registry::membership`).
+
+use crate::api::ApiError;
+use crate::cause::Cause;
+use crate::http::Method;
+use crate::http::response::JSON;
+use crate::ids::{Leg, Role};
+use crate::limits::{BALANCE_CHANGE_TIME, BALANCE_INTERVAL, ROUTER_FANOUT_TIME};
+use crate::net::{CloseReason, ConnId};
+use crate::obs::log::event;
+use crate::router::call::Owner;
+use crate::router::pool::CallEvent;
+use crate::router::requests::RouterContext;
+use crate::routing::load::WorkerNumber;
+use crate::routing::role_balancer::{BalanceConfig, RoleBalancer, RoleChangeOrder};
+use crate::server::role_change::{NOT_POSSIBLE, RoleChangeRequest};
+use crate::upstream::failure::UpstreamFailure;
+use crate::upstream::request::UpstreamHead;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Path of a worker's role.
+const PATH: &str = "/role";
+
+/// The clients that wait for an answer, with the connection of the call.
+#[derive(Debug, Default)]
+pub struct RoleAdmin {
+    open: HashMap<ConnId, ConnId>,
+    /// The role balancer, if it is on, and the time of its next poll.
+    balance: Option<(RoleBalancer, Instant)>,
+    /// The worker that the balancer has ordered to change, until it has answered.
+    told: Option<(ConnId, WorkerNumber)>,
+}
+
+impl RoleAdmin {
+    /// Lets workers change their roles by these settings.
+    pub fn balancing(terms: BalanceConfig, now: Instant) -> RoleAdmin {
+        RoleAdmin { balance: Some((RoleBalancer::new(terms), now)), ..RoleAdmin::default() }
+    }
+
+    /// Whether no client waits.
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Orders a role change for a client.
+    pub fn begin(
+        &mut self,
+        client: ConnId,
+        worker: WorkerNumber,
+        wanted: RoleChangeRequest,
+        cx: &mut RouterContext<'_>,
+    ) {
+        match ask(Owner::RoleChange(client), worker, wanted, cx) {
+            Ok(conn) => drop(self.open.insert(client, conn)),
+            Err(reason) => cx.refuse(client, &lost(reason.to_string())),
+        }
+    }
+
+    /// Queries a worker's role for a client.
+    pub fn look_at(&mut self, client: ConnId, worker: WorkerNumber, cx: &mut RouterContext<'_>) {
+        let mut order = UpstreamHead::get(PATH);
+        order.headers.extend(cx.pool.bearer());
+        let booking = cx.pool.balancer().reserve_visit(worker);
+        let until = cx.now + ROUTER_FANOUT_TIME;
+        match cx.pool.open_call(cx.reactor, Owner::RoleChange(client), booking, until, cx.now) {
+            Ok((conn, _)) => {
+                cx.pool.send_request(cx.reactor, conn, &order, &Arc::default(), cx.now);
+                self.open.insert(client, conn);
+            }
+            Err(reason) => cx.refuse(client, &lost(reason.to_string())),
+        }
+    }
+
+    /// Handles an event of a call for a client.
+    pub fn news(
+        &mut self,
+        client: ConnId,
+        conn: ConnId,
+        what: &CallEvent,
+        cx: &mut RouterContext<'_>,
+    ) {
+        if self.open.get(&client) != Some(&conn)
+            || matches!(what, CallEvent::Ready | CallEvent::Processing | CallEvent::Arrived)
+        {
+            return;
+        }
+        self.open.remove(&client);
+        match what {
+            CallEvent::Ended(answer) => {
+                cx.connections.send_response(cx.reactor, client, &answer.whole(), cx.now);
+            }
+            _ => cx.refuse(client, &lost("it was not reached, or did not answer".into())),
+        }
+    }
+
+    /// A client has disconnected. The worker still carries out the order.
+    pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
+        if let Some(conn) = self.open.remove(&client) {
+            cx.pool.detach_call(conn);
+        }
+    }
+
+    /// Polls the role balancer if it is on and its time has come.
+    pub fn look(&mut self, cx: &mut RouterContext<'_>) {
+        let now = cx.now;
+        let Some((balance, next)) = self.balance.as_mut().filter(|(_, next)| *next <= now) else {
+            return;
+        };
+        *next = now + BALANCE_INTERVAL;
+        if self.told.is_some() {
+            return;
+        }
+        let rows = cx.pool.rows(now);
+        let Some(RoleChangeOrder { worker, to, pressure: [prefill, decode] }) =
+            balance.look(&rows, now)
+        else {
+            return;
+        };
+        event!(
+            Info,
+            "router",
+            "changing the role of a worker",
+            worker = cx.pool.url(worker),
+            to = to,
+            prefill_pressure = format!("{prefill:.2}"),
+            decode_pressure = format!("{decode:.2}")
+        );
+        let role = match to {
+            Leg::Prefill => Role::Prefill,
+            Leg::Decode => Role::Decode,
+        };
+        match ask(
+            Owner::Balance,
+            worker,
+            RoleChangeRequest { role, patience: BALANCE_CHANGE_TIME },
+            cx,
+        ) {
+            Ok(conn) => self.told = Some((conn, worker)),
+            Err(reason) => keeps(worker, &format!("cannot connect: {reason}"), cx),
+        }
+    }
+
+    /// Handles an event of the balancer's call.
+    pub fn balanced(&mut self, conn: ConnId, what: &CallEvent, cx: &mut RouterContext<'_>) {
+        let told = self.told.filter(|&(told, _)| {
+            told == conn
+                && !matches!(what, CallEvent::Ready | CallEvent::Processing | CallEvent::Arrived)
+        });
+        let Some((_, worker)) = told else { return };
+        self.told = None;
+        let why = match what {
+            CallEvent::Ended(answer) if answer.is_success() => return,
+            CallEvent::Ended(answer) => {
+                let failure = UpstreamFailure::from_reply(answer);
+                if failure.has_code(NOT_POSSIBLE) {
+                    cx.pool.keeps_role(worker);
+                }
+                format!("it answers with {failure}")
+            }
+            _ => "it was not reached, or did not answer".into(),
+        };
+        keeps(worker, &why, cx);
+    }
+}
+
+/// Logs that a worker keeps its role, and why.
+fn keeps(worker: WorkerNumber, why: &str, cx: &RouterContext<'_>) {
+    event!(Warn, "router", "a worker keeps its role", worker = cx.pool.url(worker), why = why);
+}
+
+/// Orders a worker to take a role. Returns the connection of the call. The worker gets no other
+/// requests from now on, unless it already has that role.
+fn ask(
+    owner: Owner,
+    worker: WorkerNumber,
+    wanted: RoleChangeRequest,
+    cx: &mut RouterContext<'_>,
+) -> Result<ConnId, CloseReason> {
+    let mut order = UpstreamHead::get(PATH);
+    order.method = Method::Post;
+    order.headers = vec![("content-type", JSON.to_owned())];
+    order.headers.extend(cx.pool.bearer());
+    let is_other = cx.pool.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
+    let booking = cx.pool.balancer().reserve_visit(worker);
+    let (conn, _) =
+        cx.pool.open_call(cx.reactor, owner, booking, cx.now + ROUTER_FANOUT_TIME, cx.now)?;
+    cx.pool.send_request(cx.reactor, conn, &order, &Arc::new(wanted.to_json()), cx.now);
+    if is_other {
+        cx.pool.mark_draining(cx.reactor, worker);
+    }
+    Ok(conn)
+}
+
+fn lost(why: String) -> ApiError {
+    let cause = Cause::PeerLost;
+    ApiError::new(cause.http_status(), cause.name(), format!("the worker's role is unknown: {why}"))
+}

@@ -1,0 +1,458 @@
+//! The paths of the router and their handlers.
+//!
+//! Thread: `ctl`. The router answers at once what it knows itself; other requests go to workers.
+
+use crate::api::ApiError;
+use crate::api::info::{AbortRequest, DRAINING, Draining, Loads, RouterLoad, VersionInfo};
+use crate::api::routed::RoutedBody;
+use crate::config::secret::Secret;
+use crate::http::response::{JSON, Response};
+use crate::http::{self, Method, REQUEST_TIMEOUT};
+use crate::net::ConnId;
+use crate::obs::registry::Registry;
+use crate::peer::handoff::random;
+use crate::router::fanout::Fanout;
+use crate::router::identity::{self, RouterInfo};
+use crate::router::metrics::RoutedMetrics;
+use crate::router::pool::WorkerPool;
+use crate::router::requests::{self, ProxiedRequests, RouterContext, unavailable};
+use crate::router::role_admin::RoleAdmin;
+use crate::router::workers::WorkerAdmin;
+use crate::routing::load::WorkerNumber;
+use crate::server::authorization::{authorise, refuse_browser_request};
+use crate::upstream::request::UpstreamHead;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Header fields that workers get unchanged.
+const PASSED: [&str; 3] = ["authorization", "traceparent", REQUEST_TIMEOUT];
+
+/// The handler of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Route {
+    /// A pair.
+    Pair,
+    /// A pair, with the router's own test request.
+    Trial,
+    /// A decode worker.
+    Decode,
+    /// Any worker.
+    Any,
+    /// Every worker.
+    Every,
+    /// Requests of the router's own clients, and every worker, because workers can have other
+    /// clients.
+    Abort,
+    /// The router, while it runs.
+    Alive,
+    /// The router, if it has a pair.
+    Health,
+    /// The router, if it has a pair and does not drain.
+    Readiness,
+    Metrics,
+    Loads,
+    Version,
+    /// The router, for another router that takes it for a worker.
+    Introduction,
+    /// The router, which accepts no new requests from now on.
+    Drain,
+    /// The list of workers, for operators.
+    Workers,
+    /// The list of workers, for workers, which have no API key.
+    Registry,
+    /// Query of a worker's role.
+    Role,
+    /// Change of a worker's role.
+    Turn,
+}
+
+/// A path that ends in a slash is a prefix; `*` stands for one name.
+const PATHS: &[(&str, Method, Route)] = &[
+    ("/v1/chat/completions", Method::Post, Route::Pair),
+    ("/v1/completions", Method::Post, Route::Pair),
+    ("/generate", Method::Post, Route::Pair),
+    ("/health_generate", Method::Get, Route::Trial),
+    ("/tokenize", Method::Post, Route::Decode),
+    ("/detokenize", Method::Post, Route::Decode),
+    ("/v1/models", Method::Get, Route::Any),
+    ("/v1/models/", Method::Get, Route::Any),
+    ("/server_info", Method::Get, Route::Any),
+    ("/get_server_info", Method::Get, Route::Any),
+    ("/model_info", Method::Get, Route::Any),
+    ("/get_model_info", Method::Get, Route::Any),
+    ("/abort_request", Method::Post, Route::Abort),
+    ("/flush_cache", Method::Post, Route::Every),
+    ("/health", Method::Get, Route::Health),
+    ("/ping", Method::Get, Route::Alive),
+    ("/liveness", Method::Get, Route::Alive),
+    ("/readiness", Method::Get, Route::Readiness),
+    ("/metrics", Method::Get, Route::Metrics),
+    ("/v1/loads", Method::Get, Route::Loads),
+    ("/version", Method::Get, Route::Version),
+    ("/drain", Method::Post, Route::Drain),
+    ("/workers", Method::Get, Route::Workers),
+    ("/workers", Method::Post, Route::Workers),
+    ("/workers/*", Method::Get, Route::Workers),
+    ("/workers/*", Method::Delete, Route::Workers),
+    ("/workers/*/role", Method::Get, Route::Role),
+    ("/workers/*/role", Method::Post, Route::Turn),
+    ("/challenge", Method::Post, Route::Registry),
+    ("/registry", Method::Put, Route::Registry),
+    ("/registry", Method::Delete, Route::Registry),
+];
+
+/// The table of paths, and the data of the paths that need no worker.
+#[derive(Debug)]
+pub struct RouterRoutes {
+    keys: Vec<Secret>,
+    registry: Registry,
+    /// Metrics of the present workers.
+    metrics: BTreeMap<WorkerNumber, RoutedMetrics>,
+    workers: WorkerAdmin,
+    /// Time limit of requests, if it is shorter than the workers' limit.
+    timeout: Option<Duration>,
+    draining: bool,
+    /// Makes request IDs differ from those before a restart and of other routers. An abort by ID
+    /// must not hit another client's request.
+    mark: u64,
+    next_id: u64,
+    /// Secret in the names of prompt blocks.
+    secret: u64,
+}
+
+impl RouterRoutes {
+    /// Some paths need one of `keys`; `workers` guards the changes of workers.
+    pub fn new(keys: Vec<Secret>, registry: Registry, workers: WorkerAdmin) -> RouterRoutes {
+        RouterRoutes {
+            keys,
+            registry,
+            metrics: BTreeMap::new(),
+            workers,
+            timeout: None,
+            draining: false,
+            mark: u64::from_le_bytes(random()),
+            next_id: 0,
+            secret: u64::from_le_bytes(random()),
+        }
+    }
+
+    /// Sets the time limit of generation requests.
+    pub fn with_timeout(self, timeout: Option<Duration>) -> RouterRoutes {
+        RouterRoutes { timeout, ..self }
+    }
+
+    /// Clients must show one of these keys from now on.
+    pub fn set_keys(&mut self, keys: Vec<Secret>) {
+        self.keys = keys;
+    }
+
+    /// The administration of workers.
+    pub fn workers(&mut self) -> &mut WorkerAdmin {
+        &mut self.workers
+    }
+
+    /// Refuses new requests from now on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Whether the router drains.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Answers a request, or starts to serve it.
+    pub fn serve(
+        &mut self,
+        client: ConnId,
+        request: http::Request,
+        flights: &mut ProxiedRequests,
+        (fanout, turns): (&mut Fanout, &mut RoleAdmin),
+        cx: &mut RouterContext<'_>,
+    ) {
+        let id = cx.connections.assign_request_id(client, || self.make_id());
+        let course = match course(&request).and_then(|course| self.admit(course, &request)) {
+            Ok(course) => course,
+            Err(error) => return cx.refuse(client, &error),
+        };
+        self.draining |= course == Route::Drain;
+        if matches!(course, Route::Every | Route::Abort) {
+            return match told_to_all(course, &request, flights, cx) {
+                Ok(aborted) => {
+                    fanout.begin(client, &order(&request, &id), request.body, aborted, cx)
+                }
+                Err(error) => cx.refuse(client, &error),
+            };
+        }
+        let load = match course {
+            Route::Pair if cx.pool.balancer().reads_prompts() => {
+                RoutedBody::parse_with_blocks(&request.body, self.secret)
+                    .map(requests::Payload::Routed)
+            }
+            Route::Pair => RoutedBody::parse(&request.body).map(requests::Payload::Routed),
+            Route::Trial => RoutedBody::parse(TRIAL).map(requests::Payload::Routed),
+            Route::Decode => Ok(requests::Payload::Decode(request.body.clone())),
+            Route::Any => Ok(requests::Payload::Any),
+            Route::Role => {
+                return match self.workers.find(role_of(&request), cx) {
+                    Ok(worker) => turns.look_at(client, worker, cx),
+                    Err(error) => cx.refuse(client, &error),
+                };
+            }
+            Route::Turn => {
+                return match self.workers.turn(&request, role_of(&request), cx) {
+                    Ok((worker, wanted)) => turns.begin(client, worker, wanted, cx),
+                    Err(error) => cx.refuse(client, &error),
+                };
+            }
+            Route::Workers | Route::Registry => {
+                let (status, body) = match self.workers.serve(&request, cx) {
+                    Ok(told) => told,
+                    Err(error) => return cx.refuse(client, &error),
+                };
+                let answer = Response { status, media: JSON, body: &body, retry_after: None };
+                return cx.connections.send_response(cx.reactor, client, &answer, cx.now);
+            }
+            _ => {
+                let told = self.tell(course, flights, cx);
+                return cx.connections.send_response(cx.reactor, client, &told.answer(), cx.now);
+            }
+        };
+        let mut order = order(&request, &id);
+        if course == Route::Trial {
+            order.method = Method::Post;
+            order.target = "/generate".into();
+        }
+        if let (Some(timeout), Route::Pair | Route::Trial) = (self.timeout, course) {
+            order.cap_patience(timeout);
+        }
+        match load {
+            Ok(load) => flights.start_request(
+                client,
+                requests::ClientRequest { head: order, payload: load, id },
+                cx,
+            ),
+            Err(error) => cx.refuse(client, &error),
+        }
+    }
+
+    fn admit(&self, course: Route, request: &http::Request) -> Result<Route, ApiError> {
+        let is_open = matches!(
+            course,
+            Route::Alive | Route::Health | Route::Readiness | Route::Introduction | Route::Registry
+        );
+        if !is_open {
+            authorise(&self.keys, request)?;
+        }
+        if matches!(course, Route::Drain | Route::Workers | Route::Registry | Route::Turn) {
+            refuse_browser_request(request)?;
+        }
+        if self.draining && matches!(course, Route::Pair | Route::Trial | Route::Readiness) {
+            return Err(ApiError::draining("the router is draining"));
+        }
+        Ok(course)
+    }
+
+    /// Answers a request that needs no worker.
+    fn tell(
+        &mut self,
+        course: Route,
+        flights: &ProxiedRequests,
+        cx: &mut RouterContext<'_>,
+    ) -> LocalReply {
+        match course {
+            Route::Health | Route::Readiness if !cx.pool.balancer().is_ready() => {
+                LocalReply::error(&unavailable("no pair of workers can be reached".into()))
+            }
+            Route::Metrics => self.metrics(cx.pool),
+            Route::Loads => {
+                let load = RouterLoad::new(
+                    flights.count(),
+                    flights.waiting(),
+                    cx.pool.room(),
+                    cx.pool.used(),
+                );
+                let now = unix().map_or(0.0, |since| since.as_secs_f64());
+                LocalReply::json(&Loads::new(load, now, VERSION))
+            }
+            Route::Version => LocalReply::json(&VersionInfo { version: VERSION }),
+            Route::Introduction => LocalReply::json(&RouterInfo::default()),
+            Route::Drain => LocalReply::json(&Draining::with(flights.count())),
+            Route::Health | Route::Alive if self.draining => {
+                LocalReply::well("text/plain", DRAINING.as_bytes().to_vec())
+            }
+            _ => LocalReply::well("text/plain", b"OK".to_vec()),
+        }
+    }
+
+    /// Answers a request on the port that serves only metrics.
+    pub fn scrape(&mut self, request: &http::Request, fleet: &mut WorkerPool) -> LocalReply {
+        match (request.head.method, request.head.path()) {
+            (Method::Get, "/metrics") => self.metrics(fleet),
+            (_, "/metrics") => LocalReply::error(&ApiError::new(
+                405,
+                "method_not_allowed",
+                "this path takes another method",
+            )),
+            (_, path) => {
+                let why = format!("there is nothing at {path}; this port serves /metrics alone");
+                LocalReply::error(&ApiError::new(404, "not_found", why))
+            }
+        }
+    }
+
+    fn metrics(&mut self, fleet: &mut WorkerPool) -> LocalReply {
+        self.follow(fleet);
+        let mut body = String::new();
+        self.registry.expose(&mut body);
+        LocalReply::well("text/plain; version=0.0.4", body.into_bytes())
+    }
+
+    /// Adds and removes the metrics of workers with the workers.
+    fn follow(&mut self, fleet: &mut WorkerPool) {
+        let router = fleet.balancer();
+        let gone: Vec<WorkerNumber> =
+            self.metrics.keys().copied().filter(|&worker| !router.has(worker)).collect();
+        // Removal first, because a new worker can have the URL of one that is gone.
+        for metrics in gone.iter().filter_map(|worker| self.metrics.remove(worker)) {
+            metrics.unlist(&mut self.registry);
+        }
+        let here: Vec<_> = router.workers().collect();
+        for (worker, leg, load) in here {
+            let metrics = self.metrics.entry(worker).or_insert_with(|| {
+                RoutedMetrics::register(&mut self.registry, leg, &fleet.url(worker))
+            });
+            metrics.set(load.usable, load.booked as usize);
+        }
+    }
+
+    fn make_id(&mut self) -> String {
+        self.next_id += 1;
+        format!("{:x}-{:x}", self.mark, self.next_id)
+    }
+}
+
+/// The smallest request that shows that a pair works.
+const TRIAL: &[u8] = br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":1,"temperature":0}}"#;
+
+/// An answer of the router itself.
+#[derive(Debug)]
+pub struct LocalReply {
+    status: u16,
+    media: &'static str,
+    body: Vec<u8>,
+    retry_after: Option<u32>,
+}
+
+impl LocalReply {
+    fn well(media: &'static str, body: Vec<u8>) -> LocalReply {
+        LocalReply { status: 200, media, body, retry_after: None }
+    }
+
+    fn error(error: &ApiError) -> LocalReply {
+        LocalReply {
+            status: error.status,
+            media: JSON,
+            body: error.to_json(),
+            retry_after: error.retry_after,
+        }
+    }
+
+    fn json(body: &impl Serialize) -> LocalReply {
+        LocalReply::well(JSON, serde_json::to_vec(body).expect("plain structs are JSON"))
+    }
+
+    /// The response for a client.
+    pub fn answer(&self) -> Response<'_> {
+        Response {
+            status: self.status,
+            media: self.media,
+            body: &self.body,
+            retry_after: self.retry_after,
+        }
+    }
+}
+
+/// The worker ID in a path of a role.
+fn role_of(request: &http::Request) -> &str {
+    name_between(request.head.path(), "/workers/", "/role").unwrap_or_default()
+}
+
+/// The single name in a path between `before` and `behind`.
+fn name_between<'a>(path: &'a str, before: &str, behind: &str) -> Option<&'a str> {
+    let name = path.strip_prefix(before)?.strip_suffix(behind)?;
+    Some(name).filter(|name| !name.is_empty() && !name.contains('/'))
+}
+
+fn course(request: &http::Request) -> Result<Route, ApiError> {
+    let path = request.head.path();
+    let is_get = request.head.method == Method::Get;
+    if is_get
+        && path == identity::PATH
+        && request.head.headers.get(identity::ASKED_BY_ROUTER).is_some()
+    {
+        return Ok(Route::Introduction);
+    }
+    let is_meant = |known: &str| match known.split_once('*') {
+        Some((before, behind)) => name_between(path, before, behind).is_some(),
+        None => known == path || (known.ends_with('/') && path.starts_with(known)),
+    };
+    let known = || PATHS.iter().filter(|(known, ..)| is_meant(known));
+    let methods = |&(_, method, course): &(&str, Method, Route)| {
+        let is_health = matches!(course, Route::Alive | Route::Health | Route::Readiness);
+        [Some(method), is_health.then_some(Method::Head)].into_iter().flatten()
+    };
+    if let Some((.., course)) =
+        known().find(|it| methods(it).any(|method| method == request.head.method))
+    {
+        return Ok(*course);
+    }
+    let allow: Vec<&str> = known().flat_map(methods).map(Method::as_str).collect();
+    Err(match allow.is_empty() {
+        true => ApiError::new(404, "not_found", format!("there is nothing at {path}")),
+        false => ApiError::method_not_allowed(&allow.join(", ")),
+    })
+}
+
+/// Carries out here what all workers are asked to do. Returns how many requests it has ended, if it
+/// is an abort.
+fn told_to_all(
+    course: Route,
+    request: &http::Request,
+    flights: &mut ProxiedRequests,
+    cx: &mut RouterContext<'_>,
+) -> Result<Option<usize>, ApiError> {
+    if course != Route::Abort {
+        cx.pool.balancer().forget_prompts();
+        return Ok(None);
+    }
+    Ok(Some(match AbortRequest::parse(&request.body)? {
+        AbortRequest::All => flights.abort(None, cx),
+        AbortRequest::Rid(rid) => flights.abort(Some(&rid), cx),
+        // Kept KV belongs to no client's request.
+        AbortRequest::Kept(_) => 0,
+    }))
+}
+
+/// Method, target and header fields of the request for workers.
+fn order(request: &http::Request, id: &str) -> UpstreamHead {
+    let head = &request.head;
+    let mut headers = vec![("x-request-id", id.to_owned())];
+    for name in PASSED {
+        headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
+    }
+    let media = head.headers.get("content-type").unwrap_or(JSON);
+    headers.push(("content-type", media.to_owned()));
+    let target = match head.query() {
+        "" => head.path().to_owned(),
+        query => format!("{}?{query}", head.path()),
+    };
+    UpstreamHead { method: head.method, target, headers }
+}
+
+fn unix() -> Option<Duration> {
+    SystemTime::now().duration_since(UNIX_EPOCH).ok()
+}

@@ -1,0 +1,207 @@
+//! A worker from the router's view: its address, what it has reported, and its faults.
+//!
+//! Thread: `ctl`. Not here: connections to it (`pool`), whether it is up (`routing::health`).
+
+use crate::config::values::WorkerUrl;
+use crate::ids::Leg;
+use crate::net::ConnId;
+use crate::router::identity::{Identification, WorkerInfo};
+use crate::routing::role_balancer::DecodeCapacity;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+/// A connection without a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub conn: ConnId,
+    pub since: Instant,
+}
+
+/// A worker from the router's view.
+#[derive(Debug)]
+pub struct WorkerTarget {
+    /// Its URL as it was named.
+    pub url: WorkerUrl,
+    /// The address of its name, if it is known.
+    pub address: Option<SocketAddr>,
+    /// Port of its bootstrap registry from the configuration. `None` for decode workers, and if the
+    /// worker reports it.
+    pub bootstrap_port: Option<u16>,
+    /// Port of its bootstrap registry that it reports.
+    pub(super) told_port: Option<u16>,
+    /// Whether it was named with another role and has reported this one.
+    pub(super) has_turned: bool,
+    /// The capacity that it reports, and how often its role has changed if it can change.
+    pub(super) room: Option<DecodeCapacity>,
+    pub(super) role_changes: Option<u64>,
+    /// Whether it has reported that it cannot change its role now.
+    pub(super) keeps_role: bool,
+    /// Whether it hides its identity, because this router has no key for it.
+    pub(super) withholds: bool,
+    /// Whether it has the address of a decode worker and is mixed.
+    pub(super) is_mixed: bool,
+    /// Whether its address refused a connection, and its name is being looked up again.
+    pub(super) lost: bool,
+    /// Whether it was identified since another process could have taken its place.
+    pub(super) introduced: bool,
+    /// The result of the last identity query.
+    pub(super) verdict: Identification,
+    /// Whether it possibly answers load queries.
+    pub(super) reports: bool,
+    /// Tokens of KV in use, by its last report.
+    pub(super) used: Option<u64>,
+    /// Whether it drains, by its own report.
+    pub drains: bool,
+    /// Why it is down, or was last. `None` while it is up.
+    pub fault: Option<String>,
+    /// The name of its model for clients.
+    pub model: Option<String>,
+    /// Whether the log says that it is down, since it was last up.
+    pub(super) told_down: bool,
+    /// The logged fault. `None` if the log names none.
+    told_fault: Option<String>,
+    /// Another fault that the last probe found.
+    other_fault: Option<String>,
+    /// Idle connections; the last one is the most recently used.
+    pub(super) idle: Vec<Idle>,
+}
+
+impl WorkerTarget {
+    /// A worker that is believed to be at this address, if that is known.
+    pub fn new(
+        url: WorkerUrl,
+        address: Option<SocketAddr>,
+        bootstrap_port: Option<u16>,
+    ) -> WorkerTarget {
+        let address = address.or_else(|| Some(SocketAddr::new(url.host.parse().ok()?, url.port)));
+        WorkerTarget {
+            url,
+            address,
+            bootstrap_port,
+            told_port: None,
+            has_turned: false,
+            room: None,
+            role_changes: None,
+            keeps_role: false,
+            withholds: false,
+            is_mixed: false,
+            lost: false,
+            introduced: false,
+            reports: true,
+            used: None,
+            verdict: Identification::Fits,
+            drains: false,
+            fault: Some("it was not probed yet".into()),
+            model: None,
+            told_down: false,
+            told_fault: None,
+            other_fault: None,
+            idle: Vec::new(),
+        }
+    }
+
+    /// Sets whether it has reported its role itself.
+    pub(super) fn turned(self, has_turned: bool) -> WorkerTarget {
+        WorkerTarget { has_turned, ..self }
+    }
+
+    /// Applies what it reports. A field that it does not report keeps its earlier value.
+    pub(super) fn hear(&mut self, words: &WorkerInfo, role: Leg) {
+        self.model = words.model.clone().or_else(|| self.model.take());
+        self.room = words.room.or(self.room);
+        // It possibly can change its role again, because its identity has changed.
+        self.keeps_role &= words.role_changes == self.role_changes;
+        (self.role_changes, self.is_mixed) = (words.role_changes, words.is_mixed());
+        if role == Leg::Prefill {
+            self.told_port = words.bootstrap_port.or(self.told_port);
+        }
+        if words.role_changes.is_some_and(|changes| changes > 0) {
+            // The configured port belongs to an earlier role.
+            self.bootstrap_port = None;
+        }
+    }
+
+    /// The log now says why it is down or not used.
+    pub(super) fn tell_fault(&mut self) {
+        self.told_down = true;
+        (self.told_fault, self.other_fault) = (self.fault.clone(), None);
+    }
+
+    /// It is up: the next fault will be logged.
+    pub(super) fn is_well(&mut self) {
+        self.told_down = false;
+        (self.drains, self.fault, self.told_fault, self.other_fault) = (false, None, None, None);
+    }
+
+    /// A probe found it down again. Returns whether the fault differs from the logged one and was
+    /// found twice. Once is not enough: while its process restarts, the faults at its port vary.
+    pub(super) fn has_another_fault(&mut self) -> bool {
+        if self.told_fault.is_none() || self.fault == self.told_fault {
+            // After a drain, the log says without a reason that it is gone.
+            self.tell_fault();
+            return false;
+        }
+        let is_met_again = self.other_fault == self.fault;
+        self.other_fault.clone_from(&self.fault);
+        is_met_again
+    }
+
+    /// The port of its bootstrap registry, configured or reported.
+    pub(super) fn registry_port(&self) -> Option<u16> {
+        self.bootstrap_port.or(self.told_port)
+    }
+
+    /// Switches to the next address of its name, because the present one does not work.
+    pub(super) fn turn_to(&mut self, addresses: &[IpAddr]) {
+        let at =
+            self.address.and_then(|address| addresses.iter().position(|&ip| ip == address.ip()));
+        let next = at.map_or(0, |at| (at + 1) % addresses.len());
+        self.address = Some(SocketAddr::new(addresses[next], self.url.port));
+    }
+
+    /// The value of a request's `Host` field.
+    pub(super) fn host(&self) -> String {
+        self.url.authority()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_reason_is_news_once_it_was_met_twice() {
+        let mut target = WorkerTarget::new("http://10.0.0.1:7".parse().unwrap(), None, None);
+        let mut met = |why: &str| {
+            target.fault = Some(why.into());
+            let is_news = target.has_another_fault();
+            if is_news {
+                target.tell_fault();
+            }
+            is_news
+        };
+        assert_eq!(
+            ["gone", "gone", "late", "gone", "late"].map(&mut met),
+            [false; 5],
+            "it comes and goes"
+        );
+        assert_eq!(
+            ["late", "late", "gone", "gone", "gone"].map(&mut met),
+            [true, false, false, true, false]
+        );
+        target.is_well();
+        assert!(!target.told_down && target.fault.is_none());
+    }
+
+    #[test]
+    fn who_cannot_change_may_be_able_to_as_something_else() {
+        let mut target = WorkerTarget::new("http://10.0.0.1:7".parse().unwrap(), None, None);
+        let told = |changes| WorkerInfo { role_changes: changes, ..WorkerInfo::default() };
+        target.hear(&told(Some(0)), Leg::Decode);
+        target.keeps_role = true;
+        target.hear(&told(Some(0)), Leg::Decode);
+        assert!(target.keeps_role, "it is what it was");
+        target.hear(&told(Some(1)), Leg::Decode);
+        assert!(!target.keeps_role);
+    }
+}

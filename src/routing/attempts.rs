@@ -1,0 +1,493 @@
+//! The attempts of one request behind a router: when its legs are sent, when it is retried, and how
+//! it ends.
+//!
+//! ```text
+//!             both legs connected      first bytes of decode
+//! Connecting ───────────────────▶ Sent ──────────────────────▶ Passing ──▶ finished
+//!    ▲  │ a worker refuses          │ a leg fails                │ decode is lost
+//!    │  ▼                           ▼                            ▼
+//!    └─ Pausing ◀── retry allowed ──┴── and the client's tokens are known
+//!                                   └────────── otherwise ───────┴────▶ failed
+//! ```
+//! A prefill-first attempt ([`Attempts::in_turn`]) has two more stages before Sent:
+//! ```text
+//!             prefill connected        prefill answered      decode connected
+//! Connecting ─────────────────▶ Reading ──────────────▶ Joining ─────────────▶ Sent
+//!                                  │ prefill fails         │ no decode worker can be reached
+//!                                  └───────────────────────┴──▶ Pausing or failed
+//! ```
+//! In these two stages only one worker has the request, so only that worker is blamed. KV that
+//! prefill keeps can still go to another decode worker.
+//! Owns: these tables and the workers that the next attempt avoids. Pure; router and simulator
+//! perform the same [`AttemptAction`]s.
+//! Invariants: a leg is sent only when the connections of all legs sent with it are open. Each
+//! attempt has its own room. A request ends once.
+//! Not here: the choice of workers (`balancer`), the retry limits of all requests (`retries`).
+
+use crate::cause::Cause;
+use crate::ids::Leg;
+use crate::limits::{RETRY_TIME_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX};
+use crate::routing::load::WorkerNumber;
+use crate::routing::retries::RetryBudget;
+use crate::stdx::failpoint::is_failpoint_active;
+use std::time::Instant;
+
+/// The workers that a request avoids.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct AvoidList {
+    /// Workers that failed the request. They are chosen only if there is no other.
+    pub failed: Vec<WorkerNumber>,
+    /// Workers that refused the request. They are never chosen for it again.
+    pub unwilling: Vec<WorkerNumber>,
+}
+
+impl AvoidList {
+    /// Whether no worker has failed or refused the request.
+    pub fn is_empty(&self) -> bool {
+        self.failed.is_empty() && self.unwilling.is_empty()
+    }
+}
+
+/// An event of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttemptEvent {
+    /// Connections were requested; this many are not open yet.
+    Opened(u32),
+    /// One of them is open.
+    Connected,
+    /// One of them was refused. Nothing was sent over it.
+    Refused(Leg),
+    /// In a prefill-first attempt, prefill has computed the prompt and named the KV that it keeps.
+    PrefillDone,
+    /// The client has some of decode's answer.
+    Passes {
+        /// Whether the client's tokens are known, so that another pair can continue the answer.
+        resumable: bool,
+    },
+    /// The client has the token that prefill sampled, and it is known. Decode has sent nothing yet.
+    FirstTokenPassed,
+    /// A leg reported an error.
+    Failed(Leg, Cause),
+    /// A leg's connection broke, or the leg exceeded its deadline.
+    Lost(Leg, Cause),
+    /// Decode's answer is complete.
+    Finished,
+}
+
+/// What the caller must do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum AttemptAction {
+    /// Nothing.
+    Wait,
+    /// Send the requests of the legs that are connected: both legs, or the only one.
+    Send,
+    /// Request a connection to decode. [`AttemptEvent::Opened`] follows.
+    StartDecode,
+    /// Choose another decode worker for the KV that prefill keeps, call [`Attempts::rejoin`], and
+    /// request a connection to it. If there is none, report [`AttemptEvent::Lost`].
+    ReplaceDecode,
+    /// Give decode this deadline.
+    ShortenDeadline(Instant),
+    /// Decode has answered: restore its earlier deadline.
+    RestoreDeadline,
+    /// Cancel the legs. At that time, choose workers again.
+    Retry(Instant),
+    /// The answer is complete. Leave prefill alone.
+    Finish,
+    /// Cancel the legs and report the failure to the client.
+    Fail(Cause),
+}
+
+/// The stage of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// This many connections are not open, and nothing was sent.
+    Connecting(u32),
+    /// Only prefill was sent the request.
+    Reading,
+    /// Prefill has answered; decode's connection is not open.
+    Joining,
+    /// The request was sent. The client has nothing of this attempt.
+    Sent,
+    /// The client receives the answer.
+    Passing,
+    /// Waits for the next attempt.
+    Pausing,
+    /// Has ended.
+    Over,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Attempts {
+    stage: Stage,
+    /// By role: the workers of this attempt. An entry is `None` if the role takes no part.
+    legs: [Option<WorkerNumber>; 2],
+    avoid: AvoidList,
+    /// By role: the worker that is blamed for the last failure.
+    accused: [Option<WorkerNumber>; 2],
+    /// Attempts sent since the client last received something.
+    tries: u32,
+    /// Pairs in a row that refused a connection.
+    refusals: u32,
+    /// Waits since the client last received something.
+    waits: u32,
+    /// After a failure: the latest time for another attempt, and the cause.
+    failing: Option<(Instant, Cause)>,
+    /// Whether the client has some of the answer.
+    begun: bool,
+    resumable: bool,
+    /// Whether the prefill leg broke, so that decode has little time left.
+    prefill_lost: bool,
+    /// Whether the attempt is prefill-first: decode is sent only after prefill has answered.
+    in_turn: bool,
+}
+
+/// Time and randomness of a step, and the retry limits of all requests.
+#[derive(Debug)]
+pub struct AttemptContext<'a> {
+    /// The time of the step.
+    pub now: Instant,
+    /// A random number for this step.
+    pub chance: u64,
+    /// The client's deadline, if it has set one.
+    pub deadline: Option<Instant>,
+    /// The retry limits of all requests.
+    pub retries: &'a mut RetryBudget,
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Self {
+            stage: Stage::Pausing,
+            legs: [None; 2],
+            avoid: AvoidList::default(),
+            accused: [None; 2],
+            tries: 0,
+            refusals: 0,
+            waits: 0,
+            failing: None,
+            begun: false,
+            resumable: true,
+            prefill_lost: false,
+            in_turn: false,
+        }
+    }
+}
+
+impl Attempts {
+    /// A request that avoids these workers from the start.
+    pub fn without(avoid: AvoidList) -> Attempts {
+        Attempts { avoid, ..Attempts::default() }
+    }
+
+    /// The workers that the next attempt avoids.
+    pub fn avoid(&self) -> &AvoidList {
+        &self.avoid
+    }
+
+    /// The workers that are blamed for the last failure.
+    pub fn accused(&self) -> impl Iterator<Item = WorkerNumber> {
+        self.accused.into_iter().flatten()
+    }
+
+    /// Whether this attempt was sent and the client has nothing of it.
+    pub fn is_waiting(&self) -> bool {
+        self.stage == Stage::Sent
+    }
+
+    /// Whether decode has little time left because prefill was lost.
+    pub fn has_lost_prefill(&self) -> bool {
+        self.prefill_lost
+    }
+
+    /// Whether an earlier attempt of the request failed.
+    pub fn is_retry(&self) -> bool {
+        self.failing.is_some()
+    }
+
+    /// The worker of a leg in this attempt.
+    pub fn worker(&self, role: Leg) -> Option<WorkerNumber> {
+        self.legs[role as usize]
+    }
+
+    /// Starts an attempt with these workers.
+    pub fn set_workers(&mut self, prefill: Option<WorkerNumber>, decode: Option<WorkerNumber>) {
+        self.legs = [prefill, decode];
+        (self.prefill_lost, self.accused) = (false, [None; 2]);
+        self.in_turn &= is_failpoint_active("turns outlive their try");
+        self.stage = Stage::Connecting(0);
+    }
+
+    /// Makes the attempt that was just started prefill-first: decode is sent after prefill has
+    /// answered.
+    pub fn in_turn(&mut self) {
+        self.in_turn = true;
+    }
+
+    /// Sets another decode worker for the KV that prefill keeps.
+    pub fn rejoin(&mut self, decode: WorkerNumber) {
+        self.legs[Leg::Decode as usize] = Some(decode);
+        self.accused = [None; 2];
+    }
+
+    /// No worker can be chosen. `may_come` says whether a worker can return by itself.
+    pub fn handle_no_worker(
+        &mut self,
+        may_come: bool,
+        terms: &AttemptContext<'_>,
+    ) -> AttemptAction {
+        match self.failing {
+            Some((until, cause)) if may_come => self.wait(until, cause, terms),
+            Some((_, cause)) => self.end(AttemptAction::Fail(cause)),
+            None => self.end(AttemptAction::Fail(Cause::PeerLost)),
+        }
+    }
+
+    /// Every possible choice is predicted to be too late. The request ends before any worker has
+    /// it.
+    pub fn late(&mut self) -> AttemptAction {
+        self.end(AttemptAction::Fail(Cause::Overloaded))
+    }
+
+    /// Applies an event and returns what the caller must do.
+    pub fn apply_event(
+        &mut self,
+        news: AttemptEvent,
+        terms: &mut AttemptContext<'_>,
+    ) -> AttemptAction {
+        match (self.stage, news) {
+            (Stage::Over | Stage::Pausing, _) => AttemptAction::Wait,
+            (Stage::Connecting(_), AttemptEvent::Opened(0)) => self.send(),
+            (Stage::Connecting(_), AttemptEvent::Opened(awaited)) => {
+                self.stage = Stage::Connecting(awaited);
+                AttemptAction::Wait
+            }
+            (Stage::Connecting(awaited), AttemptEvent::Connected) if awaited > 1 => {
+                let stands = u32::from(!is_failpoint_active("connection is not counted"));
+                self.stage = Stage::Connecting(awaited - stands);
+                AttemptAction::Wait
+            }
+            (Stage::Connecting(_), AttemptEvent::Connected) => self.send(),
+            (
+                Stage::Connecting(_),
+                AttemptEvent::Refused(role)
+                | AttemptEvent::Lost(role, _)
+                | AttemptEvent::Failed(role, _),
+            ) => self.refused(role, terms),
+            (Stage::Reading | Stage::Joining, news) => self.take_in_turn(news, terms),
+            (Stage::Sent | Stage::Passing, AttemptEvent::Passes { resumable }) => {
+                self.stage = Stage::Passing;
+                self.begun = true;
+                self.resumable &= resumable;
+                // The client has received something, so the limits of attempts start again.
+                (self.tries, self.waits, self.failing) = (1, 0, None);
+                self.avoid = AvoidList::default();
+                match std::mem::take(&mut self.prefill_lost) {
+                    true => AttemptAction::RestoreDeadline,
+                    false => AttemptAction::Wait,
+                }
+            }
+            (Stage::Sent, AttemptEvent::FirstTokenPassed) => {
+                // Attempts are still counted: a pair that fails to hand over can send one token
+                // each time.
+                self.begun = true;
+                AttemptAction::Wait
+            }
+            (Stage::Sent | Stage::Passing, AttemptEvent::Finished) => {
+                self.end(AttemptAction::Finish)
+            }
+            // Decode continues without prefill.
+            (
+                Stage::Passing,
+                AttemptEvent::Failed(Leg::Prefill, _) | AttemptEvent::Lost(Leg::Prefill, _),
+            ) => AttemptAction::Wait,
+            (Stage::Sent, AttemptEvent::Lost(Leg::Prefill, _)) => {
+                self.shun(Leg::Prefill);
+                self.prefill_lost = true;
+                // Decode detects the loss by itself, or it has all the KV and answers.
+                AttemptAction::ShortenDeadline(terms.now + ROUTER_LOST_PREFILL_TIME)
+            }
+            (Stage::Sent | Stage::Passing, AttemptEvent::Lost(Leg::Decode, Cause::Deadline))
+                if self.prefill_lost
+                    && terms.deadline.is_none_or(|deadline| terms.now < deadline) =>
+            {
+                self.failed(Leg::Decode, Cause::PeerLost, terms)
+            }
+            // The client's own deadline has passed. No worker is to blame.
+            (Stage::Sent | Stage::Passing, AttemptEvent::Lost(_, cause @ Cause::Deadline)) => {
+                self.again(cause, terms)
+            }
+            (Stage::Sent | Stage::Passing, AttemptEvent::Lost(role, cause)) => {
+                self.shun(role);
+                self.again(cause, terms)
+            }
+            (Stage::Sent | Stage::Passing, AttemptEvent::Failed(role, cause)) => {
+                self.failed(role, cause, terms)
+            }
+            (Stage::Connecting(_) | Stage::Sent | Stage::Passing, _) => AttemptAction::Wait,
+        }
+    }
+
+    /// Events of the two prefill-first stages.
+    fn take_in_turn(
+        &mut self,
+        news: AttemptEvent,
+        terms: &mut AttemptContext<'_>,
+    ) -> AttemptAction {
+        match (self.stage, news) {
+            (Stage::Reading, AttemptEvent::PrefillDone) => {
+                self.stage = Stage::Joining;
+                AttemptAction::StartDecode
+            }
+            (Stage::Joining, AttemptEvent::Opened(0) | AttemptEvent::Connected) => {
+                self.stage = Stage::Sent;
+                AttemptAction::Send
+            }
+            (Stage::Joining, AttemptEvent::Refused(Leg::Decode))
+                if self.refusals < ROUTER_PAIRS_MAX =>
+            {
+                self.shun(Leg::Decode);
+                self.refusals += 1;
+                AttemptAction::ReplaceDecode
+            }
+            // The worker drains. It has not received the request, so it is not blamed.
+            (Stage::Joining, AttemptEvent::Failed(Leg::Decode, Cause::Draining))
+                if self.refusals < ROUTER_PAIRS_MAX =>
+            {
+                self.avoid.unwilling.extend(self.worker(Leg::Decode));
+                self.refusals += 1;
+                if is_failpoint_active("kept KV waits for a decode worker that goes") {
+                    AttemptAction::Wait
+                } else {
+                    AttemptAction::ReplaceDecode
+                }
+            }
+            // There is no other decode worker. The failure of this one was recorded before.
+            (Stage::Joining, AttemptEvent::Lost(Leg::Decode, cause)) => {
+                self.accused = [None; 2];
+                self.again(cause, terms)
+            }
+            (_, AttemptEvent::Lost(role, cause) | AttemptEvent::Failed(role, cause)) => {
+                self.failed_alone(role, cause, terms)
+            }
+            (_, AttemptEvent::Refused(role)) => self.failed_alone(role, Cause::PeerLost, terms),
+            _ => AttemptAction::Wait,
+        }
+    }
+
+    fn send(&mut self) -> AttemptAction {
+        self.stage = if self.in_turn { Stage::Reading } else { Stage::Sent };
+        self.tries += 1;
+        self.refusals = 0;
+        AttemptAction::Send
+    }
+
+    /// Nothing was sent to a worker, so another pair can be tried.
+    fn refused(&mut self, role: Leg, terms: &mut AttemptContext<'_>) -> AttemptAction {
+        self.shun(role);
+        self.refusals += 1;
+        if self.refusals < ROUTER_PAIRS_MAX {
+            self.stage = Stage::Pausing;
+            return AttemptAction::Retry(terms.now);
+        }
+        match self.failing {
+            Some((until, cause)) => {
+                self.refusals = 0;
+                self.wait(until, cause, terms)
+            }
+            None => self.end(AttemptAction::Fail(Cause::PeerLost)),
+        }
+    }
+
+    /// In a prefill-first attempt, the only worker with the request has failed it, or decode
+    /// refuses the connection.
+    fn failed_alone(
+        &mut self,
+        role: Leg,
+        cause: Cause,
+        terms: &mut AttemptContext<'_>,
+    ) -> AttemptAction {
+        // The client is still connected, so the worker lost its connection to the router.
+        let cause = if cause == Cause::ClientGone { Cause::PeerLost } else { cause };
+        match cause {
+            Cause::Overloaded | Cause::Draining | Cause::Incompatible => {
+                self.avoid.unwilling.extend(self.worker(role));
+            }
+            cause if cause.may_be_retried() => self.shun(role),
+            _ => {}
+        }
+        self.again(cause, terms)
+    }
+
+    /// A leg reported why it failed. The cause says which worker to avoid.
+    fn failed(&mut self, role: Leg, cause: Cause, terms: &mut AttemptContext<'_>) -> AttemptAction {
+        let other = role.other();
+        match cause {
+            Cause::Overloaded | Cause::Draining => self.avoid.unwilling.extend(self.worker(role)),
+            Cause::Incompatible => self.avoid.unwilling.extend(self.worker(other)),
+            Cause::ClientGone if !is_failpoint_active("lost leg is its client's end") => {
+                // The client is still connected: the other leg's connection was lost.
+                self.shun(other);
+                return self.again(Cause::PeerLost, terms);
+            }
+            Cause::Internal => self.shun(role),
+            cause if cause.may_be_retried() => {
+                // The leg lost the other worker. Either of them can have the network fault.
+                self.shun(other);
+                self.shun(role);
+            }
+            _ => {}
+        }
+        self.again(cause, terms)
+    }
+
+    fn shun(&mut self, role: Leg) {
+        let worker = self.worker(role);
+        self.avoid.failed.extend(worker);
+        self.accused[role as usize] = worker;
+    }
+
+    fn again(&mut self, cause: Cause, terms: &mut AttemptContext<'_>) -> AttemptAction {
+        let most = match cause {
+            // The request itself is the likely cause, and would fail again.
+            Cause::Internal => terms.retries.most().min(1),
+            _ => terms.retries.most(),
+        };
+        let lost = self.begun && !self.resumable;
+        if !cause.may_be_retried() || lost || self.tries > most {
+            return self.end(AttemptAction::Fail(cause));
+        }
+        let until = self.failing.map_or(terms.now + RETRY_TIME_MAX, |(until, _)| until);
+        let until = terms.deadline.map_or(until, |deadline| until.min(deadline));
+        match terms.retries.grant(self.waits, terms.now, until, terms.chance) {
+            Some(at) => self.pause(at, until, cause),
+            None => self.end(AttemptAction::Fail(cause)),
+        }
+    }
+
+    /// Tries to choose workers again later. Nothing was sent since the last wait.
+    fn wait(&mut self, until: Instant, cause: Cause, terms: &AttemptContext<'_>) -> AttemptAction {
+        match terms.now + terms.retries.delay(self.waits, terms.chance) {
+            at if at <= until => self.pause(at, until, cause),
+            _ => self.end(AttemptAction::Fail(cause)),
+        }
+    }
+
+    fn pause(&mut self, at: Instant, until: Instant, cause: Cause) -> AttemptAction {
+        self.waits += 1;
+        self.failing = Some((until, cause));
+        self.stage = Stage::Pausing;
+        AttemptAction::Retry(at)
+    }
+
+    fn end(&mut self, next: AttemptAction) -> AttemptAction {
+        self.stage = Stage::Over;
+        next
+    }
+}
+
+#[cfg(test)]
+#[path = "attempts_tests.rs"]
+mod tests;

@@ -1,0 +1,105 @@
+//! The result of a choice: the work that is charged to workers, or why no worker is chosen.
+//!
+//! Not here: the choice itself (`selection`).
+
+use crate::ids::Leg;
+use crate::routing::load::WorkerNumber;
+use std::fmt;
+use std::time::Duration;
+
+/// Work that is charged to a worker until [`LoadBalancer::release`](super::LoadBalancer::release).
+#[must_use = "it stays charged until it is released"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Reservation {
+    pub(super) worker: WorkerNumber,
+    pub(super) weight: u32,
+    /// Tokens that the worker has to compute, and the predicted time. Both are zero once computed.
+    pub(super) unread: u32,
+    pub(super) reading: Duration,
+    /// Prompt tokens of the sequences that it generates.
+    pub(super) context: u64,
+}
+
+impl Reservation {
+    /// The reserved worker.
+    pub fn worker(&self) -> WorkerNumber {
+        self.worker
+    }
+}
+
+/// The workers that serve a request.
+#[derive(PartialEq, Eq, Debug)]
+pub struct ReservedPair {
+    /// Computes the prompt.
+    pub prefill: Reservation,
+    /// Generates the answer.
+    pub decode: Reservation,
+}
+
+/// Why no worker is chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoWorker {
+    /// No worker of this role is usable.
+    Of {
+        /// The role.
+        role: Leg,
+        /// Whether a worker that cannot be reached now could serve the request.
+        may_come: bool,
+    },
+    /// Every usable worker is predicted to exceed the limit.
+    Late {
+        /// What the limit is about, as text of a message.
+        until: &'static str,
+        /// The shortest predicted time.
+        foretold: Duration,
+        /// The flag of the limit, and the limit.
+        allowed: (&'static str, Duration),
+    },
+    /// No usable prefill worker fits a usable decode worker.
+    Fitting {
+        /// Whether a worker that cannot be reached now could serve the request.
+        may_come: bool,
+    },
+}
+
+impl NoWorker {
+    /// Whether a worker that cannot be reached now could serve the request.
+    pub fn may_come(self) -> bool {
+        match self {
+            NoWorker::Of { may_come, .. } | NoWorker::Fitting { may_come } => may_come,
+            NoWorker::Late { .. } => false,
+        }
+    }
+}
+
+impl NoWorker {
+    /// The same error, with `may_come` set if `other` is.
+    pub(super) fn or_may_come(self, other: bool) -> NoWorker {
+        match self {
+            NoWorker::Of { role, may_come } => NoWorker::Of { role, may_come: may_come || other },
+            NoWorker::Fitting { may_come } => NoWorker::Fitting { may_come: may_come || other },
+            late @ NoWorker::Late { .. } => late,
+        }
+    }
+}
+
+impl fmt::Display for NoWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
+            NoWorker::Late { until, foretold, allowed: (flag, most) } => {
+                let [foretold, most] = [foretold, most].map(|time| time.as_secs_f64() * 1e3);
+                write!(
+                    f,
+                    "the shortest predicted time {until} is {foretold:.1} ms; \
+                    the limit of {flag} is {most}"
+                )
+            }
+            NoWorker::Fitting { .. } => f.write_str(
+                "no decode worker that can be reached fits a prefill worker that can be reached",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NoWorker {}

@@ -1,0 +1,196 @@
+//! The workers of one role in the form that choices need: one row each, in the order of joining.
+//! Rows are updated when something happens, so that a choice copies nothing that it does not
+//! change.
+//!
+//! Invariants: between choices no row has marked blocks. A worker that leaves is not usable, and
+//! its row goes with its last reservation.
+//! Not here: health and compatibility (`balancer`).
+
+use crate::routing::load::{WorkerLoad, WorkerNumber};
+use crate::routing::policy::Candidate;
+use std::time::{Duration, Instant};
+
+/// What a choice needs of a worker besides its load.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerRow {
+    pub number: WorkerNumber,
+    /// Index of its compatibility class.
+    pub class: usize,
+    /// Whether it serves requests alone if no prefill worker is left.
+    pub reads_alone: bool,
+}
+
+/// All workers of one role.
+#[derive(Debug, Default)]
+pub(super) struct LoadTable {
+    seats: Vec<WorkerRow>,
+    /// Parallel to `seats`.
+    loads: Vec<WorkerLoad>,
+    /// Parallel to `seats`, and derived from `loads`.
+    rows: Vec<Candidate>,
+    /// The time from which the rows count nanoseconds.
+    base: Option<Instant>,
+    /// Indexes of the rows with marked blocks.
+    marked: Vec<usize>,
+    /// No row is suspect after this time.
+    suspect: Option<Instant>,
+    /// How many workers serve requests alone.
+    readers: usize,
+}
+
+impl LoadTable {
+    /// Adds a worker at the end.
+    pub fn join(&mut self, number: WorkerNumber, now: Instant) {
+        self.base.get_or_insert(now);
+        self.loads.push(WorkerLoad::default());
+        self.seats.push(WorkerRow { number, class: 0, reads_alone: false });
+        self.rows.push(Candidate::default());
+    }
+
+    /// Removes a worker.
+    pub fn remove(&mut self, number: WorkerNumber) {
+        if let Some(at) = self.place(number) {
+            self.readers -= usize::from(self.seats[at].reads_alone);
+            self.seats.remove(at);
+            self.loads.remove(at);
+            self.rows.remove(at);
+        }
+    }
+
+    /// The index of a worker.
+    pub fn place(&self, number: WorkerNumber) -> Option<usize> {
+        self.seats.binary_search_by_key(&number, |seat| seat.number).ok()
+    }
+
+    /// The index of the last worker up to this number. If there is none, the last index of all.
+    pub fn place_up_to(&self, number: Option<WorkerNumber>) -> usize {
+        let passed =
+            number.map_or(0, |number| self.seats.partition_point(|seat| seat.number <= number));
+        passed.checked_sub(1).unwrap_or(self.seats.len().saturating_sub(1))
+    }
+
+    /// The loads of all workers.
+    pub fn loads(&self) -> &[WorkerLoad] {
+        &self.loads
+    }
+
+    /// All rows.
+    pub fn rows(&self) -> &[Candidate] {
+        &self.rows
+    }
+
+    /// The workers of the rows.
+    pub fn seats(&self) -> &[WorkerRow] {
+        &self.seats
+    }
+
+    /// A worker's load.
+    pub fn load(&self, number: WorkerNumber) -> Option<&WorkerLoad> {
+        self.place(number).map(|at| &self.loads[at])
+    }
+
+    /// Changes a worker's load and updates its row. `None` if the worker is not in the table.
+    pub fn change<R>(
+        &mut self,
+        number: WorkerNumber,
+        change: impl FnOnce(&mut WorkerLoad) -> R,
+    ) -> Option<R> {
+        let at = self.place(number)?;
+        let load = &mut self.loads[at];
+        let result = change(load);
+        let begun = |since| nanos(since_base(self.base, since));
+        let has_read =
+            load.since.map_or(0, |since| begun(since).saturating_add(nanos(load.reads_for())));
+        let Candidate { cached, held, .. } = self.rows[at];
+        self.rows[at] = Candidate {
+            usable: load.usable,
+            sequences: load.sequences(),
+            to_read: u32::try_from(load.to_read()).unwrap_or(u32::MAX),
+            has_read,
+            stands_on: u32::try_from(load.stands_on()).unwrap_or(u32::MAX),
+            cached,
+            held,
+        };
+        Some(result)
+    }
+
+    /// A time in the unit of the rows: nanoseconds since their base.
+    pub fn time(&self, now: Instant) -> u64 {
+        nanos(since_base(self.base, now))
+    }
+
+    /// Sets how many blocks a worker is believed to hold in total.
+    pub fn set_held(&mut self, number: WorkerNumber, blocks: usize) {
+        if let Some(at) = self.place(number) {
+            self.rows[at].held = blocks as u32;
+        }
+    }
+
+    /// Sets a worker's compatibility class.
+    pub fn set_class(&mut self, number: WorkerNumber, class: usize) {
+        if let Some(at) = self.place(number) {
+            self.seats[at].class = class;
+        }
+    }
+
+    /// Sets whether a worker serves requests alone.
+    pub fn set_reads_alone(&mut self, number: WorkerNumber, reads_alone: bool) {
+        if let Some(at) = self.place(number) {
+            self.readers -= usize::from(self.seats[at].reads_alone);
+            self.readers += usize::from(reads_alone);
+            self.seats[at].reads_alone = reads_alone;
+        }
+    }
+
+    /// A request failed at a worker. Until then it is chosen last.
+    pub fn suspect(&mut self, number: WorkerNumber, until: Instant) {
+        if self.change(number, |load| load.suspect = Some(until)).is_some() {
+            self.suspect = self.suspect.max(Some(until));
+        }
+    }
+
+    /// Whether no worker is suspect now.
+    pub fn is_trusted(&self, now: Instant) -> bool {
+        self.suspect.is_none_or(|until| until <= now)
+    }
+
+    /// Whether all workers serve requests alone.
+    pub fn all_read_alone(&self) -> bool {
+        self.readers == self.seats.len()
+    }
+
+    /// The usable workers.
+    pub fn usable(&self) -> impl Iterator<Item = &WorkerRow> {
+        self.seats.iter().zip(&self.rows).filter(|(_, row)| row.usable).map(|(seat, _)| seat)
+    }
+
+    /// Marks how many blocks of the current prompt a worker has. The first mark counts. Marks in
+    /// the order of the rows need no search.
+    pub fn mark(&mut self, number: WorkerNumber, blocks: u32) {
+        let next = self.marked.last().map_or(0, |at| at + 1);
+        let is_next = self.seats.get(next).is_some_and(|seat| seat.number == number);
+        let Some(at) = (if is_next { Some(next) } else { self.place(number) }) else { return };
+        if self.rows[at].cached == 0 {
+            self.rows[at].cached = blocks;
+            self.marked.push(at);
+        }
+    }
+
+    /// Indexes of the rows with marked blocks.
+    pub fn marked(&self) -> &[usize] {
+        &self.marked
+    }
+
+    /// Clears all marks.
+    pub fn unmark(&mut self) {
+        self.marked.drain(..).for_each(|at| self.rows[at].cached = 0);
+    }
+}
+
+fn since_base(base: Option<Instant>, time: Instant) -> Duration {
+    base.map_or(Duration::ZERO, |base| time.saturating_duration_since(base))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

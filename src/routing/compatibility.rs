@@ -1,0 +1,256 @@
+//! What both workers of a hand-off must have in common: which pairs are possible. A worker's entry
+//! has one digest of it, known before the first query; an answer has the parts.
+//!
+//! Only what both workers report is compared. Other engines report nothing and check by themselves.
+//! Not here: the queries (`router`). The workers' own comparison is the one that protects them
+//! (`transfer::manager`).
+
+use crate::stdx::hex::to_hex;
+use serde_json::Value;
+use std::fmt;
+
+/// The fields that must be equal. `wire` counts with its major version; `kind` is the digest.
+const EQUAL: [&str; 8] =
+    ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv", "kind"];
+const WIRE: usize = 0;
+const KIND: usize = EQUAL.len() - 1;
+
+/// Digest of all that must be equal in two workers: the model's fingerprint and the shape of its
+/// KV. The layout of the KV (page size, strides) can differ and is not part of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompatDigest(pub [u8; 32]);
+
+/// What one worker reports.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Compatibility {
+    /// Whether it is a mixed worker, which never hands over.
+    is_alone: bool,
+    /// In the order of [`EQUAL`].
+    values: [Option<String>; EQUAL.len()],
+    /// Names of cluster keys; the first is the one that the worker proves. `None` if not reported.
+    keys: Option<Vec<String>>,
+}
+
+/// Why two workers are never paired.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Difference {
+    /// One of them is a mixed worker.
+    Alone,
+    /// They report different values.
+    Field {
+        /// The field that differs.
+        field: &'static str,
+        /// The value of the one worker.
+        ours: String,
+        /// The value of the other worker.
+        theirs: String,
+    },
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Difference::Alone => f.write_str("one is a mixed worker, which never hands over"),
+            Difference::Field { field, ours, theirs } => {
+                write!(f, "{field} differs: {ours} and {theirs}")
+            }
+        }
+    }
+}
+
+impl Compatibility {
+    /// From the digest in a worker's entry.
+    pub fn entered(digest: CompatDigest) -> Compatibility {
+        let mut kind = Compatibility::default();
+        kind.values[KIND] = Some(to_hex(&digest.0));
+        kind
+    }
+
+    /// Of a mixed worker: it fits no other.
+    pub fn alone() -> Compatibility {
+        Compatibility { is_alone: true, ..Compatibility::default() }
+    }
+
+    /// Whether it is that of a mixed worker.
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+
+    /// Adds the digest of the worker's entry, if it has one.
+    pub fn with_entry_of(mut self, other: &Compatibility) -> Compatibility {
+        self.values[KIND].clone_from(&other.values[KIND]);
+        self
+    }
+
+    /// From the object `handoff` in a worker's answer. A field that is absent or no string is not
+    /// compared.
+    pub fn told(handoff: &Value) -> Compatibility {
+        let text = |field: &str| handoff.get(field)?.as_str().map(str::to_owned);
+        let mut values = EQUAL.map(text);
+        values[KIND] = None;
+        if let Some(wire) = &mut values[WIRE] {
+            wire.truncate(wire.find('.').unwrap_or(wire.len()));
+        }
+        let names =
+            |list: &Vec<Value>| list.iter().map(|key| key.as_str().map(str::to_owned)).collect();
+        let keys = handoff.get("cluster_keys").and_then(Value::as_array).and_then(names);
+        Compatibility { is_alone: false, values, keys }
+    }
+
+    /// The first difference between two workers, if any.
+    pub fn difference(&self, other: &Compatibility) -> Option<Difference> {
+        if self.is_alone || other.is_alone {
+            return Some(Difference::Alone);
+        }
+        for (at, field) in EQUAL.into_iter().enumerate() {
+            if let (Some(ours), Some(theirs)) = (&self.values[at], &other.values[at])
+                && ours != theirs
+            {
+                return Some(Difference::Field {
+                    field,
+                    ours: ours.clone(),
+                    theirs: theirs.clone(),
+                });
+            }
+        }
+        let (ours, theirs) = (self.keys.as_ref()?, other.keys.as_ref()?);
+        let accepts = |all: &[String], proven: &[String]| match proven.first() {
+            Some(first) => all.contains(first),
+            None => all.is_empty(),
+        };
+        let is_shared = accepts(ours, theirs) && accepts(theirs, ours);
+        let list = |keys: &[String]| if keys.is_empty() { "none".into() } else { keys.join(", ") };
+        let (ours, theirs) = (list(ours), list(theirs));
+        (!is_shared).then_some(Difference::Field { field: "cluster key", ours, theirs })
+    }
+}
+
+/// The distinct values of many workers, and which of them fit each other.
+#[derive(Clone, Default, Debug)]
+pub struct CompatibilityMatrix {
+    /// Whether two classes fit, row by row.
+    fit: Vec<bool>,
+    count: usize,
+    /// Whether all classes fit each other.
+    all_fit: bool,
+}
+
+impl CompatibilityMatrix {
+    /// The matrix of these workers, and the class of each.
+    pub fn of<'a>(
+        all: impl Iterator<Item = &'a Compatibility>,
+    ) -> (CompatibilityMatrix, Vec<usize>) {
+        let mut distinct: Vec<&Compatibility> = Vec::new();
+        let mut class = |kind: &'a Compatibility| {
+            distinct.iter().position(|known| *known == kind).unwrap_or_else(|| {
+                distinct.push(kind);
+                distinct.len() - 1
+            })
+        };
+        let classes = all.map(&mut class).collect();
+        let pairs =
+            distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
+        let fit: Vec<bool> = pairs.map(|difference| difference.is_none()).collect();
+        let all_fit = fit.iter().all(|&fit| fit);
+        (CompatibilityMatrix { fit, count: distinct.len(), all_fit }, classes)
+    }
+
+    /// Whether all workers can hand over to each other.
+    pub fn all_fit(&self) -> bool {
+        self.all_fit
+    }
+
+    /// Whether two classes can hand over to each other, as far as they report.
+    pub fn fit(&self, one: usize, other: usize) -> bool {
+        self.fit[one * self.count + other]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn kind(wire: &str, weights: &str, keys: &[&str]) -> Compatibility {
+        Compatibility::told(
+            &json!({"wire": wire, "weights": weights, "cluster_keys": keys, "other": 1}),
+        )
+    }
+
+    #[test]
+    fn what_differs_is_named_and_what_is_not_told_is_left() {
+        let one = kind("3.1", "a", &["k"]);
+        let differs =
+            |other: &Compatibility| one.difference(other).map(|difference| difference.to_string());
+        assert_eq!(differs(&kind("3.9", "a", &["k"])), None, "minor versions work together");
+        assert_eq!(differs(&kind("4.0", "a", &["k"])).as_deref(), Some("wire differs: 3 and 4"));
+        assert_eq!(differs(&kind("3.1", "b", &["k"])).as_deref(), Some("weights differs: a and b"));
+        assert_eq!(
+            differs(&kind("3.1", "a", &[])).as_deref(),
+            Some("cluster key differs: k and none")
+        );
+        for silent in [json!(null), json!("3"), json!({"wire": 3, "cluster_keys": "k"}), json!([])]
+        {
+            assert_eq!(differs(&Compatibility::told(&silent)), None, "{silent}");
+        }
+    }
+
+    #[test]
+    fn an_entry_and_what_is_told_are_one_kind() {
+        let entered = |digest: u8| Compatibility::entered(CompatDigest([digest; 32]));
+        assert!(entered(1).difference(&entered(1)).is_none());
+        let field = |one: &Compatibility, other: &Compatibility| match one.difference(other) {
+            Some(Difference::Field { field, .. }) => Some(field),
+            _ => None,
+        };
+        assert_eq!(field(&entered(1), &entered(2)), Some("kind"));
+        let told = kind("3.1", "a", &["k"]);
+        assert!(entered(1).difference(&told).is_none(), "what the other does not tell");
+        let both = told.clone().with_entry_of(&entered(1));
+        assert_eq!(field(&both, &entered(2)), Some("kind"));
+        assert_eq!(field(&both, &kind("3.1", "b", &["k"])), Some("weights"));
+        assert_eq!(
+            Compatibility::told(&json!({"kind": "forged"})),
+            Compatibility::default(),
+            "an entry alone has it"
+        );
+    }
+
+    #[test]
+    fn each_accepts_the_key_that_the_other_proves() {
+        let fits = |one: &[&str], other: &[&str]| {
+            kind("3", "a", one).difference(&kind("3", "a", other)).is_none()
+        };
+        for (one, other, fit) in [
+            (&["a"][..], &["a"][..], true),
+            (&["a"], &["a", "b"], true),
+            (&["a", "b"], &["b", "a"], true),
+            (&["a"], &["b", "a"], false),
+            (&["a"], &["b"], false),
+            (&[], &[], true),
+        ] {
+            assert_eq!((fits(one, other), fits(other, one)), (fit, fit), "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn who_hands_nothing_over_fits_nobody_whatever_its_entry_says() {
+        let entered = Compatibility::entered(CompatDigest([1; 32]));
+        let told = kind("3.1", "a", &[]).with_entry_of(&entered);
+        let alone = Compatibility::alone().with_entry_of(&entered);
+        for other in [&told, &entered, &Compatibility::default()] {
+            assert_eq!(alone.difference(other), Some(Difference::Alone));
+            assert_eq!(other.difference(&alone), Some(Difference::Alone));
+        }
+    }
+
+    #[test]
+    fn equal_ones_are_compared_once() {
+        let (old, new) = (kind("3", "old", &[]), kind("3", "new", &[]));
+        let (kinds, classes) =
+            CompatibilityMatrix::of([&old, &new, &Compatibility::default(), &old].into_iter());
+        assert_eq!(classes, [0, 1, 2, 0]);
+        let fits = |one: usize| [0, 1, 2].map(|other| kinds.fit(one, other));
+        assert_eq!([0, 1, 2].map(fits), [[true, false, true], [false, true, true], [true; 3]]);
+    }
+}

@@ -1,0 +1,201 @@
+//! What a router knows of its workers' load: its own reservations, and what workers report beyond
+//! those.
+//!
+//! A reservation is made with the choice, so that a burst spreads before a worker could report it.
+//! A worker's answer ends the part that it has computed.
+//! Load beyond the reservations is foreign: from another router, or from before a restart of this
+//! one. It counts until the next report. Nothing waits for a report.
+
+use std::time::{Duration, Instant};
+
+/// A worker behind a router, numbered in the order of joining. Numbers are never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkerNumber(pub usize);
+
+/// The load of one worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WorkerLoad {
+    /// Whether it can be chosen.
+    pub usable: bool,
+    /// Unfinished sequences that this router gave it.
+    pub booked: u32,
+    /// A request failed there. Until then it is chosen last.
+    pub suspect: Option<Instant>,
+    /// Prompt tokens that it still has to compute.
+    pub unread: u64,
+    /// The predicted time to compute them.
+    pub reading: Duration,
+    /// When it started to compute the first of them.
+    pub since: Option<Instant>,
+    /// Prompt tokens of the sequences that it generates or will generate.
+    pub context: u64,
+    /// Load that others gave it.
+    pub others: ForeignLoad,
+}
+
+/// Load of a worker that this router did not give it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ForeignLoad {
+    /// Sequences.
+    pub sequences: u32,
+    /// Prompt tokens that are not computed.
+    pub unread: u64,
+    /// The predicted time to compute them.
+    pub reading: Duration,
+    /// Prompt tokens of those sequences.
+    pub context: u64,
+}
+
+/// The load that a worker reports, from all sources.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LoadReport {
+    /// Running and waiting sequences.
+    pub sequences: u32,
+    /// Prompt tokens that are not computed.
+    pub unread: u64,
+    /// Tokens of KV in use.
+    pub used: u64,
+}
+
+/// The reservations on a worker at one time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReservedLoad {
+    sequences: u32,
+    unread: u64,
+}
+
+impl LoadReport {
+    /// The foreign part of this report. `before` are the reservations when the report was
+    /// requested. The worker can have counted those or the present ones, so the larger is taken as
+    /// ours: a router without others corrects nothing.
+    ///
+    /// The foreign share of the used tokens is that of the sequences. `reading` is left zero.
+    pub fn beyond(&self, before: ReservedLoad, now: &WorkerLoad) -> ForeignLoad {
+        let ReservedLoad { sequences, unread } = now.booked();
+        let sequences = self.sequences.saturating_sub(sequences.max(before.sequences));
+        let share = self.used.saturating_mul(sequences.into());
+        ForeignLoad {
+            sequences,
+            unread: if sequences > 0 {
+                self.unread.saturating_sub(unread.max(before.unread))
+            } else {
+                0
+            },
+            reading: Duration::ZERO,
+            context: share.checked_div(self.sequences.into()).unwrap_or(0),
+        }
+    }
+}
+
+impl WorkerLoad {
+    /// Sequences that it has, ours and foreign.
+    pub fn sequences(&self) -> u32 {
+        self.booked.saturating_add(self.others.sequences)
+    }
+
+    /// Prompt tokens that it has not computed, ours and foreign.
+    pub fn to_read(&self) -> u64 {
+        self.unread.saturating_add(self.others.unread)
+    }
+
+    /// Prompt tokens of its sequences, ours and foreign.
+    pub fn stands_on(&self) -> u64 {
+        self.context.saturating_add(self.others.context)
+    }
+
+    /// The present reservations on it.
+    pub fn booked(&self) -> ReservedLoad {
+        ReservedLoad { sequences: self.booked, unread: self.unread }
+    }
+
+    /// Replaces its foreign load.
+    pub fn set_others(&mut self, others: ForeignLoad, now: Instant) {
+        self.others = others;
+        self.since = match self.to_read() {
+            0 => None,
+            _ => self.since.filter(|_| self.unread > 0).or(Some(now)),
+        };
+    }
+
+    /// The predicted time for all prompt tokens that it has to compute, from `since`.
+    pub fn reads_for(&self) -> Duration {
+        self.reading.saturating_add(self.others.reading)
+    }
+
+    /// The rest of that time at `now`.
+    pub fn queue(&self, now: Instant) -> Duration {
+        let passed =
+            self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.reads_for().saturating_sub(passed)
+    }
+
+    /// Adds tokens that it has to compute in this time.
+    pub fn reads(&mut self, tokens: u32, time: Duration, now: Instant) {
+        if self.to_read() == 0 {
+            self.since = Some(now);
+        }
+        self.unread += u64::from(tokens);
+        self.reading = self.reading.saturating_add(time);
+    }
+
+    /// Removes tokens that it has computed. It starts with the rest now.
+    pub fn has_read(&mut self, tokens: u32, time: Duration, now: Instant) {
+        self.unread -= u64::from(tokens);
+        self.reading = self.reading.saturating_sub(time);
+        self.since = (self.to_read() > 0).then_some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reported_beyond_what_is_booked_is_others() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let mut load = WorkerLoad {
+            booked: 3,
+            unread: 500,
+            reading: ms(5),
+            since: Some(now),
+            ..WorkerLoad::default()
+        };
+        let report = |sequences, unread| LoadReport { sequences, unread, used: 800 };
+        let before = load.booked();
+        assert_eq!(
+            report(2, 900).beyond(before, &load),
+            ForeignLoad::default(),
+            "it has not got all of ours yet"
+        );
+        let others = report(4, 900).beyond(before, &load);
+        assert_eq!(others, ForeignLoad { sequences: 1, unread: 400, reading: ms(0), context: 200 });
+        load.set_others(ForeignLoad { reading: ms(4), ..others }, now + ms(1));
+        assert_eq!((load.sequences(), load.to_read(), load.stands_on()), (4, 900, 200));
+        assert_eq!(load.queue(now + ms(1)), ms(8), "what had begun goes on");
+        (load.booked, load.unread) = (0, 0);
+        assert_eq!(
+            report(3, 0).beyond(before, &load),
+            ForeignLoad::default(),
+            "some of ours has just ended"
+        );
+        let before = load.booked();
+        assert_eq!(report(3, 0).beyond(before, &load).sequences, 3);
+        load.has_read(0, ms(5), now + ms(2));
+        assert_eq!(load.queue(now + ms(3)), ms(3));
+        load.set_others(ForeignLoad::default(), now + ms(4));
+        assert_eq!((load.queue(now + ms(4)), load.since), (ms(0), None));
+    }
+
+    #[test]
+    fn what_is_read_shortens_the_queue_and_time_does_before() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let mut load = WorkerLoad::default();
+        load.reads(100, ms(10), now);
+        load.reads(50, ms(5), now + ms(4));
+        assert_eq!(load.queue(now + ms(4)), ms(11));
+        load.has_read(100, ms(10), now + ms(12));
+        assert_eq!((load.queue(now + ms(13)), load.unread), (ms(4), 50));
+        load.has_read(50, ms(5), now + ms(16));
+        assert_eq!((load.queue(now + ms(17)), load.unread, load.since), (ms(0), 0, None));
+    }
+}

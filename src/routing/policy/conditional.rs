@@ -1,0 +1,62 @@
+//! Like [`super::slo`], but a decode worker computes a prompt itself if it lacks little of the
+//! prompt and its sequences keep their time per token.
+
+use super::slo::{Prediction, foretell};
+use super::{Candidate, PolicyInput, Purpose};
+use crate::routing::demand::Demand;
+use std::time::Duration;
+
+/// A hand-off is worth its cost from this many missing tokens on.
+const TOKENS: u32 = 2048;
+/// Largest share of a prompt that can be missing. Both values are those of Dynamo's conditional
+/// disaggregation.
+const SHARE: f64 = 0.7;
+
+/// Whether a worker with so many blocks of a prompt lacks little of it.
+pub fn is_short(work: &Demand, cached: u32) -> bool {
+    let missing = work.missing(cached);
+    missing < TOKENS && f64::from(missing) <= SHARE * f64::from(work.tokens)
+}
+
+/// Whether this decode worker serves the request alone instead of a pair with the prediction
+/// `pair`. Its first token is not later, and the time per token stays within the limit.
+pub fn is_alone(question: &PolicyInput<'_>, worker: &Candidate, pair: Prediction) -> bool {
+    let Prediction { ttft, tpot } =
+        foretell(&PolicyInput { leg: Purpose::Whole, ..*question }, worker);
+    let limit = question.forecast.tpot.unwrap_or(Duration::MAX);
+    ttft <= pair.ttft && tpot <= limit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::asked::{ask, load};
+    use super::*;
+    use crate::routing::forecast::Forecast;
+
+    #[test]
+    fn a_prompt_that_is_cached_stays_where_sequences_can_bear_it() {
+        let pair = |ms| Prediction { ttft: Duration::from_millis(ms), tpot: Duration::ZERO };
+        let alone = |cached, pair, limit| {
+            let worker = Candidate { cached, ..load(true, 1) };
+            let forecast =
+                Forecast { tpot: Some(Duration::from_millis(limit)), ..Forecast::default() };
+            let mut answer = false;
+            ask(
+                &[],
+                0,
+                |_| {},
+                |question| {
+                    let question =
+                        PolicyInput { leg: Purpose::Decode, forecast: &forecast, ..*question };
+                    answer =
+                        is_short(question.demand, cached) && is_alone(&question, &worker, pair);
+                },
+            );
+            answer
+        };
+        assert!(alone(9, pair(60), 25));
+        assert!(!alone(2, pair(60), 25), "most of it is missing");
+        assert!(!alone(9, pair(5), 25), "a pair is sooner");
+        assert!(!alone(9, pair(60), 5), "its sequences would be late");
+    }
+}

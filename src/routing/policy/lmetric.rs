@@ -1,0 +1,40 @@
+//! Tokens to read, times sequences: no weight to be set (LMetric, arXiv 2603.15202).
+//!
+//! Tokens: what the worker lacks of the prompt plus what it has not computed of others. Sequences:
+//! those that it has, and this one. A decode leg computes no prompt, so sequences alone count.
+
+use super::{PolicyInput, Purpose};
+
+/// Picks the usable worker with the smallest product.
+pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
+    question.cheapest(|worker| {
+        let tokens = match question.leg {
+            Purpose::Decode => 1,
+            Purpose::Prefill | Purpose::Whole => {
+                worker.to_read.saturating_add(question.missing(worker))
+            }
+        };
+        u64::from(tokens.max(1)) * (u64::from(worker.sequences) + 1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Candidate;
+    use super::super::asked::{ask, load};
+    use super::*;
+
+    #[test]
+    fn what_is_cached_outweighs_as_much_as_it_saves() {
+        let has = |cached, booked| Candidate { cached, ..load(true, booked) };
+        let pick = |loads: &[_], leg| ask(loads, 0, |question| question.leg = leg, pick);
+        // 1000 * 1, 500 * 3, 100 * 9.
+        assert_eq!(pick(&[has(0, 0), has(5, 2), has(9, 8)], Purpose::Prefill), Some(2));
+        assert_eq!(pick(&[has(0, 0), has(5, 2), has(9, 10)], Purpose::Whole), Some(0));
+        assert_eq!(pick(&[has(9, 2), has(0, 1)], Purpose::Decode), Some(1), "it reads nothing");
+        let mut busy = has(9, 0);
+        busy.to_read = 950;
+        assert_eq!(pick(&[busy, has(0, 0)], Purpose::Prefill), Some(1));
+        assert_eq!(pick(&[load(false, 0)], Purpose::Prefill), None);
+    }
+}

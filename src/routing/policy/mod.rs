@@ -1,0 +1,199 @@
+//! How a worker is chosen among those of one role: pure functions over their load, one file each.
+//!
+//! A policy picks a usable worker whenever there is one. `last` is the index of the previous
+//! choice.
+//! The legs are chosen one after the other. A pair costs the sum of what its workers and the link
+//! cost, so the cheapest of each role make the cheapest pair.
+
+pub mod cache_aware;
+pub mod conditional;
+pub mod least_loaded;
+pub mod lmetric;
+pub mod power_of_two;
+pub mod random;
+pub mod round_robin;
+pub mod slo;
+
+use crate::config::{CacheAwareConfig, Policy};
+use crate::routing::demand::Demand;
+use crate::routing::forecast::Forecast;
+
+/// The part of a request that a worker is chosen for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// Compute the prompt for another worker.
+    Prefill,
+    /// Generate after a prompt that another worker computes.
+    Decode,
+    /// Both.
+    Whole,
+}
+
+/// The values of a worker that policies compare. They lie close together, because a choice reads up
+/// to a thousand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Candidate {
+    /// Whether it can be chosen.
+    pub usable: bool,
+    /// Sequences that it has.
+    pub sequences: u32,
+    /// Prompt tokens that it has not computed.
+    pub to_read: u32,
+    /// When it has computed them, by the forecast: nanoseconds as in [`PolicyInput::now`].
+    pub has_read: u64,
+    /// Prompt tokens of its sequences.
+    pub stands_on: u32,
+    /// Blocks of the prompt that it is believed to have, if more than all workers have.
+    pub cached: u32,
+    /// Blocks that it is believed to have in total.
+    pub held: u32,
+}
+
+/// The input of a choice.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyInput<'a> {
+    /// The leg.
+    pub leg: Purpose,
+    /// What the request needs.
+    pub demand: &'a Demand,
+    /// The workers of the role.
+    pub workers: &'a [Candidate],
+    /// Blocks of the prompt that all workers are believed to have.
+    pub common: u32,
+    /// The index of the previous choice.
+    pub last: usize,
+    /// A random number for this choice.
+    pub chance: u64,
+    /// Nanoseconds since a base that is the same for all workers.
+    pub now: u64,
+    /// Predicts times.
+    pub forecast: &'a Forecast,
+    /// Thresholds of [`cache_aware`].
+    pub cache: CacheAwareConfig,
+}
+
+/// Whether the policy compares how much of the prompt workers have.
+pub fn compares_caches(policy: Policy, leg: Purpose) -> bool {
+    match policy {
+        Policy::LeastLoaded | Policy::RoundRobin | Policy::Random | Policy::PowerOfTwo => false,
+        Policy::CacheAware => true,
+        Policy::Lmetric | Policy::Slo | Policy::Conditional => leg != Purpose::Decode,
+    }
+}
+
+/// Whether a router records the prompts that it sends for this leg. For a decode leg that helps
+/// only if the worker can compute prompts itself, or is chosen by its cache.
+pub fn keeps_in_mind(policy: Policy, leg: Purpose) -> bool {
+    match policy {
+        Policy::CacheAware | Policy::Conditional => true,
+        _ => compares_caches(policy, leg),
+    }
+}
+
+/// The index of the worker to choose.
+pub fn pick(policy: Policy, question: &PolicyInput<'_>) -> Option<usize> {
+    match policy {
+        Policy::LeastLoaded => least_loaded::pick(question),
+        Policy::RoundRobin => round_robin::pick(question),
+        Policy::Random => random::pick(question),
+        Policy::PowerOfTwo => power_of_two::pick(question),
+        Policy::CacheAware => cache_aware::pick(question),
+        Policy::Lmetric => lmetric::pick(question),
+        Policy::Slo | Policy::Conditional => slo::pick(question),
+    }
+}
+
+impl PolicyInput<'_> {
+    /// The indexes of all usable workers, starting after the last choice.
+    fn usable(&self) -> impl Iterator<Item = usize> {
+        let (last, count) = (self.last, self.workers.len());
+        let after = (last + 1).min(count);
+        (after..count).chain(0..after).filter(|&place| self.workers[place].usable)
+    }
+
+    /// The usable worker with the least cost; among equals the first after the last choice.
+    fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
+        let after = (self.last + 1).min(self.workers.len());
+        let mut best: Option<(usize, K)> = None;
+        // Two plain loops: a chain of iterators with a filter costs a call for each row.
+        for (begin, end) in [(after, self.workers.len()), (0, after)] {
+            for (place, worker) in self.workers[begin..end].iter().enumerate() {
+                if worker.usable {
+                    better(&mut best, begin + place, cost(worker));
+                }
+            }
+        }
+        best.map(|(place, _)| place)
+    }
+
+    /// The worker of these with the least cost; among equals the first.
+    fn cheapest_of<K: PartialOrd>(
+        &self,
+        places: impl Iterator<Item = usize>,
+        cost: impl Fn(&Candidate) -> K,
+    ) -> Option<usize> {
+        let mut best: Option<(usize, K)> = None;
+        places.for_each(|place| better(&mut best, place, cost(&self.workers[place])));
+        best.map(|(place, _)| place)
+    }
+
+    /// Nanoseconds until a worker has computed the prompts that it was given.
+    fn queue(&self, worker: &Candidate) -> u64 {
+        worker.has_read.saturating_sub(self.now)
+    }
+
+    /// Blocks of the prompt that a worker is believed to have.
+    fn cached(&self, worker: &Candidate) -> u32 {
+        worker.cached.max(self.common)
+    }
+
+    /// Prompt tokens that it would have to compute.
+    pub fn missing(&self, worker: &Candidate) -> u32 {
+        self.demand.missing(self.cached(worker))
+    }
+}
+
+/// Keeps the index with the lower cost; among equals the first.
+fn better<K: PartialOrd>(best: &mut Option<(usize, K)>, place: usize, cost: K) {
+    if best.as_ref().is_none_or(|(_, least)| cost < *least) {
+        *best = Some((place, cost));
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod asked {
+    //! Inputs for the tests of policies.
+
+    use super::*;
+
+    pub fn load(usable: bool, sequences: u32) -> Candidate {
+        Candidate { usable, sequences, ..Candidate::default() }
+    }
+
+    /// 1000 tokens in ten blocks.
+    pub fn work() -> Demand {
+        Demand { sequences: 1, samples: 1, tokens: 1000, block: 100, blocks: (0..10).collect() }
+    }
+
+    pub fn ask<R>(
+        workers: &[Candidate],
+        last: usize,
+        change: impl FnOnce(&mut PolicyInput<'_>),
+        pick: impl FnOnce(&PolicyInput<'_>) -> R,
+    ) -> R {
+        let (work, forecast) = (work(), Forecast::default());
+        let mut question = PolicyInput {
+            leg: Purpose::Prefill,
+            demand: &work,
+            workers,
+            common: 0,
+            last,
+            chance: 0,
+            now: 0,
+            forecast: &forecast,
+            cache: CacheAwareConfig::default(),
+        };
+        change(&mut question);
+        pick(&question)
+    }
+}

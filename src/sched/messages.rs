@@ -1,0 +1,187 @@
+//! The two bounded rings between `ctl` and an engine: commands in, events out.
+//!
+//! The number of slots bounds the commands. The engine checks the room for events before a step and
+//! delays the step if `ctl` is behind. So nothing is lost and nothing grows.
+
+use crate::cause::Cause;
+use crate::ids::{Generation, RequestId, Room, SlotId, WorkerId};
+use crate::model::logprobs::Sampled;
+use crate::sched::request::{EngineRequest, Stamps};
+use crate::transfer::target::{SessionId, Target};
+use std::ops::Range;
+
+/// From `ctl` to an engine.
+#[derive(Debug)]
+pub enum EngineCommand {
+    /// A new request for one of its workers.
+    Submit(Box<EngineRequest>),
+    /// Prefill: a checked Destination is here (the slot is in WaitingForInput).
+    Granted {
+        /// The worker.
+        worker: WorkerId,
+        /// The local slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+        /// The destination of its KV.
+        target: Target,
+    },
+    /// Prefill: a Destination will come, and the prompt can be computed before. The worker sends
+    /// Computed again if it has finished.
+    Awaited {
+        /// The worker.
+        worker: WorkerId,
+        /// The local slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+    },
+    /// Decode: the session to the request's prefill worker is open, and pages can be leased. If
+    /// decode allocates late ([`DecodeAllocation`](crate::ids::DecodeAllocation)), the prompt is
+    /// also computed.
+    SessionReady {
+        /// The worker.
+        worker: WorkerId,
+        /// The local slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+        /// The session.
+        session: SessionId,
+    },
+    /// Empties the prefix cache.
+    Flush {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// Ends the request at any stage. After this only Finished and Released are sent for it.
+    Abort {
+        /// The worker.
+        worker: WorkerId,
+        /// The local slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+        /// The reason.
+        cause: Cause,
+    },
+}
+
+impl EngineCommand {
+    /// The worker that must handle it.
+    pub fn worker(&self) -> WorkerId {
+        match self {
+            EngineCommand::Submit(request) => request.worker,
+            EngineCommand::Granted { worker, .. }
+            | EngineCommand::Awaited { worker, .. }
+            | EngineCommand::SessionReady { worker, .. }
+            | EngineCommand::Flush { worker }
+            | EngineCommand::Abort { worker, .. } => *worker,
+        }
+    }
+}
+
+/// How a request ended on this worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FinishReason {
+    /// A stop token was generated (it is the last token sent).
+    Stop,
+    /// `max_new` tokens were generated.
+    Length,
+    /// Prefill: the KV was transferred to the destination.
+    HandedOver,
+    /// It failed.
+    Failed(Cause),
+}
+
+/// From an engine to `ctl`, by what it is about.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // By value on purpose: a box would be allocated on the hot path.
+pub enum EngineEvent {
+    /// A request: for the table of requests.
+    Request(RequestEvent),
+    /// A transfer: for the hand-off.
+    Transfer(TransferEvent),
+}
+
+/// What an engine says of a request.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // As above.
+pub enum RequestEvent {
+    /// The next token of a request, in order. On prefill it is the first and only one.
+    Token {
+        /// The request.
+        request: RequestId,
+        /// The id, its logprob, alternatives.
+        sampled: Sampled,
+        /// With the first token: the times so far. On prefill, Finished comes only after the
+        /// transfer, which may be after decode's end.
+        first: Option<Stamps>,
+    },
+    /// The prefix cache is empty.
+    Flushed {
+        /// The worker.
+        worker: WorkerId,
+        /// Pages that became free.
+        pages: u32,
+    },
+    /// The request has ended for its client. Sent once per request.
+    Finished {
+        /// The request.
+        request: RequestId,
+        /// The reason.
+        outcome: FinishReason,
+        /// The times of its stages.
+        stamps: Stamps,
+        /// Prompt tokens that were not computed.
+        cached_tokens: u32,
+    },
+    /// Pages and lease are back; the slot can be reused. Sent once per request, after Finished.
+    Released(Box<EngineRequest>),
+}
+
+/// What an engine says of a transfer.
+#[derive(Debug)]
+pub enum TransferEvent {
+    /// Decode: pages are leased, Destination can leave; the page list stands in the slot's
+    /// [`crate::transfer::pages::PageLists`] entry.
+    Expecting {
+        /// The worker.
+        worker: WorkerId,
+        /// Our slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+        /// The session.
+        session: SessionId,
+        /// The attempt.
+        room: Room,
+        /// Prompt tokens to transfer: those that the prefix cache does not have.
+        tokens: Range<u32>,
+    },
+    /// Prefill: the prompt is computed, and no destination is known for its KV yet.
+    Computed {
+        /// The worker.
+        worker: WorkerId,
+        /// Our slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+        /// The request.
+        request: RequestId,
+        /// Prompt tokens that the prefix cache had.
+        cached_tokens: u32,
+    },
+}
+
+impl From<RequestEvent> for EngineEvent {
+    fn from(event: RequestEvent) -> EngineEvent {
+        EngineEvent::Request(event)
+    }
+}
+
+impl From<TransferEvent> for EngineEvent {
+    fn from(event: TransferEvent) -> EngineEvent {
+        EngineEvent::Transfer(event)
+    }
+}

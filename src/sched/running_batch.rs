@@ -1,0 +1,144 @@
+//! The running batch: one token per request and step, and the rules by which a request ends.
+
+use crate::ids::{SlotId, WorkerId};
+use crate::kv::pool::PagePool;
+use crate::model::forward::StepEnd;
+use crate::model::forward::batch::Logits;
+use crate::model::logprobs::Sampled;
+use crate::sched::channel::EngineChannel;
+use crate::sched::messages::{FinishReason, RequestEvent};
+use crate::sched::request::EngineRequest;
+use crate::sched::slots::Slots;
+use crate::sched::worker::{KvMemory, TurnContext};
+use std::time::Instant;
+
+/// Requests that decode together, in order of joining.
+#[derive(Debug)]
+pub struct Running {
+    slots: Vec<SlotId>,
+    ended: Vec<(SlotId, FinishReason)>,
+}
+
+impl Running {
+    /// Makes an empty batch for at most `max_running` requests.
+    pub fn new(max_running: usize) -> Running {
+        Running { slots: Vec::with_capacity(max_running), ended: Vec::with_capacity(max_running) }
+    }
+
+    /// Number of running requests.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether no request runs.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Adds a request with all its KV in place, except that of its last token.
+    pub fn join(&mut self, slot: SlotId, request: &mut EngineRequest, now: Instant) {
+        debug_assert!(self.slots.len() < self.slots.capacity() && !request.output.is_empty());
+        request.stamps.joined.get_or_insert(now);
+        self.slots.push(slot);
+    }
+
+    /// Removes an ended request.
+    pub fn leave(&mut self, slot: SlotId) {
+        self.slots.retain(|&running| running != slot);
+    }
+
+    /// The slots of the running requests.
+    pub fn slots(&self) -> &[SlotId] {
+        &self.slots
+    }
+
+    /// Pages that the next step needs beyond the held ones.
+    pub fn missing<S>(&self, slots: &Slots<S>, page_size: u32) -> u32 {
+        self.slots.iter().map(|&slot| missing(&slots[slot].request, page_size)).sum()
+    }
+
+    /// Runs one step of all requests; the pages it needs must be free. Returns the number of
+    /// generated tokens, or `None` if no request runs. [`Running::next_ended`] returns the ended
+    /// requests.
+    pub fn step<S>(
+        &mut self,
+        worker: WorkerId,
+        slots: &mut Slots<S>,
+        pool: &mut PagePool,
+        kv: &KvMemory,
+        turn: &mut TurnContext<'_>,
+    ) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        turn.batch.clear();
+        for &slot in &self.slots {
+            push_row(&mut slots[slot].request, pool, kv.layout.page_size, turn);
+        }
+        let gone = |mail: &mut EngineChannel| {
+            self.slots.iter().all(|&slot| mail.aborts(worker, slot, slots[slot].request.generation))
+        };
+        if turn.forward(kv.pool(), gone) == StepEnd::Stopped {
+            return Some(0);
+        }
+        for (index, &slot) in self.slots.iter().enumerate() {
+            let request = &mut *slots[slot].request;
+            let sampled = turn.sample(index, request);
+            if let Some(outcome) = accept(request, sampled, turn.mail, turn.clock) {
+                self.ended.push((slot, outcome));
+            }
+        }
+        Some(self.slots.len() as u32)
+    }
+
+    /// Returns a request that the last step ended.
+    pub fn next_ended(&mut self) -> Option<(SlotId, FinishReason)> {
+        self.ended.pop()
+    }
+}
+
+/// Pages that a request's next token needs beyond the held ones.
+fn missing(request: &EngineRequest, page_size: u32) -> u32 {
+    let tokens = (request.prompt.len() + request.output.len()) as u32;
+    tokens.div_ceil(page_size).saturating_sub(request.pages.len() as u32)
+}
+
+/// Adds the last token at its position, on a page that was made free.
+fn push_row(
+    request: &mut EngineRequest,
+    pool: &mut PagePool,
+    page_size: u32,
+    turn: &mut TurnContext<'_>,
+) {
+    let position = (request.prompt.len() + request.output.len() - 1) as u32;
+    assert!(
+        pool.allocate(missing(request, page_size), &mut request.pages),
+        "no page was made free"
+    );
+    let last = &request.output[request.output.len() - 1..];
+    let pages = (position + 1).div_ceil(page_size) as usize;
+    let pushed = turn.batch.push(last, position, &request.pages[..pages], Logits::Last);
+    assert!(pushed.is_ok(), "a running request does not fit the batch: {pushed:?}");
+}
+
+/// Adds a token to a request and sends it. Returns the reason if the request ends with it.
+pub fn accept(
+    request: &mut EngineRequest,
+    sampled: Sampled,
+    mail: &mut EngineChannel,
+    clock: &dyn Fn() -> Instant,
+) -> Option<FinishReason> {
+    let first = request.output.is_empty().then(|| {
+        request.stamps.first_token = Some(clock());
+        request.stamps
+    });
+    request.output.push(sampled.token);
+    mail.send_event(RequestEvent::Token { request: request.id, sampled, first });
+    if request.stop_tokens.contains(&sampled.token) {
+        Some(FinishReason::Stop)
+    } else if request.output.len() >= request.max_new as usize {
+        Some(FinishReason::Length)
+    } else {
+        None
+    }
+}

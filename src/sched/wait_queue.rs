@@ -1,0 +1,127 @@
+//! A wait queue in which a request that does not fit can be passed, but not for ever.
+//!
+//! Invariant: no request in it has been passed more than [`PASSES_MAX`] times.
+
+use crate::ids::SlotId;
+use crate::limits::PASSES_MAX;
+use std::collections::VecDeque;
+
+/// Requests in order of arrival.
+#[derive(Debug)]
+pub struct WaitQueue {
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    slot: SlotId,
+    passed: u32,
+}
+
+impl WaitQueue {
+    /// An empty queue for at most `slots` requests.
+    pub fn new(slots: usize) -> WaitQueue {
+        WaitQueue { waiting: VecDeque::with_capacity(slots) }
+    }
+
+    /// Appends a request.
+    pub fn push(&mut self, slot: SlotId) {
+        debug_assert!(self.waiting.len() < self.waiting.capacity());
+        self.waiting.push_back(Waiting { slot, passed: 0 });
+    }
+
+    /// Removes a request at any position, if it is in the queue.
+    pub fn remove(&mut self, slot: SlotId) {
+        self.waiting.retain(|waiting| waiting.slot != slot);
+    }
+
+    /// Takes the first request that fits, unless one before it has been passed too often.
+    pub fn pop_fitting(&mut self, fits: impl FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.pop_fitting_from(&mut 0, fits)
+    }
+
+    /// Like [`WaitQueue::pop_fitting`], but skips the first `from` requests, which did not fit
+    /// before. Sets `from` to the position behind the taken request.
+    pub fn pop_fitting_from(
+        &mut self,
+        from: &mut usize,
+        mut fits: impl FnMut(SlotId) -> bool,
+    ) -> Option<SlotId> {
+        let mut at = None;
+        for (index, waiting) in self.waiting.iter().enumerate() {
+            if index >= *from && fits(waiting.slot) {
+                at = Some(index);
+                break;
+            }
+            if waiting.passed >= PASSES_MAX {
+                break;
+            }
+        }
+        let at = at?;
+        *from = at;
+        self.waiting.iter_mut().take(at).for_each(|waiting| waiting.passed += 1);
+        self.waiting.remove(at).map(|waiting| waiting.slot)
+    }
+
+    /// The slots of the waiting requests, in order.
+    pub fn slots(&self) -> impl Iterator<Item = SlotId> {
+        self.waiting.iter().map(|waiting| waiting.slot)
+    }
+
+    /// Number of waiting requests.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether no request waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_does_not_fit_is_passed_a_bounded_number_of_times() {
+        let big = SlotId(1000);
+        let mut line = WaitQueue::new(2000);
+        line.push(big);
+        (0..500).for_each(|slot| line.push(SlotId(slot)));
+        let passed = std::iter::from_fn(|| line.pop_fitting(|slot| slot != big)).count();
+        assert_eq!(passed, PASSES_MAX as usize);
+        assert_eq!(line.pop_fitting(|_| true), Some(big));
+        assert_eq!(line.pop_fitting(|_| true), Some(SlotId(PASSES_MAX)));
+    }
+
+    #[test]
+    fn who_did_not_fit_is_not_asked_again_and_still_passed() {
+        let mut line = WaitQueue::new(200);
+        (0..100).for_each(|slot| line.push(SlotId(slot)));
+        let (mut from, mut asked) = (0, 0);
+        let mut odd = |slot: SlotId| {
+            asked += 1;
+            slot.0 % 2 == 1
+        };
+        let taken: Vec<u32> = std::iter::from_fn(|| line.pop_fitting_from(&mut from, &mut odd))
+            .map(|slot| slot.0)
+            .collect();
+        assert_eq!(taken, (0..PASSES_MAX).map(|at| 2 * at + 1).collect::<Vec<u32>>());
+        assert_eq!(asked, 2 * PASSES_MAX);
+        assert_eq!(
+            line.pop_fitting(|slot| slot.0 > 0),
+            None,
+            "the first has been passed often enough"
+        );
+    }
+
+    #[test]
+    fn who_leaves_is_not_taken() {
+        let mut line = WaitQueue::new(3);
+        (0..3).for_each(|slot| line.push(SlotId(slot)));
+        line.remove(SlotId(0));
+        assert_eq!(line.pop_fitting(|_| true), Some(SlotId(1)));
+        assert_eq!(line.len(), 1);
+    }
+}

@@ -1,0 +1,42 @@
+//! Whether a request is allowed: API keys, and no requests that a browser sends for a web page.
+//!
+//! Thread: `ctl`. Not here: the proof of a cluster key (`registry::proof`, `wire::auth`).
+
+use crate::api::ApiError;
+use crate::config::secret::Secret;
+use crate::http::Request;
+
+/// Checks that a request carries one of `keys`, if there are any. The comparison takes the same
+/// time wherever a key differs.
+pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let shown =
+        request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    // All keys are compared, so that the time does not reveal which one matched.
+    let is_one =
+        |shown: &str| keys.iter().fold(false, |is, key| is | key.matches(shown.trim().as_bytes()));
+    if shown.is_some_and(is_one) {
+        Ok(())
+    } else {
+        Err(ApiError::new(
+            401,
+            "invalid_api_key",
+            "this server requires an API key as a bearer token",
+        ))
+    }
+}
+
+/// Refuses requests that a browser sends for a web page. Any page can make a browser send a POST to
+/// any host that it reaches, and no page should change a process.
+pub fn refuse_browser_request(request: &Request) -> Result<(), ApiError> {
+    match request.head.headers.get("origin") {
+        None => Ok(()),
+        Some(_) => Err(ApiError::new(
+            403,
+            "not_trusted",
+            "a request with an Origin header, from a web page, is not accepted",
+        )),
+    }
+}

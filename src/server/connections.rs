@@ -1,0 +1,470 @@
+//! HTTP connections of clients: requests from bytes, and bytes from responses.
+//!
+//! Thread: `ctl`. A connection has one request at a time; pipelined ones wait in the socket. A
+//! client that is idle, or sends an incomplete request, for too long is closed. A client that
+//! leaves while its response is due becomes [`ClientEvent::Disconnected`]. A client that only
+//! closed its sending side still gets its response. To tell the two apart, the server sends bytes
+//! without meaning, which a departed client refuses. Invariant: all held bodies are bounded in
+//! total, including those of unanswered requests.
+
+use crate::api::ApiError;
+use crate::http::response::{CONTINUE, JSON, PROCESSING, Response};
+use crate::http::{
+    BodyStream, Exchange, HttpError, HttpLimits, Request, RequestDecoder, ResponseWriter, Version,
+    sse,
+};
+use crate::limits::{
+    HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX,
+    HTTP_REQUEST_TIME_MAX,
+};
+use crate::net::{ConnId, Event, Reactor, SendError};
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Events from clients.
+#[derive(Debug)]
+pub enum ClientEvent {
+    /// A whole request; its response is due, by [`Connections::send_response`] or
+    /// [`Connections::open_stream`].
+    Request(ConnId, Box<Request>),
+    /// The client left while its response was due.
+    Disconnected(ConnId),
+}
+
+#[derive(Debug)]
+struct Client {
+    decoder: RequestDecoder,
+    /// The response that is due.
+    due: Option<PendingResponse>,
+    /// When it is closed if it stays idle or its request stays incomplete.
+    until: Instant,
+    /// When its last bytes came.
+    heard: Instant,
+    /// It sends nothing more.
+    half_closed: bool,
+    /// Bytes of its body that are held.
+    held: usize,
+}
+
+impl Client {
+    fn is_late(&self, now: Instant) -> bool {
+        let stands_still = !self.decoder.is_idle() && self.heard + HTTP_REQUEST_TIME_MAX <= now;
+        self.until <= now || stands_still
+    }
+}
+
+#[derive(Debug)]
+struct PendingResponse {
+    exchange: Exchange,
+    request_id: String,
+    stream: Option<BodyStream>,
+    /// Whether the stream consists of server-sent events.
+    is_events: bool,
+    /// Its last bytes.
+    tail: [u8; 4],
+}
+
+/// All client connections of one listener.
+#[derive(Debug)]
+pub struct Connections {
+    limits: HttpLimits,
+    /// Header fields with a client's request id; if empty, `x-request-id`.
+    id_headers: Vec<String>,
+    clients: HashMap<ConnId, Client>,
+    incoming: VecDeque<ClientEvent>,
+    /// Bytes of bodies that are held; `held_max` is their limit.
+    held: usize,
+    held_max: usize,
+    draining: bool,
+}
+
+impl Default for Connections {
+    fn default() -> Connections {
+        Connections::with_limits(HttpLimits::default())
+    }
+}
+
+impl Connections {
+    /// No connections yet; `limits` apply to their requests.
+    pub fn with_limits(limits: HttpLimits) -> Connections {
+        Connections {
+            limits,
+            id_headers: Vec::new(),
+            clients: HashMap::new(),
+            incoming: VecDeque::new(),
+            held: 0,
+            held_max: HTTP_BODIES_MAX,
+            draining: false,
+        }
+    }
+
+    /// Limits the bodies of all unanswered requests to `held_max` bytes in total. Bodies of usual
+    /// length are always accepted.
+    pub fn holding(self, held_max: usize) -> Connections {
+        Connections { held_max, ..self }
+    }
+
+    /// Takes a request's id from the first of these header fields that it has.
+    pub fn named_by(self, id_headers: Vec<String>) -> Connections {
+        Connections { id_headers, ..self }
+    }
+
+    /// Handles a reactor event of one of these connections.
+    pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) {
+        match event {
+            Event::Accepted { conn, .. } => {
+                let client = Client {
+                    decoder: RequestDecoder::new(self.limits),
+                    due: None,
+                    until: now + HTTP_IDLE_MAX,
+                    heard: now,
+                    half_closed: false,
+                    held: 0,
+                };
+                self.clients.insert(conn, client);
+            }
+            Event::Received(conn) => self.read(reactor, conn, now),
+            Event::Eof(conn) => match self.clients.get(&conn).map(|client| client.due.is_some()) {
+                Some(true) => self.half_closed(reactor, conn),
+                Some(false) => self.end(reactor, conn),
+                None => {}
+            },
+            Event::Closed { conn, .. } => {
+                if self.forget(conn).is_some_and(|client| client.due.is_some()) {
+                    self.incoming.push_back(ClientEvent::Disconnected(conn));
+                }
+            }
+            Event::Connected(_)
+            | Event::Drained(_)
+            | Event::Woken
+            | Event::Terminate
+            | Event::Hangup => {}
+        }
+    }
+
+    /// Whether a connection belongs to this listener.
+    pub fn owns(&self, conn: ConnId) -> bool {
+        self.clients.contains_key(&conn)
+    }
+
+    /// Number of open connections.
+    pub fn count(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<ClientEvent> {
+        self.incoming.pop_front()
+    }
+
+    /// Whether all events were taken.
+    pub fn is_settled(&self) -> bool {
+        self.incoming.is_empty()
+    }
+
+    /// From now on, closes each connection after its response.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Closes all connections after their queued bytes.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        self.clients.drain().for_each(|(conn, _)| reactor.close_after_flush(conn));
+        self.incoming.clear();
+        self.held = 0;
+    }
+
+    /// Sends a whole response.
+    pub fn send_response(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        answer: &Response<'_>,
+        now: Instant,
+    ) {
+        self.answer_allowing(reactor, conn, answer, None, now);
+    }
+
+    fn answer_allowing(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        answer: &Response<'_>,
+        allow: Option<&str>,
+        now: Instant,
+    ) {
+        let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else {
+            return;
+        };
+        let exchange = due.exchange;
+        let mut out = Vec::with_capacity(answer.body.len() + 256);
+        let mut writer = ResponseWriter::new(&mut out, exchange, answer.status);
+        if !due.request_id.is_empty() {
+            writer = writer.header("x-request-id", &due.request_id);
+        }
+        if let Some(seconds) = answer.retry_after {
+            writer = writer.retry_after(seconds);
+        }
+        if let Some(methods) = allow {
+            writer = writer.header("allow", methods);
+        }
+        writer.body(answer.media, answer.body);
+        self.send(reactor, conn, &out);
+        self.answered(reactor, conn, exchange.keep_alive, now);
+    }
+
+    /// Sends an error as the response.
+    pub fn send_error(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        error: &ApiError,
+        now: Instant,
+    ) {
+        let ApiError { status, retry_after, .. } = *error;
+        let answer = Response { status, media: JSON, body: &error.to_json(), retry_after };
+        self.answer_allowing(reactor, conn, &answer, error.allow.as_deref(), now);
+    }
+
+    /// Assigns an id to the request with a due response: the client's own, or `made`.
+    pub fn assign_request_id(&mut self, conn: ConnId, made: impl FnOnce() -> String) -> String {
+        let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else {
+            return made();
+        };
+        if due.request_id.is_empty() {
+            due.request_id = made();
+        }
+        due.request_id.clone()
+    }
+
+    /// Tells the client that its response is in progress, before any part of it can be sent.
+    pub fn processing(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
+        if due.is_some_and(|due| due.stream.is_none() && due.exchange.version == Version::Http11) {
+            self.send(reactor, conn, PROCESSING);
+        }
+    }
+
+    /// Begins a stream of server-sent events.
+    pub fn open_stream(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.open_body(reactor, conn, 200, sse::CONTENT_TYPE);
+    }
+
+    /// Begins a response with a body in pieces, sent by [`Connections::send_chunk`].
+    pub fn open_body(&mut self, reactor: &mut Reactor, conn: ConnId, status: u16, media: &str) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        let Some(due) = client.due.as_mut() else { return };
+        let mut out = Vec::new();
+        let writer = ResponseWriter::new(&mut out, due.exchange, status)
+            .header("x-request-id", &due.request_id);
+        due.is_events = media.starts_with(sse::CONTENT_TYPE);
+        due.stream = Some(writer.stream(media));
+        self.send(reactor, conn, &out);
+    }
+
+    /// Aborts a response that has begun and cannot be completed, so that its client can tell.
+    pub fn cut_response(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        if self.forget(conn).is_some() {
+            reactor.close_after_flush(conn);
+        }
+    }
+
+    /// Sends a piece of a stream.
+    pub fn send_chunk(&mut self, reactor: &mut Reactor, conn: ConnId, piece: &[u8]) {
+        let due = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut());
+        let Some(PendingResponse { stream: Some(stream), tail, .. }) = due else { return };
+        for &byte in &piece[piece.len().saturating_sub(tail.len())..] {
+            tail.rotate_left(1);
+            tail[3] = byte;
+        }
+        let mut out = Vec::with_capacity(piece.len() + 16);
+        stream.write(&mut out, piece);
+        self.send(reactor, conn, &out);
+    }
+
+    /// Ends a stream.
+    pub fn end_stream(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
+        let Some((exchange, stream)) = due.and_then(|due| Some((due.exchange, due.stream?))) else {
+            return;
+        };
+        let mut out = Vec::new();
+        stream.end(&mut out);
+        self.send(reactor, conn, &out);
+        self.answered(reactor, conn, exchange.keep_alive && !stream.must_close(), now);
+    }
+
+    /// Closes connections that were idle, or had an incomplete request, for too long.
+    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+        let late: Vec<ConnId> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.due.is_none() && client.is_late(now))
+            .map(|(&conn, _)| conn)
+            .collect();
+        for conn in late {
+            match self.clients.get(&conn).is_some_and(|client| !client.decoder.is_idle()) {
+                true => {
+                    let (most, rate) =
+                        (HTTP_REQUEST_TIME_MAX.as_secs(), HTTP_BODY_BYTES_PER_SECOND);
+                    let why = format!(
+                        "the request did not arrive in time: it has {most} s, and one more second \
+                         for each {rate} bytes of its body, and must not pause for {most} s"
+                    );
+                    self.turn_away(reactor, conn, &ApiError::new(408, "deadline", why));
+                }
+                false => self.end(reactor, conn),
+            }
+        }
+    }
+
+    fn read(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        if client.due.is_some() {
+            return;
+        }
+        let idle = client.decoder.is_idle();
+        match client.decoder.read(reactor.received(conn)) {
+            Ok((used, request)) => {
+                reactor.consume(conn, used);
+                let held = client.decoder.held()
+                    + request.as_ref().map_or(0, |request| request.body.len());
+                let before = std::mem::replace(&mut client.held, held);
+                self.held = self.held - before + held;
+                // Bodies of usual length are always accepted, so that a few large ones do not block
+                // other clients.
+                if held > HTTP_BODY_USUAL && self.held > self.held_max {
+                    let why =
+                        format!("the bodies of all requests are more than {} bytes", self.held_max);
+                    return self.turn_away(reactor, conn, &ApiError::busy(why));
+                }
+                if idle && !client.decoder.is_idle() {
+                    client.until = now + HTTP_REQUEST_TIME_MAX;
+                }
+                let micros =
+                    held.saturating_sub(before) as u64 * 1_000_000 / HTTP_BODY_BYTES_PER_SECOND;
+                client.until += Duration::from_micros(micros);
+                client.heard = now;
+                if client.decoder.take_continue() {
+                    let _ = reactor.send(conn, CONTINUE);
+                }
+                if let Some(request) = request {
+                    self.begin(conn, request);
+                }
+            }
+            Err(error) => self.reject(reactor, conn, error),
+        }
+    }
+
+    fn begin(&mut self, conn: ConnId, request: Request) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        let mut exchange = request.head.exchange();
+        exchange.keep_alive &= !self.draining;
+        let headers = &request.head.headers;
+        let named = match &self.id_headers[..] {
+            [] => headers.get("x-request-id"),
+            names => names.iter().find_map(|name| headers.get(name)),
+        };
+        let request_id = named.unwrap_or_default().to_owned();
+        client.due = Some(PendingResponse {
+            exchange,
+            request_id,
+            stream: None,
+            is_events: false,
+            tail: *b"\0\0\n\n",
+        });
+        self.incoming.push_back(ClientEvent::Request(conn, Box::new(request)));
+    }
+
+    fn reject(&mut self, reactor: &mut Reactor, conn: ConnId, error: HttpError) {
+        let mut message = error.to_string();
+        if matches!(error, HttpError::BodyTooLarge { .. }) {
+            message.push_str(" (--max-payload-size)");
+        }
+        self.turn_away(reactor, conn, &ApiError::new(error.status(), "bad_http", message));
+    }
+
+    /// Answers a request that is not read completely. The bytes after it cannot be interpreted.
+    fn turn_away(&mut self, reactor: &mut Reactor, conn: ConnId, error: &ApiError) {
+        let mut out = Vec::new();
+        let mut writer = ResponseWriter::new(&mut out, Exchange::last(), error.status);
+        if let Some(seconds) = error.retry_after {
+            writer = writer.retry_after(seconds);
+        }
+        writer.body(JSON, &error.to_json());
+        let _ = reactor.send(conn, &out);
+        self.cut_response(reactor, conn);
+    }
+
+    fn send(&mut self, reactor: &mut Reactor, conn: ConnId, bytes: &[u8]) {
+        match reactor.send(conn, bytes) {
+            Ok(()) => {}
+            // A client that does not read counts as gone.
+            Err(SendError::Full | SendError::Closed) => self.gone(reactor, conn),
+        }
+    }
+
+    /// A client closed its sending side while its response is due.
+    fn half_closed(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        client.half_closed = true;
+        match &client.due {
+            Some(PendingResponse { stream: None, exchange, .. })
+                if exchange.version == Version::Http11 =>
+            {
+                self.send(reactor, conn, CONTINUE);
+            }
+            Some(PendingResponse { stream: Some(stream), is_events: true, tail, .. })
+                if is_between_events(tail) =>
+            {
+                let mut out = Vec::new();
+                stream.write(&mut out, sse::NOTHING);
+                self.send(reactor, conn, &out);
+            }
+            // The response comes in pieces, and each piece shows whether the client is there.
+            // Inside an event no byte is without meaning.
+            Some(PendingResponse { stream: Some(_), .. }) => {}
+            _ => self.gone(reactor, conn),
+        }
+    }
+
+    fn answered(&mut self, reactor: &mut Reactor, conn: ConnId, keep_alive: bool, now: Instant) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        client.due = None;
+        client.until = now + HTTP_IDLE_MAX;
+        self.held -= std::mem::take(&mut client.held);
+        if keep_alive {
+            self.read(reactor, conn, now);
+        }
+        // Pipelined requests of a half-closed client are still served.
+        let waits = |client: &Client| client.due.is_none() && (client.half_closed || !keep_alive);
+        if self.clients.get(&conn).is_some_and(waits) {
+            self.cut_response(reactor, conn);
+        }
+    }
+
+    fn gone(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.incoming.push_back(ClientEvent::Disconnected(conn));
+        self.end(reactor, conn);
+    }
+
+    fn end(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.forget(conn);
+        reactor.close(conn);
+    }
+
+    fn forget(&mut self, conn: ConnId) -> Option<Client> {
+        let client = self.clients.remove(&conn)?;
+        self.held -= client.held;
+        Some(client)
+    }
+}
+
+/// Whether these bytes end an event.
+fn is_between_events(tail: &[u8]) -> bool {
+    [&b"\n\n"[..], b"\r\r", b"\r\n\r\n"].iter().any(|end| tail.ends_with(end))
+}
+
+#[cfg(test)]
+#[path = "connections_tests.rs"]
+mod tests;

@@ -1,0 +1,10 @@
+//! Common parts of the HTTP servers of worker and router: client connections, drain, reload of keys
+//! and certificates, role change.
+//!
+//! Thread: `ctl`. Not here: what a request means (`worker`, `router`), bodies (`api`).
+
+pub mod authorization;
+pub mod connections;
+pub mod drain;
+pub mod reload;
+pub mod role_change;

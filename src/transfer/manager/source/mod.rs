@@ -1,0 +1,489 @@
+//! A prefill worker's side of the protocol: sessions that destinations announce, and rooms in which
+//! both legs meet. Mirrors [`super::destination`].
+
+mod sessions;
+
+use crate::cause::Cause;
+use crate::ids::{DecodeAllocation, PageId, Room, SessionGeneration, SlotId};
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::command::SourceCommand;
+use crate::transfer::manager::choice::TransportChoice;
+use crate::transfer::manager::identity::{Mismatch, WorkerIdentity};
+use crate::transfer::manager::rooms::{
+    AbortOutcome, ArriveOutcome, DestinationPages, DestinationRequest, EnterOutcome, MatchedLegs,
+    Prompt, Rooms, Slot,
+};
+use crate::transfer::mover::Report;
+use crate::transfer::plan::Template;
+use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::target::{SessionId, Target};
+use crate::wire::message::{
+    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId,
+    Transport,
+};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Effects of the protocol. `L` names a link to a peer.
+pub trait SourceEffects<L> {
+    /// Sends a message over a link.
+    fn send(&mut self, link: L, message: &Message<'_>);
+    /// Sends a command to the worker's mover.
+    fn mover(&mut self, command: SourceCommand);
+    /// Sets up this side of a transport; [`SourceManager::bound`] is called with the result.
+    fn bind(&mut self, link: L, session: SessionId, how: SourceSetup<'_>);
+    /// Reports to the scheduler that a slot's destination is known. If the source writes the KV
+    /// there, `pages` are the destination's pages for the prompt's pages from the `first` on.
+    fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]);
+    /// Reports to the scheduler that a Destination will follow, so that the slot can be computed.
+    fn awaited(&mut self, slot: Slot);
+    /// Ends a link.
+    fn hang_up(&mut self, link: L);
+    /// Reports to the scheduler that a slot has failed; it is marked already.
+    fn failed(&mut self, slot: Slot, cause: Cause);
+    /// Logs that two workers are not compatible.
+    fn refused(&mut self, link: L, mismatch: &Mismatch);
+}
+
+/// The parameters of a transport.
+#[derive(Debug)]
+pub struct SourceSetup<'a> {
+    /// The transport and the reason.
+    pub choice: TransportChoice,
+    /// The destination's Announce.
+    pub announce: &'a Announce,
+    /// The plan of the session.
+    pub template: Template,
+}
+
+/// A session that a destination has announced.
+#[derive(Debug)]
+struct Session<L> {
+    link: L,
+    generation: SessionGeneration,
+    transport: Transport,
+    page_size: u32,
+    pages: u32,
+    slots: u32,
+    /// The generation of the session's index at the mover.
+    usage: SessionGeneration,
+}
+
+/// All sessions and rooms of one prefill worker.
+#[derive(Debug)]
+pub struct SourceManager<L> {
+    identity: WorkerIdentity,
+    allowed: Vec<Transport>,
+    allocation: DecodeAllocation,
+    status: Arc<StatusTable>,
+    sessions: Vec<Option<Session<L>>>,
+    by_link: HashMap<L, SessionId>,
+    rooms: Rooms<L>,
+    /// Sessions so far; makes each use of an index unique.
+    begun: SessionGeneration,
+}
+
+impl<L: Copy + Eq + Hash> SourceManager<L> {
+    /// A worker without sessions. `allowed` transports in order of preference. `allocation` is sent
+    /// to destinations; `sessions` bounds their number.
+    pub fn new(
+        identity: WorkerIdentity,
+        allowed: Vec<Transport>,
+        allocation: DecodeAllocation,
+        status: Arc<StatusTable>,
+        sessions: usize,
+    ) -> Self {
+        SourceManager {
+            identity,
+            allowed,
+            allocation,
+            status,
+            sessions: (0..sessions).map(|_| None).collect(),
+            by_link: HashMap::new(),
+            rooms: Rooms::default(),
+            begun: SessionGeneration(0),
+        }
+    }
+
+    /// A request has come; its slot is in Bootstrapping. An error ends the request.
+    pub fn enter(
+        &mut self,
+        room: Room,
+        slot: Slot,
+        prompt: Prompt,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) -> Result<(), Cause> {
+        match self.rooms.enter(room, slot, prompt, now) {
+            EnterOutcome::Waits => Ok(()),
+            EnterOutcome::Meets(met) => {
+                self.meet(met, now, effects);
+                Ok(())
+            }
+            EnterOutcome::Differs(wanted) => {
+                self.turn_down(&wanted, Cause::Mismatch, effects);
+                Err(Cause::Mismatch)
+            }
+            EnterOutcome::Refused(cause) => Err(cause),
+        }
+    }
+
+    /// Whether the Destination of a request, or its Interest, has come.
+    pub fn is_asked_for(&self, slot: Slot) -> bool {
+        self.rooms.partner(slot).is_some()
+    }
+
+    /// The whole prompt in `slot` is computed. Sends Ready if the destination has sent only an
+    /// Interest; its Destination follows.
+    pub fn computed(&mut self, slot: Slot, effects: &mut impl SourceEffects<L>) {
+        let interested = self.rooms.partner(slot).filter(|(_, wanted)| wanted.place.is_none());
+        if let Some((room, wanted)) =
+            interested.filter(|_| !is_failpoint_active("ready is not told"))
+        {
+            effects.send(wanted.link, &Message::Ready(Ready { id: transfer_id(room, &wanted) }));
+        }
+    }
+
+    /// The request in `slot` has ended here. Sends a failure to the other side, if there is one.
+    pub fn leave(
+        &mut self,
+        slot: Slot,
+        failure: Option<Cause>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        if let (Some(cause), Some((room, wanted))) = (failure, self.rooms.partner(slot)) {
+            let id = transfer_id(room, &wanted);
+            let status = Status { id, state: State::Failed as u8, cause: Some(cause) };
+            effects.send(wanted.link, &Message::Status(status));
+        }
+        let status = self.status.load(slot.id);
+        let complete = status.generation == slot.generation && status.state == State::Success;
+        if !is_failpoint_active("room stays after its request") {
+            self.rooms.leave(slot, complete, now);
+        }
+    }
+
+    /// Handles a message about sessions and transfers.
+    pub fn receive(
+        &mut self,
+        link: L,
+        message: &Message<'_>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        match message {
+            Message::Announce(announce) => self.announce(link, announce, effects),
+            Message::Destination(destination) => self.destination(link, destination, now, effects),
+            Message::Interest(interest) => self.interest(link, interest, now, effects),
+            Message::Abort(abort) => self.abort(link, abort, now, effects),
+            Message::Done(done) => self.done(link, done, effects),
+            // The others are for a destination, or for the link itself.
+            _ => {}
+        }
+    }
+
+    /// Handles a report of the mover.
+    pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl SourceEffects<L>) {
+        match report {
+            Report::Withdrawn { slot, generation } => {
+                if let Some((room, wanted)) =
+                    self.rooms.withdrawn(Slot { id: slot, generation }, now)
+                {
+                    let cause = self.status.load(slot).cause.unwrap_or(Cause::Internal);
+                    let ack = AbortAck { id: transfer_id(room, &wanted), quiet: true, cause };
+                    effects.send(wanted.link, &Message::AbortAck(ack));
+                }
+            }
+            Report::Lost { session, generation, .. } => {
+                let lost = self.sessions[session.0 as usize].as_ref();
+                if let Some(lost) = lost.filter(|lost| lost.usage == generation) {
+                    let (link, transport) = (lost.link, lost.transport);
+                    self.close(session, effects);
+                    // The destination may not notice the loss, for example of a lane that never
+                    // reached it. If the source writes into it, it must also reset the session
+                    // before its pages return.
+                    if transport.writes() && !is_failpoint_active("link outlives its queue pairs") {
+                        self.tell_causes(link, effects);
+                        effects.hang_up(link);
+                    } else if transport == Transport::Tcp
+                        && !is_failpoint_active("link outlives its lanes")
+                    {
+                        effects.hang_up(link);
+                    }
+                    self.fail_rooms(link, Cause::Flushed, effects);
+                }
+            }
+            Report::Arrived { .. } | Report::Failed { .. } => {}
+        }
+    }
+
+    /// Forgets expired entries; a Destination without a request is turned down.
+    pub fn expire(&mut self, now: Instant, effects: &mut impl SourceEffects<L>) {
+        let mut unclaimed = Vec::new();
+        self.rooms.expire(now, |_, wanted| unclaimed.push(wanted));
+        for wanted in unclaimed {
+            self.turn_down(&wanted, wanted.unclaimed(), effects);
+        }
+    }
+
+    /// No more requests will come here: turns down the Destinations that wait for one.
+    pub fn refuse_early(
+        &mut self,
+        cause: Cause,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        for wanted in self.rooms.take_early(now) {
+            self.turn_down(&wanted, cause, effects);
+        }
+    }
+
+    /// Rooms that are over here, but the destination may not have noticed that everything was
+    /// written. If their link ended now, they would fail there.
+    pub fn unheard_rooms(&self) -> usize {
+        self.rooms.unheard()
+    }
+
+    /// Rooms that are not over.
+    pub fn open_rooms(&self) -> usize {
+        self.rooms.open()
+    }
+
+    fn destination(
+        &mut self,
+        link: L,
+        asked: &Destination<'_>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        let Some((id, session)) = self.session_of(link, asked.session) else { return };
+        let TransferId { room, slot, generation } = asked.id;
+        let target = Target { session: id, slot, generation, room, prefix: asked.prefix_tokens };
+        let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
+        let pages =
+            if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
+        let first = (asked.prefix_tokens / session.page_size) as usize;
+        let left = Duration::from_millis(asked.deadline_ms.into());
+        let wanted = DestinationRequest {
+            link,
+            target,
+            prompt,
+            place: Some(DestinationPages { pages, first }),
+            left,
+        };
+        if !names_its_pages(session, asked) {
+            self.turn_down(&wanted, Cause::Mismatch, effects);
+            // No other Destination will come for the KV computed for its Interest.
+            if let Some(slot) = self.rooms.interested(&wanted) {
+                self.fail(slot, Cause::Mismatch, effects);
+            }
+            return;
+        }
+        self.arrive(wanted, now, effects);
+    }
+
+    fn interest(
+        &mut self,
+        link: L,
+        asked: &Interest,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        let Some((id, session)) = self.session_of(link, asked.session) else { return };
+        let TransferId { room, slot, generation } = asked.id;
+        let target = Target { session: id, slot, generation, room, prefix: 0 };
+        let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
+        let is_offered =
+            self.allocation == DecodeAllocation::Late && asked.id.slot.0 < session.slots;
+        let left = Duration::from_millis(asked.deadline_ms.into());
+        let wanted = DestinationRequest { link, target, prompt, place: None, left };
+        match is_offered {
+            true => self.arrive(wanted, now, effects),
+            false => self.turn_down(&wanted, Cause::Mismatch, effects),
+        }
+    }
+
+    fn arrive(
+        &mut self,
+        wanted: DestinationRequest<L>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        match self.rooms.arrive(wanted.target.room, wanted.clone(), now) {
+            ArriveOutcome::Kept => {}
+            ArriveOutcome::Meets(met) => self.meet(met, now, effects),
+            ArriveOutcome::Differs(slot) => {
+                self.turn_down(&wanted, Cause::Mismatch, effects);
+                self.fail(slot, Cause::Mismatch, effects);
+            }
+            ArriveOutcome::Refused(cause) => self.turn_down(&wanted, cause, effects),
+        }
+    }
+
+    /// Both legs are here: sets the state, then informs the scheduler.
+    fn meet(&mut self, met: MatchedLegs<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
+        let MatchedLegs { slot, wanted } = met;
+        let goes_on = match &wanted.place {
+            Some(place) if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() => {
+                effects.granted(slot, wanted.target, place.first, &place.pages);
+                true
+            }
+            None if self.status.is_open(slot.id, slot.generation) => {
+                effects.awaited(slot);
+                true
+            }
+            _ => false,
+        };
+        if !goes_on {
+            // Failed before it was granted: nothing was posted, and the mover may have reported
+            // that before the legs met.
+            let _ = self.rooms.withdrawn(slot, now);
+            self.turn_down(&wanted, Cause::OtherLeg, effects);
+        }
+    }
+
+    /// Answers a Destination; no write for it is posted now or later.
+    fn turn_down(
+        &self,
+        wanted: &DestinationRequest<L>,
+        cause: Cause,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        let ack = AbortAck { id: transfer_id(wanted.target.room, wanted), quiet: true, cause };
+        effects.send(wanted.link, &Message::AbortAck(ack));
+    }
+
+    fn abort(&mut self, link: L, abort: &Abort, now: Instant, effects: &mut impl SourceEffects<L>) {
+        let target = Slot { id: abort.id.slot, generation: abort.id.generation };
+        match self.rooms.abort(abort.id.room, link, target, now) {
+            AbortOutcome::Answer => {
+                let ack = AbortAck { id: abort.id, quiet: true, cause: abort.cause };
+                effects.send(link, &Message::AbortAck(ack));
+            }
+            AbortOutcome::Stop(slot) => {
+                self.fail(slot, abort.cause, effects);
+                let ack = AbortAck { id: abort.id, quiet: true, cause: abort.cause };
+                effects.send(link, &Message::AbortAck(ack));
+            }
+            AbortOutcome::Fail(slot) => {
+                if !self.fail(slot, abort.cause, effects) {
+                    // The slot had ended already. Either everything posted has completed, or its
+                    // own Cancel will report.
+                    let state = self.status.load(slot.id).state;
+                    if state == State::Success
+                        && let Some((room, wanted)) = self.rooms.withdrawn(slot, now)
+                    {
+                        let ack = AbortAck {
+                            id: transfer_id(room, &wanted),
+                            quiet: true,
+                            cause: abort.cause,
+                        };
+                        effects.send(link, &Message::AbortAck(ack));
+                    }
+                }
+            }
+            AbortOutcome::Waits | AbortOutcome::Stale => {}
+        }
+    }
+
+    fn done(&mut self, link: L, done: &Done, effects: &mut impl SourceEffects<L>) {
+        let target = Slot { id: done.id.slot, generation: done.id.generation };
+        if let Some(slot) = self.rooms.done(done.id.room, link, target) {
+            effects.mover(SourceCommand::Done { slot: slot.id, generation: slot.generation });
+        }
+    }
+
+    /// Marks the slot Failed, sends Cancel down the same ring as the chunks, then informs the
+    /// scheduler.
+    fn fail(&self, slot: Slot, cause: Cause, effects: &mut impl SourceEffects<L>) -> bool {
+        let failed = self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok();
+        if failed {
+            effects.mover(SourceCommand::Cancel { slot: slot.id, generation: slot.generation });
+            effects.failed(slot, cause);
+        }
+        failed
+    }
+}
+
+/// Checks the pages of a Destination. Its prefix has whole pages and leaves tokens to transfer. It
+/// names ⌈n/page⌉ pages less those of the prefix, all inside its pool, and a slot that exists.
+fn names_its_pages<L>(session: &Session<L>, asked: &Destination<'_>) -> bool {
+    let needed = asked.tokens.div_ceil(session.page_size);
+    let held = asked.prefix_tokens / session.page_size;
+    asked.prefix_tokens < asked.tokens
+        && asked.prefix_tokens.is_multiple_of(session.page_size)
+        && asked.pages.len() == (needed - held) as usize
+        && asked.pages.iter().all(|page| page.0 < session.pages)
+        && asked.id.slot.0 < session.slots
+}
+
+fn transfer_id<L>(room: Room, wanted: &DestinationRequest<L>) -> TransferId {
+    TransferId { room, slot: wanted.target.slot, generation: wanted.target.generation }
+}
+
+/// A slot, from its name on the wire.
+impl From<TransferId> for Slot {
+    fn from(id: TransferId) -> Slot {
+        Slot { id: SlotId(id.slot.0), generation: id.generation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::message::IdsHash;
+
+    /// A pool of 100 pages of 16 tokens, four slots.
+    fn names(tokens: u32, prefix_tokens: u32, pages: &[u32], slot: u32) -> bool {
+        let session = Session {
+            link: (),
+            generation: SessionGeneration(1),
+            transport: Transport::Rdma,
+            page_size: 16,
+            pages: 100,
+            slots: 4,
+            usage: SessionGeneration(1),
+        };
+        let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
+        let asked = Destination {
+            id: TransferId {
+                room: Room(1),
+                slot: SlotId(slot),
+                generation: crate::ids::Generation(1),
+            },
+            session: SessionGeneration(1),
+            tokens,
+            prefix_tokens,
+            ids_hash: IdsHash::default(),
+            aux_index: slot,
+            deadline_ms: 1000,
+            pages: pages.as_slice().into(),
+        };
+        names_its_pages(&session, &asked)
+    }
+
+    #[test]
+    fn a_destination_names_exactly_the_pages_behind_its_prefix() {
+        assert!(names(1, 0, &[99], 3));
+        assert!(names(33, 0, &[1, 2, 3], 0));
+        assert!(names(33, 16, &[2, 3], 0));
+        assert!(names(33, 32, &[3], 0));
+        for (tokens, prefix, pages, slot, why) in [
+            (33, 0, &[1, 2][..], 0, "a page too few"),
+            (33, 0, &[1, 2, 3, 4], 0, "a page too many"),
+            (33, 16, &[1, 2, 3], 0, "a page of the prefix"),
+            (33, 15, &[1, 2, 3], 0, "part of a page held"),
+            (33, 17, &[2, 3], 0, "part of a page held"),
+            (33, 33, &[3], 0, "nothing left to hand over"),
+            (32, 32, &[], 0, "nothing left to hand over"),
+            (16, 32, &[], 0, "more held than there is"),
+            (1, 0, &[100], 0, "beyond the pool"),
+            (1, 0, &[0], 4, "no such slot"),
+        ] {
+            assert!(!names(tokens, prefix, pages, slot), "{why}: {tokens}, {prefix}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The response of another server, as far as it has come, and why it failed.
+//!
+//! Thread: `ctl`. Not here: the cause that an error response stands for (`failure`).
+
+use crate::api::ApiError;
+use crate::http::client::ResponseHead;
+use crate::http::response::{JSON, Response};
+use crate::http::{HttpError, sse};
+use crate::limits::ROUTER_ANSWER_MAX;
+use std::fmt;
+
+/// A response as far as it has come.
+#[derive(Clone, Debug)]
+pub struct UpstreamReply {
+    /// HTTP status.
+    pub status: u16,
+    /// Media type.
+    pub media: String,
+    /// Seconds after which a retry makes sense.
+    pub retry_after: Option<u32>,
+    /// The part that was not taken yet.
+    pub body: Vec<u8>,
+    /// The message, if this process made the error and not a worker.
+    pub own: Option<String>,
+}
+
+impl UpstreamReply {
+    /// A response with only its head so far.
+    pub fn new(head: &ResponseHead) -> UpstreamReply {
+        UpstreamReply {
+            status: head.status,
+            media: head.headers.get("content-type").unwrap_or(JSON).to_owned(),
+            retry_after: head.headers.get("retry-after").and_then(|value| value.parse().ok()),
+            body: Vec::new(),
+            own: None,
+        }
+    }
+
+    /// An error of this process.
+    pub fn error(error: &ApiError) -> UpstreamReply {
+        UpstreamReply {
+            status: error.status,
+            media: JSON.to_owned(),
+            retry_after: error.retry_after,
+            body: error.to_json(),
+            own: Some(error.message.clone()),
+        }
+    }
+
+    /// Whether the status is 2xx.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// Whether it is a stream of server-sent events.
+    pub fn is_stream(&self) -> bool {
+        let media = self.media.split(';').next().unwrap_or_default();
+        self.is_success() && media.trim().eq_ignore_ascii_case(sse::CONTENT_TYPE)
+    }
+
+    /// The response for a client.
+    pub fn whole(&self) -> Response<'_> {
+        Response {
+            status: self.status,
+            media: &self.media,
+            body: &self.body,
+            retry_after: self.retry_after,
+        }
+    }
+}
+
+/// Why no (further) response will come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallError {
+    /// The worker closed the connection.
+    Closed,
+    /// It sent invalid HTTP.
+    Http(HttpError),
+    /// The response is longer than the limit.
+    TooLong,
+    /// It took too long.
+    Deadline,
+    /// The worker does not answer a probe either.
+    Silent,
+    /// A healthy worker closed the connection, because this process stopped reading from it for a
+    /// slow client.
+    SlowClient,
+    /// The request cannot be sent: this process holds too many unsent bytes.
+    Full,
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CallError::Closed => f.write_str("its connection was lost"),
+            CallError::Http(error) => write!(f, "its answer cannot be read: {error}"),
+            CallError::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
+            CallError::Deadline => f.write_str("it took too long"),
+            CallError::Silent => f.write_str("its worker does not respond"),
+            CallError::SlowClient => {
+                f.write_str("its client reads too slowly for a worker to buffer")
+            }
+            CallError::Full => f.write_str("too many bytes wait to be sent"),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! A worker's error response, and the cause that it stands for.
+
+use super::answer::{CallError, UpstreamReply};
+use crate::api::ApiError;
+use crate::api::bootstrap::SOURCE_PARAM;
+use crate::api::info::{DRAINING, TAKEN_FOR};
+use crate::cause::Cause;
+use crate::ids::Leg;
+use crate::limits::ERROR_CODE_MAX;
+use crate::net::HTTPS_ALONE;
+use crate::routing::attempts::AttemptEvent;
+use serde::Deserialize;
+use serde_json::Value;
+use std::fmt;
+
+/// An error response of a worker: its status, and the code in its body. The rest of the body is not
+/// logged, because engines quote their input.
+#[derive(Debug)]
+pub struct UpstreamFailure {
+    status: u16,
+    code: Option<String>,
+    /// The message, if this process made the error and not a worker.
+    own: Option<String>,
+    /// Whether it names the prefill worker of the request.
+    names_source: bool,
+    /// Whether it is about the role that the router expected.
+    names_role: bool,
+    /// The cause that it stands for.
+    pub cause: Cause,
+}
+
+impl UpstreamFailure {
+    /// Reads a response that is not a success.
+    pub fn from_reply(answer: &UpstreamReply) -> UpstreamFailure {
+        let told = serde_json::from_slice::<ErrorBody>(&answer.body).ok();
+        let param = told.as_ref().and_then(|told| told.error.param.as_ref());
+        let param = param.and_then(Value::as_str);
+        let (names_source, names_role) = (param == Some(SOURCE_PARAM), param == Some(TAKEN_FOR));
+        let code = told.and_then(ErrorBody::code);
+        let cause =
+            code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
+        UpstreamFailure {
+            status: answer.status,
+            code,
+            own: answer.own.clone(),
+            names_source,
+            names_role,
+            cause,
+        }
+    }
+
+    /// The event for the attempts of the request: the leg at fault has failed.
+    pub fn attempt_event(&self, leg: Leg) -> AttemptEvent {
+        AttemptEvent::Failed(if self.is_partners() { leg.other() } else { leg }, self.cause)
+    }
+
+    /// Whether the worker named the cause itself.
+    pub fn is_told(&self) -> bool {
+        self.code.as_deref() == Some(self.cause.name())
+    }
+
+    /// Whether the worker has another role than the router expected.
+    pub fn is_of_role(&self) -> bool {
+        self.names_role
+    }
+
+    /// Whether its code is `code`.
+    pub fn has_code(&self, code: &str) -> bool {
+        self.code.as_deref() == Some(code)
+    }
+
+    /// Whether the fault is at the partner, which a field of the request names, and not at the
+    /// worker that reports it.
+    pub fn is_partners(&self) -> bool {
+        // If the two do not match, the other worker is avoided, whichever reports it.
+        self.names_source && self.cause != Cause::Incompatible
+    }
+}
+
+impl UpstreamReply {
+    /// Whether the worker reports that it drains: as its health, or as the reason of a refusal. If
+    /// its partner drains, it names the request field that chose the partner.
+    pub fn is_of_drain(&self) -> bool {
+        if self.is_success() {
+            return self.body == DRAINING.as_bytes();
+        }
+        let failure = UpstreamFailure::from_reply(self);
+        failure.cause == Cause::Draining && failure.is_told() && !failure.is_partners()
+    }
+
+    /// Whether the worker reports that it has another role than the router expected.
+    pub fn is_of_role(&self) -> bool {
+        !self.is_success() && UpstreamFailure::from_reply(self).is_of_role()
+    }
+
+    /// A description of an error response for operators.
+    pub fn complaint(&self) -> String {
+        let status = self.status;
+        match UpstreamFailure::from_reply(self).has_code(HTTPS_ALONE) {
+            true => {
+                format!(
+                    "answers with status {status}: it speaks HTTPS alone, name it as https://HOST:PORT"
+                )
+            }
+            false => format!("answers with status {status}"),
+        }
+    }
+}
+
+impl fmt::Display for UpstreamFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.own {
+            Some(own) => f.write_str(own),
+            None => {
+                write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none"))
+            }
+        }
+    }
+}
+
+/// The error body of a worker.
+#[derive(Deserialize)]
+struct ErrorBody {
+    error: Inner,
+}
+
+#[derive(Deserialize)]
+struct Inner {
+    code: Option<Value>,
+    param: Option<Value>,
+}
+
+impl ErrorBody {
+    /// Its code, if it is a word.
+    fn code(self) -> Option<String> {
+        let code = self.error.code?.as_str()?.to_owned();
+        let is_word = code.len() <= ERROR_CODE_MAX
+            && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        is_word.then_some(code)
+    }
+}
+
+/// The cause that an event of a stream reports, if it is an error.
+pub fn cause_in(data: &[u8]) -> Option<Cause> {
+    if !data.starts_with(b"{\"error\"") {
+        return None;
+    }
+    let code = serde_json::from_slice::<ErrorBody>(data).ok().and_then(ErrorBody::code);
+    // An unknown error is passed on and not retried.
+    Some(code.as_deref().and_then(Cause::named).unwrap_or(Cause::Refused))
+}
+
+/// The cause for a worker's status.
+pub fn cause_of(status: u16) -> Cause {
+    // If two causes have the same status, choose the client's own.
+    if status == Cause::Aborted.http_status() {
+        return Cause::Aborted;
+    }
+    let is_same = |cause: &&Cause| cause.http_status() == status;
+    let known = Cause::ALL.iter().find(is_same).copied();
+    known.unwrap_or(if status < 500 { Cause::Refused } else { Cause::Internal })
+}
+
+/// The cause of a failed call, and the message for the client.
+pub fn explain_call_error(lost: CallError) -> (Cause, String) {
+    match lost {
+        CallError::Deadline => (Cause::Deadline, "the request took too long".into()),
+        CallError::SlowClient => {
+            (Cause::ClientGone, "the client reads too slowly; the worker ended the stream".into())
+        }
+        CallError::Full => (Cause::Overloaded, format!("the request was not forwarded: {lost}")),
+        lost => (Cause::PeerLost, format!("the worker sent no complete answer: {lost}")),
+    }
+}
+
+/// An error with this cause.
+pub fn error(cause: Cause, message: String) -> ApiError {
+    ApiError::new(cause.http_status(), cause.name(), message)
+}

@@ -1,0 +1,18 @@
+//! A worker: its `ctl` loop takes HTTP requests for text and sends tokens.
+//!
+//! Owns: the table of requests (`requests`) and the HTTP client that asks prefill
+//! (`prefill_client`). They stand side by side with the hand-off (`peer::handoff`); `service` calls
+//! all three. Thread: `ctl`. Not here: batches and the model (`sched`, `model`), links to peers
+//! (`peer`).
+
+pub mod metrics;
+pub mod prefill_client;
+pub mod progress;
+pub mod requests;
+pub mod response;
+pub mod routes;
+pub mod service;
+mod shortage;
+pub mod stages;
+pub mod telemetry;
+pub mod text;

@@ -1,0 +1,110 @@
+//! Detects an engine that hangs, from its counter of turns and layers. A hung worker looks dead to
+//! routers and peers; a busy one does not.
+//!
+//! Thread: `ctl`. Invariant: time in which this thread did not look, because the process or its
+//! host was paused, does not count against the engine. Not here: what follows from a hang
+//! (`service`).
+
+use crate::limits::{ENGINE_STILL_MAX, LOOK_GAP_MAX};
+use crate::stdx::failpoint::is_failpoint_active;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// An engine's counter, and when it last moved.
+#[derive(Debug)]
+pub struct EngineWatchdog {
+    count: Arc<AtomicU64>,
+    seen: u64,
+    moved: Instant,
+    /// When it was last checked.
+    looked: Instant,
+    /// Whether the last check came long after the one before.
+    late: bool,
+    /// How long the process was paused, until [`EngineWatchdog::take_pause`].
+    paused: Option<Duration>,
+}
+
+impl EngineWatchdog {
+    /// Watches the engine that increments `count`.
+    pub fn new(count: Arc<AtomicU64>, now: Instant) -> EngineWatchdog {
+        EngineWatchdog { count, seen: 0, moved: now, looked: now, late: false, paused: None }
+    }
+
+    /// Starts to watch now.
+    pub fn begin(&mut self, now: Instant) {
+        (self.moved, self.looked) = (now, now);
+    }
+
+    /// How long this process was paused as a whole; returned once for each pause.
+    pub fn take_pause(&mut self) -> Option<Duration> {
+        self.paused.take()
+    }
+
+    /// Whether the engine hangs. A busy engine counts each layer, and an idle one each look for
+    /// work.
+    pub fn is_hung(&mut self, now: Instant) -> bool {
+        let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
+        let is_late = gap > LOOK_GAP_MAX;
+        // Two gaps in a row mean that this thread is slow. That excuses nothing.
+        if is_late && !std::mem::replace(&mut self.late, is_late) {
+            self.moved += gap;
+            self.paused = Some(gap);
+        }
+        self.late = is_late;
+        let count = self.count.load(Ordering::Relaxed);
+        if count != self.seen {
+            (self.seen, self.moved) = (count, now);
+        }
+        let still = now.saturating_duration_since(self.moved);
+        match () {
+            () if is_failpoint_active("hung engine looks well") => false,
+            () if is_failpoint_active("busy engine looks hung") => {
+                still > Duration::from_millis(100)
+            }
+            () => still > ENGINE_STILL_MAX,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(100);
+
+    fn looks(progress: &mut EngineWatchdog, now: &mut Instant, times: u32) -> bool {
+        (0..times).any(|_| {
+            *now += TICK;
+            progress.is_hung(*now)
+        })
+    }
+
+    #[test]
+    fn an_engine_that_does_not_move_hangs_and_a_process_that_was_paused_does_not() {
+        let (count, mut now) = (Arc::<AtomicU64>::default(), Instant::now());
+        let mut progress = EngineWatchdog::new(count.clone(), now);
+        assert!(!looks(&mut progress, &mut now, 90));
+        now += 3 * ENGINE_STILL_MAX;
+        assert!(!progress.is_hung(now), "the whole process was paused");
+        assert_eq!(
+            (progress.take_pause(), progress.take_pause()),
+            (Some(3 * ENGINE_STILL_MAX), None)
+        );
+        assert!(!looks(&mut progress, &mut now, 9), "it has the rest of its time");
+        assert!(looks(&mut progress, &mut now, 5), "and no more");
+        count.store(1, Ordering::Relaxed);
+        assert!(!looks(&mut progress, &mut now, 50));
+    }
+
+    #[test]
+    fn who_looks_rarely_finds_out_as_well() {
+        let mut now = Instant::now();
+        let mut progress = EngineWatchdog::new(Arc::default(), now);
+        let hangs = (0..20).any(|_| {
+            now += 2 * LOOK_GAP_MAX;
+            progress.is_hung(now)
+        });
+        assert!(hangs, "each look is late");
+    }
+}

@@ -1,0 +1,117 @@
+//! Clients that wait until the workers' prefix caches are empty.
+//!
+//! Thread: `ctl`. Invariant: each worker answers flushes in order. Its answer belongs to the oldest
+//! flush that waits for that worker.
+
+use crate::api::ApiError;
+use crate::ids::WorkerId;
+use crate::limits::{FLUSH_TIME, FLUSHES_MAX};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Waiting flushes, oldest first; `C` names a client.
+#[derive(Debug)]
+pub struct PendingFlushes<C>(VecDeque<Flush<C>>);
+
+#[derive(Debug)]
+struct Flush<C> {
+    /// `None`: the client has gone, or got an error because it waited too long.
+    conn: Option<C>,
+    awaited: Vec<WorkerId>,
+    until: Instant,
+    pages: u64,
+}
+
+impl<C> Default for PendingFlushes<C> {
+    fn default() -> PendingFlushes<C> {
+        PendingFlushes(VecDeque::new())
+    }
+}
+
+impl<C: Copy + PartialEq> PendingFlushes<C> {
+    /// A client waits for all of `workers`.
+    ///
+    /// # Errors
+    /// [`FLUSHES_MAX`] flushes wait already.
+    pub fn begin(&mut self, conn: C, workers: &[WorkerId], now: Instant) -> Result<(), ApiError> {
+        if self.0.len() >= FLUSHES_MAX {
+            let why =
+                format!("the maximum of {FLUSHES_MAX} requests wait for a flush; try again later");
+            return Err(ApiError::busy(why));
+        }
+        self.0.push_back(Flush {
+            conn: Some(conn),
+            awaited: workers.to_vec(),
+            until: now + FLUSH_TIME,
+            pages: 0,
+        });
+        Ok(())
+    }
+
+    /// A worker's cache is empty. If that ends the oldest flush, returns its client and the number
+    /// of pages freed on all workers.
+    pub fn done(&mut self, worker: WorkerId, pages: u32) -> Option<(C, u64)> {
+        let first = self.0.iter_mut().find(|flush| flush.awaited.contains(&worker))?;
+        first.awaited.retain(|&awaited| awaited != worker);
+        first.pages += u64::from(pages);
+        let Flush { conn, pages, .. } = self.0.pop_front_if(|flush| flush.awaited.is_empty())?;
+        Some((conn?, pages))
+    }
+
+    /// Whether no worker's answer is outstanding.
+    pub fn is_idle(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A client that has waited too long. Its flush keeps its place in the order.
+    pub fn overdue(&mut self, now: Instant) -> Option<C> {
+        self.0.iter_mut().filter(|flush| flush.until <= now).find_map(|flush| flush.conn.take())
+    }
+
+    /// A client has gone.
+    pub fn gone(&mut self, conn: C) {
+        self.0
+            .iter_mut()
+            .filter(|flush| flush.conn == Some(conn))
+            .for_each(|flush| flush.conn = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKERS: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
+
+    #[test]
+    fn who_asked_first_is_told_when_the_last_worker_has_answered() {
+        let (mut flushes, now) = (PendingFlushes::default(), Instant::now());
+        flushes.begin(1, &WORKERS, now).unwrap();
+        assert_eq!(flushes.done(WORKERS[0], 3), None);
+        flushes.begin(2, &WORKERS, now).unwrap();
+        assert_eq!(flushes.done(WORKERS[0], 0), None, "the second one's");
+        assert_eq!(flushes.done(WORKERS[1], 4), Some((1, 7)));
+        assert!(!flushes.is_idle());
+        assert_eq!(flushes.done(WORKERS[1], 5), Some((2, 5)));
+        assert!(flushes.is_idle());
+        assert_eq!(flushes.done(WORKERS[1], 5), None, "no flush waits");
+    }
+
+    #[test]
+    fn who_has_gone_or_waited_too_long_keeps_its_place_and_hears_nothing() {
+        let (mut flushes, now) = (PendingFlushes::default(), Instant::now());
+        flushes.begin(1, &WORKERS[..1], now).unwrap();
+        flushes.begin(2, &WORKERS[..1], now).unwrap();
+        flushes.begin(3, &WORKERS[..1], now + FLUSH_TIME).unwrap();
+        flushes.gone(1);
+        assert_eq!(flushes.overdue(now + FLUSH_TIME), Some(2));
+        assert_eq!(flushes.overdue(now + FLUSH_TIME), None);
+        assert_eq!(flushes.done(WORKERS[0], 1), None);
+        assert_eq!(flushes.done(WORKERS[0], 1), None);
+        assert_eq!(flushes.done(WORKERS[0], 1), Some((3, 1)));
+        for number in 0..FLUSHES_MAX {
+            flushes.begin(number, &WORKERS, now).unwrap();
+        }
+        assert!(flushes.begin(99, &WORKERS, now).is_err());
+    }
+}

@@ -1,0 +1,326 @@
+//! Legs: a leg is one request to one worker. This module applies their tokens and ends to the
+//! answer.
+//!
+//! Thread: `ctl`. Invariants: the first terminal failure of one leg of a choice cancels the other;
+//! after decode's first token, prefill's outcome is ignored. Not here: the choice of workers
+//! (`placement`), metrics of legs (`timings`).
+
+use super::active::FirstTokenState;
+use super::{Context, RequestTable, error_of};
+use crate::cause::Cause;
+use crate::config::FirstToken;
+use crate::http::response::{JSON, Response};
+use crate::ids::{RequestId, Room, WorkerId};
+use crate::model::logprobs::Sampled;
+use crate::peer::handoff::Source;
+use crate::sched::messages::{FinishReason, RequestEvent};
+use crate::sched::request::{EngineRequest, Stamps};
+use crate::transfer::manager::rooms::Slot;
+use crate::worker::requests::placement::Placement;
+use crate::worker::response::{PushOutcome, ResponseBuilder};
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LegKind {
+    /// Its tokens are not shown.
+    Prefill,
+    /// Its tokens are the answer.
+    Visible,
+    /// Its token is the answer, shown after its KV has arrived at the destination.
+    TokenAfterHandover,
+    /// Its token is shown at once. The answer ends when its KV has arrived at the destination.
+    TokenBeforeHandover,
+    /// Its token is the answer, shown when it is computed. Its KV is kept longer.
+    KvKept,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ActiveLeg {
+    pub(super) key: u64,
+    pub(super) choice: usize,
+    pub(super) kind: LegKind,
+    pub(super) worker: WorkerId,
+    pub(super) slot: Slot,
+    pub(super) room: Room,
+    pub(super) partner: Option<RequestId>,
+    pub(super) finished: bool,
+    /// It was aborted because no decode worker has asked for it.
+    pub(super) given_up: bool,
+    /// When its last token came.
+    pub(super) last_token: Option<Instant>,
+    /// The token of a `TokenAfterHandover` or `KvKept` leg until it is shown.
+    pub(super) held: Option<Sampled>,
+}
+
+impl RequestTable {
+    /// Takes an engine's event about a request.
+    pub fn handle_event(&mut self, event: RequestEvent, cx: &mut Context<'_>) {
+        match event {
+            RequestEvent::Token { request, sampled, first } => {
+                let Some(leg) = self.legs.get_mut(&request) else { return };
+                if let Some(last) = leg.last_token.replace(cx.now) {
+                    self.metrics[leg.worker.index()]
+                        .next_token(cx.now.saturating_duration_since(last));
+                }
+                if matches!(leg.kind, LegKind::TokenAfterHandover | LegKind::KvKept) {
+                    leg.held = Some(sampled);
+                }
+                let leg = *leg;
+                match leg.kind {
+                    LegKind::Visible | LegKind::TokenBeforeHandover => {
+                        // Recorded now, because a stop string can end the choice before the leg
+                        // ends.
+                        if let Some(live) =
+                            self.active.get_mut(&leg.key).filter(|_| first.is_some())
+                        {
+                            live.timings[leg.choice].decode = first;
+                        }
+                        match leg.kind {
+                            LegKind::TokenBeforeHandover => self.push_token(&leg, &sampled, cx),
+                            _ => self.push_visible_token(&leg, &sampled, cx),
+                        }
+                    }
+                    LegKind::Prefill => {
+                        if let Some(live) = self.active.get_mut(&leg.key) {
+                            live.timings[leg.choice].prefill = first;
+                        }
+                        self.ahead(&leg, &sampled, cx);
+                    }
+                    LegKind::TokenAfterHandover => {}
+                    LegKind::KvKept => {
+                        if let Some(live) = self.active.get_mut(&leg.key) {
+                            live.timings[leg.choice].decode = first;
+                        }
+                    }
+                }
+            }
+            RequestEvent::Finished { request, outcome, stamps, cached_tokens } => {
+                self.handle_finished(request, outcome, &stamps, cached_tokens, cx);
+            }
+            RequestEvent::Flushed { worker, pages } => {
+                if let Some((conn, pages)) = self.flushes.done(worker, pages) {
+                    let body =
+                        serde_json::json!({ "success": true, "flushed_pages": pages }).to_string();
+                    let body = body.as_bytes();
+                    cx.send_response(
+                        conn,
+                        &Response { status: 200, media: JSON, body, retry_after: None },
+                    );
+                }
+            }
+            RequestEvent::Released(request) => {
+                let slot = Slot { id: request.slot, generation: request.generation };
+                cx.handoff.release_slot(request.worker, slot);
+                self.legs.remove(&request.id);
+            }
+        }
+    }
+
+    /// Ends legs that no decode worker has asked for within `patience`. The decode worker is dead,
+    /// or its own leg never arrived.
+    pub(super) fn abort_unclaimed_legs(&mut self, patience: Duration, cx: &mut Context<'_>) {
+        let late = self.active.values().filter(|live| live.arrived + patience <= cx.now);
+        for request in late.flat_map(|live| &live.legs) {
+            let Some(leg) = self.legs.get_mut(request) else { continue };
+            let is_held =
+                matches!(leg.kind, LegKind::TokenAfterHandover | LegKind::TokenBeforeHandover)
+                    && !leg.finished
+                    && !leg.given_up;
+            if is_held && !cx.handoff.is_asked_for(leg.worker, leg.slot) {
+                leg.given_up = true;
+                cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::PeerLost);
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn start_leg(
+        &mut self,
+        exchange: u64,
+        choice: usize,
+        part: LegKind,
+        request: Box<EngineRequest>,
+        source: Option<&Source>,
+        partner: Option<RequestId>,
+        cx: &mut Context<'_>,
+    ) {
+        let slot = Slot { id: request.slot, generation: request.generation };
+        let (id, worker, room) = (request.id, request.worker, request.room);
+        self.legs.insert(
+            id,
+            ActiveLeg {
+                key: exchange,
+                choice,
+                kind: part,
+                worker,
+                slot,
+                room,
+                partner,
+                finished: false,
+                given_up: false,
+                last_token: None,
+                held: None,
+            },
+        );
+        if let Some(live) = self.active.get_mut(&exchange) {
+            live.legs.push(id);
+        }
+        cx.handoff.submit_request(request, source, cx.now);
+    }
+
+    /// A prefill leg has sampled, and its decode leg is in this process, too.
+    fn ahead(&mut self, leg: &ActiveLeg, sampled: &Sampled, cx: &mut Context<'_>) {
+        let Placement::Split { first_token: FirstToken::Prefill, .. } = self.config.placement
+        else {
+            return;
+        };
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let is_stream = live.response.as_ref().is_some_and(ResponseBuilder::is_stream);
+        if is_stream && live.first_tokens[leg.choice] == FirstTokenState::Pending {
+            live.first_tokens[leg.choice] = FirstTokenState::SentByPrefill(sampled.token);
+            self.push_token(leg, sampled, cx);
+        }
+    }
+
+    /// A visible leg has sampled. Prefill can have sent the first token already.
+    fn push_visible_token(&mut self, leg: &ActiveLeg, sampled: &Sampled, cx: &mut Context<'_>) {
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        match std::mem::replace(&mut live.first_tokens[leg.choice], FirstTokenState::SentByDecode) {
+            FirstTokenState::Pending | FirstTokenState::SentByDecode => {
+                self.push_token(leg, sampled, cx)
+            }
+            FirstTokenState::SentByPrefill(token) if token == sampled.token => {}
+            FirstTokenState::SentByPrefill(_) => {
+                let cause = Cause::Mismatch;
+                self.fail_request(leg.key, &error_of(cause), cause, cx);
+            }
+        }
+    }
+
+    pub(super) fn push_token(&mut self, leg: &ActiveLeg, sampled: &Sampled, cx: &mut Context<'_>) {
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let Some(exchange) = live.response.as_mut() else { return };
+        let mut out = Vec::new();
+        let PushOutcome::Stop(finish) =
+            exchange.push_token(leg.choice, sampled, &self.text.tokenizer, &mut out)
+        else {
+            return live.stream(&out, cx);
+        };
+        live.timings[leg.choice].ended = Some(cx.now);
+        let cached = live.timings[leg.choice].cached();
+        let wants_timings = live.request.return_timings;
+        let timings = wants_timings.then(|| self.timings(leg, cx.handoff));
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let Some(exchange) = live.response.as_mut() else { return };
+        exchange.stop_choice(leg.choice, finish, cached, timings.as_ref(), &mut out);
+        live.stream(&out, cx);
+        match leg.kind {
+            // The KV belongs to decode: its leg ends at the same token, and this leg when the KV
+            // arrives.
+            LegKind::TokenBeforeHandover => return,
+            LegKind::KvKept => {}
+            LegKind::Visible | LegKind::Prefill | LegKind::TokenAfterHandover => {
+                cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+                self.end_partner(leg, Cause::ClientGone, cx);
+            }
+        }
+        self.close_if_over(leg.key, cx);
+    }
+
+    pub(super) fn handle_finished(
+        &mut self,
+        request: RequestId,
+        outcome: FinishReason,
+        stamps: &Stamps,
+        cached: u32,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(leg) = self.legs.get_mut(&request) else { return };
+        leg.finished = true;
+        let leg = *leg;
+        let failure = match outcome {
+            FinishReason::Failed(cause) => Some(cause),
+            _ => None,
+        };
+        self.count(&leg, outcome);
+        cx.handoff.handle_finished(leg.worker, leg.slot, failure, cx.now);
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let times = &mut live.timings[leg.choice];
+        match leg.kind {
+            LegKind::Prefill => times.prefill = Some(*stamps),
+            LegKind::Visible
+            | LegKind::TokenAfterHandover
+            | LegKind::TokenBeforeHandover
+            | LegKind::KvKept => times.decode = Some(*stamps),
+        }
+        if let (Some(sampled), None) = (leg.held, failure) {
+            self.push_token(&leg, &sampled, cx);
+        }
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        match (leg.kind, failure) {
+            (LegKind::Prefill, None) => {}
+            // Before the answer begins, a failure of prefill ends decode as well. Later decode
+            // detects it itself.
+            (LegKind::Prefill, Some(cause)) => {
+                if !live.begun
+                    || matches!(live.first_tokens[leg.choice], FirstTokenState::SentByPrefill(_))
+                {
+                    self.end_partner(&leg, cause, cx);
+                }
+            }
+            (
+                LegKind::Visible
+                | LegKind::TokenAfterHandover
+                | LegKind::TokenBeforeHandover
+                | LegKind::KvKept,
+                None,
+            ) => {
+                self.end_choice(&leg, outcome, cached, cx);
+            }
+            (
+                LegKind::Visible
+                | LegKind::TokenAfterHandover
+                | LegKind::TokenBeforeHandover
+                | LegKind::KvKept,
+                Some(cause),
+            ) => {
+                self.end_partner(&leg, cause, cx);
+                let ended = self
+                    .active
+                    .get(&leg.key)
+                    .is_some_and(|live| live.timings[leg.choice].ended.is_some());
+                // A choice that ended at a stop string was aborted here; that is no failure.
+                if !ended && !self.awaits_prefill_reply(leg.key, cause, cx.now) {
+                    self.fail_request(leg.key, &error_of(cause), cause, cx);
+                }
+            }
+        }
+    }
+
+    pub(super) fn end_choice(
+        &mut self,
+        leg: &ActiveLeg,
+        outcome: FinishReason,
+        cached: u32,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        live.timings[leg.choice].ended.get_or_insert(cx.now);
+        self.record(leg, cx);
+        let Some(live) = self.active.get(&leg.key) else { return };
+        let timings = live.request.return_timings.then(|| self.timings(leg, cx.handoff));
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let Some(exchange) = live.response.as_mut() else { return };
+        let mut out = Vec::new();
+        exchange.finish_choice(leg.choice, outcome, cached, timings.as_ref(), &mut out);
+        live.stream(&out, cx);
+        self.close_if_over(leg.key, cx);
+    }
+
+    fn end_partner(&mut self, leg: &ActiveLeg, cause: Cause, cx: &mut Context<'_>) {
+        let partner = leg.partner.and_then(|partner| self.legs.get(&partner)).copied();
+        if let Some(partner) = partner.filter(|partner| !partner.finished) {
+            cx.handoff.worker_mut(partner.worker).abort(partner.slot, cause);
+        }
+    }
+}

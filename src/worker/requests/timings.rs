@@ -1,0 +1,78 @@
+//! Metrics and timings of choices: where their time went and how they ended, for `/metrics` and for
+//! `timings` in answers.
+//!
+//! Thread: `ctl`. Not here: the arithmetic on time stamps (`worker::stages`).
+
+use super::{ActiveLeg, ActiveRequest, Context, LegKind, RequestTable};
+use crate::api::render::Timings;
+use crate::peer::handoff::Handoff;
+use crate::sched::messages::FinishReason;
+use crate::wire::message::Transport;
+
+impl RequestTable {
+    /// Counts the end of a leg for `/metrics`.
+    pub(super) fn count(&self, leg: &ActiveLeg, outcome: FinishReason) {
+        let metrics = &self.metrics[leg.worker.index()];
+        match outcome {
+            FinishReason::Stop => metrics.finished_stop.inc(),
+            FinishReason::Length | FinishReason::HandedOver => metrics.finished_length.inc(),
+            FinishReason::Failed(cause) => {
+                let ended = self.active.get(&leg.key);
+                // A choice that ended at a stop string was aborted here; that is no failure.
+                match ended.is_some_and(|live| live.timings[leg.choice].ended.is_some()) {
+                    true => metrics.finished_stop.inc(),
+                    false => metrics.failed(cause),
+                }
+            }
+        }
+    }
+
+    /// Records where the time of a choice went.
+    pub(super) fn record(&self, leg: &ActiveLeg, cx: &Context<'_>) {
+        let Some(live) = self.active.get(&leg.key) else { return };
+        let metrics = &self.metrics[leg.worker.index()];
+        metrics.ended(cx.now.saturating_duration_since(live.arrived));
+        let times = &live.timings[leg.choice];
+        if let Some(stages) = times.stages() {
+            metrics.first_token(&stages);
+            match carried(leg, cx.handoff) {
+                Some((bytes, transport))
+                    if times.were_handed_over() && transport != Transport::Fake =>
+                {
+                    metrics.transferred(bytes, stages.handover);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn first_timings(&self, live: &ActiveRequest, handoff: &Handoff) -> Timings {
+        let first = live
+            .legs
+            .iter()
+            .filter_map(|leg| self.legs.get(leg))
+            .find(|leg| leg.kind != LegKind::Prefill);
+        first.map(|leg| self.timings(leg, handoff)).unwrap_or_default()
+    }
+
+    /// Where the time of a choice went, from the time stamps of its legs.
+    pub(super) fn timings(&self, leg: &ActiveLeg, handoff: &Handoff) -> Timings {
+        let Some(live) = self.active.get(&leg.key) else { return Timings::default() };
+        let prompt = prompt_tokens(leg, handoff);
+        let generated = live.response.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
+        live.timings[leg.choice].timings((prompt, generated), carried(leg, handoff))
+    }
+}
+
+/// Bytes of KV that a decode leg received, and the transport.
+fn carried(leg: &ActiveLeg, handoff: &Handoff) -> Option<(u64, Transport)> {
+    let worker = handoff.worker(leg.worker);
+    let tenant = worker.tenant(leg.slot)?;
+    let layout = worker.layout();
+    let pages = layout.pages_for(tenant.prompt.tokens) - tenant.prefix / layout.page_size;
+    Some((u64::from(pages) * layout.page_bytes(), tenant.transport?))
+}
+
+fn prompt_tokens(leg: &ActiveLeg, handoff: &Handoff) -> u32 {
+    handoff.worker(leg.worker).tenant(leg.slot).map_or(0, |tenant| tenant.prompt.tokens)
+}

@@ -1,0 +1,413 @@
+//! The answer to one generation request: from its tokens to the bytes that the client gets.
+//!
+//! Owns: the choices, their text so far, stop strings, the form of the answer. Bytes are appended
+//! to a buffer of the caller. Thread: `ctl`. Invariants: a choice ends at most once, by a stop
+//! string in [`ResponseBuilder::push_token`] or by [`ResponseBuilder::finish_choice`]. Not here:
+//! which worker generates a choice (`requests`), sockets.
+
+use crate::api::render::{Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage};
+use crate::api::resume::{ChoiceEnd, ChoiceProgress, Mark};
+use crate::api::{ApiError, GenerateRequest, Prompts, StopMatcher};
+use crate::http::sse;
+use crate::model::logprobs::Sampled;
+use crate::model::tokenizer::{Detokenizer, Tokenizer};
+use crate::sched::messages::FinishReason;
+use std::sync::Arc;
+
+/// One answer, from the time when the prompts are tokenised.
+#[derive(Debug)]
+pub struct ResponseBuilder {
+    renderer: Renderer,
+    choices: Vec<ChoiceState>,
+    stream: bool,
+    logprobs: bool,
+    return_token_ids: bool,
+    /// Whether each event has a mark that says how far a choice is, for a failover.
+    marked: bool,
+    open: usize,
+    stops: Vec<String>,
+    id: String,
+}
+
+#[derive(Debug)]
+struct ChoiceState {
+    rid: String,
+    prompt: Arc<[u32]>,
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    /// Stop token ids, which have no text.
+    silent: Vec<u32>,
+    eos: Vec<u32>,
+    /// Text since the last chunk; since the start if the answer is complete or cumulative.
+    text: String,
+    ids: Vec<u32>,
+    positions: Vec<Position>,
+    /// Number of characters with logprobs in earlier chunks.
+    sent_chars: usize,
+    /// How many of `ids` and `positions` earlier events had.
+    told: usize,
+    generated: u32,
+    cached: u32,
+    /// Whether the stream's client has an event of this choice.
+    opened: bool,
+    first: bool,
+    finish: Option<Finish>,
+}
+
+/// What a choice needs besides the request: its prompt, its name, the ids that end it.
+#[derive(Clone, Debug)]
+pub struct PreparedPrompt {
+    /// Token ids of the prompt.
+    pub ids: Arc<[u32]>,
+    /// Text of the prompt if it is echoed.
+    pub echo: Option<String>,
+    /// Name for `/abort_request` and `/generate`.
+    pub rid: String,
+}
+
+/// What the caller must do after a token.
+#[derive(Clone, PartialEq, Debug)]
+#[must_use]
+pub enum PushOutcome {
+    /// Continue with the next token.
+    Continue,
+    /// A stop string is complete. The caller must end generation of this choice and call
+    /// [`ResponseBuilder::stop_choice`].
+    Stop(Finish),
+}
+
+impl ResponseBuilder {
+    /// An answer with one choice per prompt and sample, ordered by prompt. `eos` are the model's
+    /// end-of-sequence tokens.
+    pub fn new(
+        request: &GenerateRequest,
+        renderer: Renderer,
+        prompts: &[PreparedPrompt],
+        eos: &[u32],
+        id: String,
+    ) -> ResponseBuilder {
+        let ending = if request.ignore_eos { &[] } else { eos };
+        let state = |prompted: &PreparedPrompt| ChoiceState {
+            rid: prompted.rid.clone(),
+            prompt: prompted.ids.clone(),
+            detokenizer: Detokenizer::new(request.skip_special_tokens),
+            stop: StopMatcher::new(&request.stop),
+            silent: ending.iter().chain(&request.stop_token_ids).copied().collect(),
+            eos: ending.to_vec(),
+            text: prompted.echo.clone().unwrap_or_default(),
+            ids: Vec::new(),
+            positions: Vec::new(),
+            sent_chars: 0,
+            told: 0,
+            generated: 0,
+            cached: 0,
+            opened: false,
+            first: true,
+            finish: None,
+        };
+        let choices: Vec<ChoiceState> = prompts
+            .iter()
+            .flat_map(|prompt| (0..request.samples).map(move |_| prompt))
+            .map(state)
+            .collect();
+        ResponseBuilder {
+            renderer,
+            open: choices.len(),
+            choices,
+            stream: request.stream,
+            logprobs: request.logprobs.is_some(),
+            return_token_ids: request.return_token_ids,
+            marked: request.stream && request.resume.is_some(),
+            stops: request.stop.clone(),
+            id,
+        }
+    }
+
+    /// The request's id, for the log.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether the answer is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        self.stream
+    }
+
+    /// Whether all choices have ended.
+    pub fn is_over(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Number of ids generated for a choice so far.
+    pub fn generated(&self, choice: usize) -> u32 {
+        self.choices[choice].generated
+    }
+
+    /// Whether a choice has ended.
+    pub fn has_ended(&self, choice: usize) -> bool {
+        self.choices[choice].finish.is_some()
+    }
+
+    /// Continues a choice after what its client has, up to `most` tokens. If only the end is
+    /// missing, appends it to `out`.
+    pub fn resume_choice(
+        &mut self,
+        choice: usize,
+        told: &ChoiceProgress,
+        most: usize,
+        tokenizer: &Tokenizer,
+        out: &mut Vec<u8>,
+    ) {
+        self.choices[choice].opened = true;
+        // The client has these events already, so they are not sent.
+        let mut unsaid = Vec::new();
+        for sampled in told.sampled() {
+            if let PushOutcome::Stop(finish) =
+                self.push_token(choice, &sampled, tokenizer, &mut unsaid)
+            {
+                self.end(choice, finish, None, &mut unsaid);
+            }
+        }
+        let outcome = match told.end {
+            Some(ChoiceEnd::Length) => Some(FinishReason::Length),
+            Some(ChoiceEnd::Stop) => Some(FinishReason::Stop),
+            None => None,
+        };
+        if let Some(outcome) = outcome {
+            self.finish_choice(choice, outcome, told.cached, None, &mut unsaid);
+        }
+        if told.ids.len() >= most && !self.has_ended(choice) {
+            self.finish_choice(choice, FinishReason::Length, 0, None, out);
+        }
+    }
+
+    /// Takes the next token of a choice. Appends an event to `out` if one is due.
+    pub fn push_token(
+        &mut self,
+        choice: usize,
+        sampled: &Sampled,
+        tokenizer: &Tokenizer,
+        out: &mut Vec<u8>,
+    ) -> PushOutcome {
+        let state = &mut self.choices[choice];
+        if state.finish.is_some() {
+            return PushOutcome::Continue;
+        }
+        state.generated += 1;
+        state.ids.push(sampled.token);
+        if self.logprobs {
+            state.positions.push(position(sampled, tokenizer));
+        }
+        if state.silent.contains(&sampled.token) {
+            // A stop token has no text. `RequestEvent::Finished` follows and says why it ended.
+            return PushOutcome::Continue;
+        }
+        let mut piece = String::new();
+        state.detokenizer.push(tokenizer, sampled.token, &mut piece);
+        if let Some(stop) = state.stop.push(&piece, &mut state.text) {
+            let finish = Finish::StopString(self.stops[stop].clone());
+            return PushOutcome::Stop(finish);
+        }
+        let due = !state.text.is_empty() || self.logprobs || self.return_token_ids;
+        if self.stream && due {
+            self.emit(choice, None, out);
+        }
+        PushOutcome::Continue
+    }
+
+    /// Ends a choice at a stop string. `cached` is the number of prompt tokens that were not
+    /// computed. `timings` is used as in [`ResponseBuilder::finish_choice`].
+    pub fn stop_choice(
+        &mut self,
+        choice: usize,
+        finish: Finish,
+        cached: u32,
+        timings: Option<&Timings>,
+        out: &mut Vec<u8>,
+    ) {
+        self.choices[choice].cached = cached;
+        self.end(choice, finish, timings, out);
+    }
+
+    /// Ends a choice after its last token. `timings`, if requested, go into its last chunk.
+    pub fn finish_choice(
+        &mut self,
+        choice: usize,
+        outcome: FinishReason,
+        cached: u32,
+        timings: Option<&Timings>,
+        out: &mut Vec<u8>,
+    ) {
+        let state = &mut self.choices[choice];
+        state.cached = cached;
+        if state.finish.is_some() {
+            return;
+        }
+        let last = state.ids.last().copied().unwrap_or(0);
+        let finish = match outcome {
+            FinishReason::Stop if state.eos.contains(&last) => Finish::EndOfSequence(last),
+            FinishReason::Stop => Finish::StopToken(last),
+            FinishReason::Length | FinishReason::HandedOver => Finish::Length(state.generated),
+            FinishReason::Failed(cause) => Finish::Abort(cause.name().into()),
+        };
+        let mut rest = String::new();
+        state.detokenizer.finish(&mut rest);
+        let matched = state.stop.push(&rest, &mut state.text);
+        let finish = match matched {
+            Some(stop) => Finish::StopString(self.stops[stop].clone()),
+            None => {
+                state.stop.finish(&mut state.text);
+                finish
+            }
+        };
+        self.end(choice, finish, timings, out);
+    }
+
+    fn end(&mut self, choice: usize, finish: Finish, timings: Option<&Timings>, out: &mut Vec<u8>) {
+        self.choices[choice].finish = Some(finish);
+        self.open -= 1;
+        if self.stream {
+            self.emit(choice, timings, out);
+        }
+    }
+
+    /// Ends the answer after all its choices. Appends a stream's usage and `[DONE]`, or the
+    /// complete body. Only the body carries `timings`; a stream has them in the last event of each
+    /// choice.
+    pub fn close(&self, timings: Option<&Timings>, out: &mut Vec<u8>) {
+        if !self.stream {
+            let choices: Vec<_> = (0..self.choices.len()).map(|index| self.view(index)).collect();
+            return self.renderer.body(out, &choices, self.usage(), timings);
+        }
+        let mut data = Vec::new();
+        if self.renderer.closing(&mut data, self.usage()) {
+            sse::write_event(out, &data);
+        }
+        sse::write_event(out, DONE);
+    }
+
+    /// Appends the events that open a stream.
+    pub fn open(&self, out: &mut Vec<u8>) {
+        let mut place = Vec::new();
+        if self.renderer.placing(&mut place) {
+            sse::write_event(out, &place);
+        }
+        for index in (0..self.choices.len()).filter(|&index| !self.choices[index].opened) {
+            let mut data = Vec::new();
+            if self.renderer.opening(&mut data, index) {
+                if self.marked {
+                    self.mark(index, ChoiceProgress::default(), out);
+                }
+                sse::write_event(out, &data);
+            }
+        }
+    }
+
+    /// Appends the error event that ends a stream which has begun.
+    pub fn abort(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        self.open = 0;
+        sse::write_event(out, &error.to_json());
+    }
+
+    fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        // Samples of one prompt share it, so its tokens are counted once.
+        let mut counted: Option<&Arc<[u32]>> = None;
+        for state in &self.choices {
+            usage.completion += state.generated;
+            if counted.is_none_or(|prompt| !Arc::ptr_eq(prompt, &state.prompt)) {
+                usage.prompt += state.prompt.len() as u32;
+                usage.cached += state.cached;
+                counted = Some(&state.prompt);
+            }
+        }
+        usage
+    }
+
+    fn view(&self, index: usize) -> Choice<'_> {
+        let state = &self.choices[index];
+        Choice {
+            index,
+            rid: &state.rid,
+            text: &state.text,
+            token_ids: &state.ids,
+            positions: &state.positions,
+            text_offset: state.sent_chars,
+            prompt_ids: state.first.then_some(&state.prompt[..]),
+            finish: state.finish.as_ref(),
+            usage: Usage {
+                prompt: state.prompt.len() as u32,
+                completion: state.generated,
+                cached: state.cached,
+            },
+        }
+    }
+
+    fn emit(&mut self, index: usize, timings: Option<&Timings>, out: &mut Vec<u8>) {
+        let mut data = Vec::new();
+        self.renderer.chunk(&mut data, &self.view(index), timings);
+        if self.marked {
+            self.mark(index, self.untold(index), out);
+        }
+        sse::write_event(out, &data);
+        let state = &mut self.choices[index];
+        state.first = false;
+        state.told = state.ids.len();
+        if !self.renderer.is_cumulative() {
+            let sent =
+                state.positions.iter().map(|position| position.chosen.text().chars().count());
+            state.sent_chars += sent.sum::<usize>();
+            state.text.clear();
+            state.ids.clear();
+            state.positions.clear();
+            state.told = 0;
+        }
+    }
+
+    /// What the next event of a choice adds to what its client has.
+    fn untold(&self, index: usize) -> ChoiceProgress {
+        let state = &self.choices[index];
+        let bits = |token: &TokenLogprob| (token.id, token.logprob.to_bits());
+        let logprobs = |position: &Position| {
+            (position.chosen.logprob.to_bits(), position.top.iter().map(bits).collect::<Vec<_>>())
+        };
+        // Only cumulative answers repeat logprobs, so only they need them after a failover.
+        let repeated = if self.renderer.is_cumulative() { &state.positions[..] } else { &[] };
+        ChoiceProgress {
+            ids: state.ids[state.told..].to_vec(),
+            logprobs: repeated.iter().skip(state.told).map(logprobs).collect(),
+            end: state.finish.as_ref().map(|finish| match finish {
+                Finish::Length(_) => ChoiceEnd::Length,
+                _ => ChoiceEnd::Stop,
+            }),
+            cached: state.cached,
+        }
+    }
+
+    fn mark(&self, choice: usize, told: ChoiceProgress, out: &mut Vec<u8>) {
+        let mark = Mark { created: self.renderer.created(), choice, told };
+        sse::write_comment(out, &serde_json::to_vec(&mark).expect("numbers are JSON"));
+    }
+}
+
+fn position(sampled: &Sampled, tokenizer: &Tokenizer) -> Position {
+    let token = |id: u32, logprob: f32| TokenLogprob {
+        id,
+        bytes: tokenizer.token_bytes(id).to_vec(),
+        logprob,
+    };
+    Position {
+        chosen: token(sampled.token, sampled.logprob),
+        top: sampled.top.as_slice().iter().map(|&(id, logprob)| token(id, logprob)).collect(),
+    }
+}
+
+/// The text of each prompt for `echo`: as sent, or decoded from ids.
+pub fn echoes(prompts: &Prompts, ids: &[Vec<u32>], tokenizer: &Tokenizer) -> Vec<String> {
+    match prompts {
+        Prompts::Texts(texts) => texts.clone(),
+        Prompts::Ids(_) | Prompts::Chat(_) => {
+            ids.iter().map(|ids| tokenizer.decode(ids, false)).collect()
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! The HTTP paths of a worker, and the endpoints that need no engine.
+//!
+//! Thread: `ctl`. It answers at once. Requests for text, and those that need the tokeniser, go to
+//! `requests`.
+
+mod info;
+mod role;
+
+use crate::api::info::{AbortRequest, DRAINING, Draining, HandoffInfo, TAKEN_FOR};
+use crate::api::routed::RoutedBody;
+use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
+use crate::api::{
+    ApiError, GenerateRequest, Keep, PrefillAddress, Sampling, chat, completion, generate,
+};
+use crate::config::secret::Secret;
+use crate::http::response::{JSON, Response};
+use crate::http::{Method, REQUEST_TIMEOUT, Request};
+use crate::ids::Role;
+use crate::limits::REQUEST_TIME_MAX;
+use crate::net::ConnId;
+use crate::obs::log::event;
+use crate::server::authorization::{authorise, refuse_browser_request};
+use crate::server::role_change::RoleChange;
+use crate::upstream::request::UpstreamHead;
+use crate::wire::auth::Keyring;
+use crate::worker::prefill_client::PrefillRequest;
+use crate::worker::requests::{Context, RequestTable};
+use crate::worker::telemetry::Telemetry;
+use crate::worker::text::TextTask;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a server says about itself.
+#[derive(Clone, Debug)]
+pub struct ServerDescription {
+    /// Model file or directory.
+    pub model_path: String,
+    /// `model_type` as in `config.json`.
+    pub model_type: &'static str,
+    /// `architectures` as in `config.json`.
+    pub architectures: Vec<String>,
+    /// `null`, `prefill` or `decode`.
+    pub mode: &'static str,
+    /// Port of the bootstrap registry, if there is one.
+    pub bootstrap_port: Option<u16>,
+    /// What peers must have in common with this worker, if it takes part in hand-offs.
+    pub handoff: Option<HandoffInfo>,
+    /// Tokens of the KV pool.
+    pub pool_tokens: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Maximum number of requests in the decode batch.
+    pub max_running: usize,
+    /// Default sampling parameters.
+    pub sampling: Sampling,
+    /// Start of the server, in seconds of Unix time.
+    pub started: u64,
+}
+
+/// The role of a process as SGLang's interface names it.
+#[derive(Clone, Debug)]
+pub struct DisaggregationMode {
+    /// `null`, `prefill` or `decode`.
+    pub name: &'static str,
+    /// Port of the bootstrap registry, if there is one.
+    pub bootstrap_port: Option<u16>,
+    /// What peers must have in common with this worker, if it takes part in hand-offs.
+    pub handoff: Option<HandoffInfo>,
+}
+
+impl ServerDescription {
+    /// The mode of a role.
+    pub fn mode_of(role: Role) -> DisaggregationMode {
+        let name = match role {
+            Role::Mixed => "null",
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+        };
+        DisaggregationMode { name, bootstrap_port: None, handoff: None }
+    }
+}
+
+/// The endpoints of a worker.
+#[derive(Debug)]
+pub struct WorkerRoutes {
+    about: ServerDescription,
+    keys: Vec<Secret>,
+    telemetry: Telemetry,
+    /// Present if the role of this worker can change.
+    role_change: Option<RoleChange>,
+    draining: bool,
+    hanging: bool,
+    /// Number of the last id made for a request without one.
+    next_id: u64,
+    /// Unknown fields that were logged. Each is logged once, up to a bound.
+    unknown: Vec<String>,
+}
+
+/// Maximum number of unknown fields that are logged.
+const UNKNOWN_FIELDS_MAX: usize = 256;
+
+impl WorkerRoutes {
+    /// Requires one of `keys`, if there are any, on all paths but the health endpoints.
+    pub fn new(about: ServerDescription, keys: Vec<Secret>, telemetry: Telemetry) -> WorkerRoutes {
+        WorkerRoutes {
+            about,
+            keys,
+            telemetry,
+            role_change: None,
+            draining: false,
+            hanging: false,
+            next_id: 0,
+            unknown: Vec::new(),
+        }
+    }
+
+    /// Serves these workers, in this role, from now on.
+    pub fn set_mode(&mut self, mode: DisaggregationMode, telemetry: Telemetry) {
+        let DisaggregationMode { name, bootstrap_port, handoff } = mode;
+        (self.about.mode, self.about.bootstrap_port, self.about.handoff) =
+            (name, bootstrap_port, handoff);
+        self.telemetry = telemetry;
+    }
+
+    /// Requires one of these API keys from now on.
+    pub fn set_keys(&mut self, keys: Vec<Secret>) {
+        self.keys = keys;
+    }
+
+    /// Announces to routers which cluster keys peers prove from now on.
+    pub fn set_cluster_keys(&mut self, keys: &Keyring) {
+        if let Some(handoff) = &mut self.about.handoff {
+            handoff.cluster_keys = keys.names();
+        }
+    }
+
+    /// Refuses new requests for text from now on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Whether [`WorkerRoutes::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Logs what the figures show.
+    pub fn look(&mut self, now: Instant) {
+        self.telemetry.tell(now);
+    }
+
+    /// Sets whether the engine hangs.
+    pub fn set_hanging(&mut self, hanging: bool) {
+        match (std::mem::replace(&mut self.hanging, hanging), hanging) {
+            (false, true) => event!(Error, "ctl", "the engine hangs"),
+            (true, false) => event!(Info, "ctl", "the engine moves again"),
+            _ => {}
+        }
+    }
+
+    /// Answers a request, or begins to.
+    pub fn serve(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        generations: &mut RequestTable,
+        cx: &mut Context<'_>,
+    ) {
+        let id = cx.connections.assign_request_id(conn, || self.make_id());
+        match self.route(conn, request, &id, generations, cx) {
+            Ok(()) => {}
+            Err(error) => cx.send_error(conn, &error),
+        }
+    }
+
+    fn route(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        id: &str,
+        generations: &mut RequestTable,
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        use Method::{Get, Head, Post};
+        let path = request.head.path();
+        let method = request.head.method;
+        let open = matches!(path, "/health" | "/readiness" | "/liveness" | "/ping");
+        if !open {
+            authorise(&self.keys, request)?;
+        }
+        if open || matches!(path, "/v1/completions" | "/v1/chat/completions" | "/generate") {
+            self.check_role(request)?;
+        }
+        match (method, path) {
+            (Post, "/v1/completions") => {
+                let parsed = completion::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, request, parsed, id, generations, cx)
+            }
+            (Post, "/v1/chat/completions") => {
+                let parsed = chat::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, request, parsed, id, generations, cx)
+            }
+            (Post, "/generate") => {
+                let parsed = generate::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, request, parsed, id, generations, cx)
+            }
+            (Get, "/health_generate") => self.run_self_test(conn, id, generations, cx),
+            (Get | Head, "/health" | "/ping" | "/liveness") => {
+                self.alive()?;
+                let body = if self.takes_nothing() { DRAINING.as_bytes() } else { b"OK" };
+                cx.send_response(
+                    conn,
+                    &Response { status: 200, media: "text/plain", body, retry_after: None },
+                );
+                Ok(())
+            }
+            (Get | Head, "/readiness") => {
+                self.admitting()?;
+                cx.send_response(
+                    conn,
+                    &Response { status: 200, media: "text/plain", body: b"OK", retry_after: None },
+                );
+                Ok(())
+            }
+            (Get, "/metrics") => {
+                let body = self.telemetry.exposition();
+                let media = "text/plain; version=0.0.4";
+                cx.send_response(
+                    conn,
+                    &Response { status: 200, media, body: body.as_bytes(), retry_after: None },
+                );
+                Ok(())
+            }
+            (Get, _) if path.starts_with(ONE_MODEL) => {
+                let path = request.head.unescaped_path();
+                let name = path.get(ONE_MODEL.len()..).unwrap_or_default();
+                generations.check_model(Some(name))?;
+                json(conn, &self.card(name, generations), cx)
+            }
+            (Get, "/role") => json(conn, &self.role(generations.running()), cx),
+            (Get, _) => self.serve_info(conn, path, generations, cx),
+            (Post, "/tokenize") => self.tokenize(conn, request, generations),
+            (Post, "/detokenize") => self.detokenize(conn, request, generations),
+            (Post, "/abort_request") => abort(conn, request, generations, cx),
+            (Post, "/flush_cache") => generations.flush(conn, cx),
+            (Post, "/drain") => {
+                refuse_browser_request(request)?;
+                self.drain();
+                json(conn, &Draining::with(generations.running()), cx)
+            }
+            (Post, "/role") => {
+                let (status, told) = self.change_role(request, generations.running(), cx.now)?;
+                json_with(status, conn, &told, cx)
+            }
+            _ => Err(nothing_at(path)),
+        }
+    }
+
+    /// Runs a generation that tests this worker.
+    fn run_self_test(
+        &self,
+        conn: ConnId,
+        id: &str,
+        generations: &mut RequestTable,
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        // Two tokens: in a hand-off prefill samples the first, and decode the second.
+        const BODY: &[u8] =
+            br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":2,"temperature":0,"ignore_eos":true}}"#;
+        let parsed = generate::parse(BODY, &self.about.sampling)?;
+        self.admitting()?;
+        generations.start_self_test(conn, parsed, id.to_owned(), cx);
+        Ok(())
+    }
+
+    fn generate(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        mut asked: GenerateRequest,
+        id: &str,
+        generations: &mut RequestTable,
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        self.admitting()?;
+        asked.patience = patience(request)?;
+        for field in &asked.unknown {
+            if self.unknown.len() < UNKNOWN_FIELDS_MAX && !self.unknown.contains(field) {
+                event!(Warn, "http", "unknown request field ignored", field = field);
+                self.unknown.push(field.clone());
+            }
+        }
+        match asked.prefill.take() {
+            None => generations.start_request(conn, asked, id.to_owned(), cx),
+            Some(address) => {
+                let ask = ask(request, &asked, address, id)?;
+                generations.start_with_remote_prefill(conn, asked, ask, id.to_owned(), cx);
+            }
+        }
+        Ok(())
+    }
+
+    fn tokenize(
+        &self,
+        conn: ConnId,
+        request: &Request,
+        generations: &mut RequestTable,
+    ) -> Result<(), ApiError> {
+        let asked = TokenizeRequest::parse(&request.body)?;
+        generations.check_model(asked.model.as_deref())?;
+        generations.convert(conn, TextTask::Tokenize(asked))
+    }
+
+    fn detokenize(
+        &self,
+        conn: ConnId,
+        request: &Request,
+        generations: &mut RequestTable,
+    ) -> Result<(), ApiError> {
+        let asked = DetokenizeRequest::parse(&request.body)?;
+        generations.check_model(asked.model.as_deref())?;
+        generations.convert(conn, TextTask::Detokenize(asked))
+    }
+
+    fn alive(&self) -> Result<(), ApiError> {
+        if self.hanging {
+            Err(ApiError::new(503, "hanging", "the engine makes no progress"))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn admitting(&self) -> Result<(), ApiError> {
+        self.alive()?;
+        match () {
+            () if self.draining => Err(ApiError::draining("the server is draining")),
+            () if self.empties() => Err(ApiError::draining("the worker changes its role")),
+            () => Ok(()),
+        }
+    }
+
+    fn takes_nothing(&self) -> bool {
+        self.draining || self.empties()
+    }
+
+    fn make_id(&mut self) -> String {
+        self.next_id += 1;
+        format!("{:x}-{:x}", self.about.started, self.next_id)
+    }
+}
+
+/// The request to prefill in the flow `decode-first`: the client's request, plus the order to keep
+/// its KV.
+fn ask(
+    request: &Request,
+    asked: &GenerateRequest,
+    address: PrefillAddress,
+    id: &str,
+) -> Result<PrefillRequest, ApiError> {
+    let head = &request.head;
+    let resume = asked.resume.as_ref().filter(|resume| resume.has_begun());
+    let keep = Keep { claimed: true, ..address.keep() };
+    let body = RoutedBody::parse(&request.body)?.keep(&keep, resume, true);
+    let patience = asked.patience.as_millis().to_string();
+    let mut headers = vec![("x-request-id", id.to_owned()), (REQUEST_TIMEOUT, patience)];
+    for name in ["authorization", "traceparent"] {
+        headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
+    }
+    headers.push(("content-type", JSON.to_owned()));
+    // With this field, a worker that has changed its role since then says so. Without it, the
+    // worker would refuse to keep KV as a mistake of the client.
+    headers.push((TAKEN_FOR, Role::Prefill.to_string()));
+    let order = UpstreamHead { method: Method::Post, target: head.path().to_owned(), headers };
+    // Key and deadline are set when the request has its slots.
+    Ok(PrefillRequest { key: 0, address, head: order, body: Arc::new(body), until: Instant::now() })
+}
+
+/// Aborts the requests that the body names.
+fn abort(
+    conn: ConnId,
+    request: &Request,
+    generations: &mut RequestTable,
+    cx: &mut Context<'_>,
+) -> Result<(), ApiError> {
+    let aborted = match AbortRequest::parse(&request.body)? {
+        AbortRequest::All => generations.abort_requests(None, cx),
+        AbortRequest::Rid(rid) => generations.abort_requests(Some(&rid), cx),
+        AbortRequest::Kept(room) => generations.abort_kept(room, cx),
+    };
+    event!(Info, "http", "aborted by request", count = aborted);
+    json(conn, &serde_json::json!({ "aborted": aborted }), cx)
+}
+
+/// The name of a model follows.
+const ONE_MODEL: &str = "/v1/models/";
+
+/// How long the client waits, at most [`REQUEST_TIME_MAX`].
+fn patience(request: &Request) -> Result<Duration, ApiError> {
+    let Some(text) = request.head.headers.get(REQUEST_TIMEOUT) else { return Ok(REQUEST_TIME_MAX) };
+    let milliseconds = text.parse::<u64>().ok().filter(|&milliseconds| milliseconds > 0);
+    let milliseconds = milliseconds.ok_or_else(|| {
+        ApiError::invalid(
+            REQUEST_TIMEOUT,
+            format!("must be a positive number of milliseconds, not {text:?}"),
+        )
+    })?;
+    Ok(Duration::from_millis(milliseconds).min(REQUEST_TIME_MAX))
+}
+
+/// The error for a path that does not exist or does not take the method.
+fn nothing_at(path: &str) -> ApiError {
+    let allow = match path {
+        "/v1/completions"
+        | "/v1/chat/completions"
+        | "/generate"
+        | "/tokenize"
+        | "/detokenize"
+        | "/abort_request"
+        | "/flush_cache"
+        | "/drain" => "POST",
+        "/role" => "GET, POST",
+        "/health" | "/ping" | "/liveness" | "/readiness" => "GET, HEAD",
+        "/health_generate" | "/metrics" | "/v1/models" | "/server_info" | "/get_server_info"
+        | "/model_info" | "/get_model_info" | "/v1/loads" | "/get_load" | "/version" => "GET",
+        _ if path.starts_with(ONE_MODEL) => "GET",
+        _ => return ApiError::new(404, "not_found", format!("there is nothing at {path}")),
+    };
+    ApiError::method_not_allowed(allow)
+}
+
+fn json(conn: ConnId, body: &impl Serialize, cx: &mut Context<'_>) -> Result<(), ApiError> {
+    json_with(200, conn, body, cx)
+}
+
+fn json_with(
+    status: u16,
+    conn: ConnId,
+    body: &impl Serialize,
+    cx: &mut Context<'_>,
+) -> Result<(), ApiError> {
+    let body = serde_json::to_vec(body)
+        .map_err(|error| ApiError::new(500, "internal", error.to_string()))?;
+    cx.send_response(conn, &Response { status, media: JSON, body: &body, retry_after: None });
+    Ok(())
+}

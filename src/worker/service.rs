@@ -1,0 +1,531 @@
+//! The loop of `ctl`. It connects sockets, engines, movers and the tokeniser, one turn after the
+//! other.
+//!
+//! Owns: the table of requests, the hand-off, and the client that asks prefill, side by side.
+//! Events of the engine about requests go to the table, and those about transfers to the hand-off.
+//! Thread: `ctl`, which parks in the reactor only; other threads wake it through its bell. Not
+//! here: requests (`requests`), small endpoints (`routes`).
+
+use crate::cause::Cause;
+use crate::config::secret::Secret;
+use crate::http::HttpLimits;
+use crate::ids::Role;
+use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::net::{Address, Authorities, Credentials, Event, ListenerId, Reactor};
+use crate::obs::log::event;
+use crate::peer::bootstrap::BootstrapServer;
+use crate::peer::control::ControlLinks;
+use crate::peer::handoff::Handoff;
+use crate::registry::registrar::Registrar;
+use crate::sched::messages::{self, EngineEvent, TransferEvent};
+use crate::server::connections::{ClientEvent, Connections};
+use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
+use crate::server::reload::{Reload, ReloadedFile, keyring};
+use crate::server::role_change::{RoleChange, RoleChangeAction};
+use crate::stdx::event_count::EventCount;
+use crate::worker::metrics::WorkerMetrics;
+use crate::worker::prefill_client::PrefillClient;
+use crate::worker::progress::EngineWatchdog;
+use crate::worker::requests::{Context, Placement, RequestTable};
+use crate::worker::routes::{DisaggregationMode, WorkerRoutes};
+use crate::worker::telemetry::Telemetry;
+use crossbeam_channel::Receiver;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+/// Time between two checks for overdue work.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Why [`WorkerService::run`] has returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RunOutcome {
+    /// The process must end.
+    Ended(DrainOutcome),
+    /// The workers are idle, and others must take their place. Call
+    /// [`WorkerService::remove_workers`], then [`WorkerService::set_workers`] and
+    /// [`WorkerService::finish_role_change`]; or call [`WorkerService::fail_role_change`].
+    ChangeRole(Role),
+    /// The role change was given up. The workers stay and must be registered again.
+    KeepRole,
+}
+
+/// The workers of a process, as far as `ctl` knows them.
+#[derive(Debug)]
+pub struct Workers {
+    /// The workers and the hand-off protocol.
+    pub handoff: Handoff,
+    /// Their counters.
+    pub metrics: Vec<Arc<WorkerMetrics>>,
+    /// Their figures.
+    pub telemetry: Telemetry,
+    /// Events of their engine.
+    pub events: Receiver<messages::EngineEvent>,
+    /// The engine's counter of progress.
+    pub progress: Arc<AtomicU64>,
+}
+
+/// All that `ctl` runs.
+#[derive(Debug)]
+pub struct WorkerService {
+    reactor: Reactor,
+    listener: ListenerId,
+    connections: Connections,
+    requests: RequestTable,
+    handoff: Handoff,
+    prefill_client: PrefillClient,
+    routes: WorkerRoutes,
+    control_links: Option<ControlLinks>,
+    bootstrap: Option<BootstrapServer>,
+    registrar: Option<Registrar>,
+    events: Receiver<messages::EngineEvent>,
+    progress: EngineWatchdog,
+    bell: Arc<EventCount>,
+    drain: Drain,
+    reload: Reload,
+    /// CA certificates for servers with TLS.
+    authorities: Option<Authorities>,
+    /// The cluster keys, if they were reloaded.
+    cluster_keys: Option<Vec<Secret>>,
+    next_tick: Instant,
+}
+
+impl WorkerService {
+    /// Listens on `address`. Nothing is served before [`WorkerService::run`].
+    ///
+    /// # Errors
+    /// The signals cannot be watched, or the address cannot be used.
+    pub fn new(
+        mut reactor: Reactor,
+        address: SocketAddr,
+        (requests, handoff): (RequestTable, Handoff),
+        routes: WorkerRoutes,
+        (events, progress): (Receiver<messages::EngineEvent>, Arc<AtomicU64>),
+        bell: Arc<EventCount>,
+        now: Instant,
+    ) -> io::Result<WorkerService> {
+        reactor.watch_signals()?;
+        let listener = reactor.listen(&Address::Tcp(address), HTTP_CONNECTIONS_MAX)?;
+        Ok(WorkerService {
+            reactor,
+            listener,
+            connections: Connections::default(),
+            requests,
+            handoff,
+            prefill_client: PrefillClient::default(),
+            routes,
+            control_links: None,
+            bootstrap: None,
+            registrar: None,
+            events,
+            progress: EngineWatchdog::new(progress, now),
+            bell,
+            drain: Drain::default(),
+            reload: Reload::nothing(now),
+            authorities: None,
+            cluster_keys: None,
+            next_tick: now + TICK,
+        })
+    }
+
+    /// Sets the maximum size of a body in bytes.
+    pub fn within(self, body_max: usize) -> WorkerService {
+        let limits = HttpLimits { body: body_max, ..HttpLimits::default() };
+        WorkerService { connections: Connections::with_limits(limits), ..self }
+    }
+
+    /// Serves HTTPS with these credentials from now on.
+    pub fn secure(&mut self, credentials: Credentials) {
+        self.reactor.secure(self.listener, credentials);
+    }
+
+    /// Sets the CA certificates for registries and prefill workers with TLS.
+    pub fn trust(&mut self, authorities: Authorities) {
+        if let Some(registrar) = &mut self.registrar {
+            registrar.trust(&authorities);
+        }
+        self.prefill_client.trust(authorities.clone());
+        self.authorities = Some(authorities);
+    }
+
+    /// Reloads these files when they change.
+    ///
+    /// # Errors
+    /// The signal that asks for a reload cannot be watched.
+    pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
+        self.reload = reload.watched(&mut self.reactor)?;
+        Ok(())
+    }
+
+    fn renew(&mut self, fresh: Vec<ReloadedFile>) {
+        for fresh in fresh {
+            match fresh {
+                ReloadedFile::Credentials(credentials) => self.secure(credentials),
+                ReloadedFile::Authorities(authorities) => self.trust(authorities),
+                ReloadedFile::ApiKeys(keys) => self.routes.set_keys(keys),
+                ReloadedFile::ClusterKeys(secrets) => {
+                    let Ok(keys) = keyring(&secrets) else { continue };
+                    self.routes.set_cluster_keys(&keys);
+                    if let Some(registrar) = &mut self.registrar {
+                        registrar.set_key(secrets.first());
+                    }
+                    if let Some(peers) = &mut self.control_links {
+                        peers.set_keys(keys);
+                    }
+                    if let Some(bootstrap) = &mut self.bootstrap {
+                        bootstrap.set_keys(secrets.clone());
+                    }
+                    self.cluster_keys = Some(secrets);
+                }
+            }
+        }
+    }
+
+    /// Joins a cluster: links to workers of other processes, and a bootstrap registry on a prefill
+    /// worker.
+    pub fn join(&mut self, peers: ControlLinks, bootstrap: Option<BootstrapServer>) {
+        self.control_links = Some(peers);
+        self.bootstrap = bootstrap;
+    }
+
+    /// Registers the worker from now on.
+    pub fn enrol(&mut self, mut registrar: Registrar) {
+        if let Some(authorities) = &self.authorities {
+            registrar.trust(authorities);
+        }
+        if let Some(registrar) = self.registrar.replace(registrar) {
+            registrar.close(&mut self.reactor);
+        }
+    }
+
+    /// The cluster keys, if they differ from those of the start.
+    pub fn cluster_keys(&self) -> Option<&[Secret]> {
+        self.cluster_keys.as_deref()
+    }
+
+    /// The workers' role can change from now on.
+    pub fn set_role_change(&mut self, turning: RoleChange) {
+        self.routes.set_role_change(turning);
+    }
+
+    /// Removes the workers. Their events are dropped; links, registry and their ports are closed.
+    /// Serve nothing before [`WorkerService::set_workers`].
+    pub fn remove_workers(&mut self) {
+        self.requests.remove_workers();
+        self.handoff = Handoff::new(Vec::new(), self.handoff.offer().clone());
+        self.prefill_client.close(&mut self.reactor);
+        if let Some(peers) = self.control_links.take() {
+            peers.close(&mut self.reactor);
+        }
+        if let Some(bootstrap) = self.bootstrap.take() {
+            bootstrap.close(&mut self.reactor);
+        }
+        if let Some(registrar) = self.registrar.take() {
+            registrar.close(&mut self.reactor);
+        }
+    }
+
+    /// New workers are in place.
+    pub fn set_workers(
+        &mut self,
+        workers: Workers,
+        placement: Placement,
+        mode: DisaggregationMode,
+        now: Instant,
+    ) {
+        let Workers { handoff, metrics, telemetry, events, progress } = workers;
+        self.requests.set_workers(placement, metrics);
+        self.handoff = handoff;
+        self.routes.set_mode(mode, telemetry);
+        (self.events, self.progress) = (events, EngineWatchdog::new(progress, now));
+    }
+
+    /// A role change is over: it succeeded, or the workers are back in their old role for this
+    /// reason. `stood_still` is the time without service.
+    pub fn finish_role_change(&mut self, outcome: Result<(), String>, stood_still: Duration) {
+        let Some(turning) = self.routes.role_change() else { return };
+        let before = turning.role();
+        if let Err(why) = &outcome {
+            event!(Error, "ctl", "keeps its role", role = before, why = why);
+        }
+        turning.finish_change(outcome);
+        let seconds = format!("{:.3}", stood_still.as_secs_f64());
+        event!(
+            Info,
+            "ctl",
+            "role change is over",
+            was = before,
+            is = turning.role(),
+            seconds = seconds
+        );
+    }
+
+    /// The role change failed for this reason, before anything was changed.
+    pub fn fail_role_change(&mut self, why: String) {
+        let Some(turning) = self.routes.role_change() else { return };
+        event!(Error, "ctl", "keeps its role", role = turning.role(), why = why);
+        turning.fail_change(why);
+    }
+
+    /// Sockets, to listen on further ports.
+    pub fn reactor(&mut self) -> &mut Reactor {
+        &mut self.reactor
+    }
+
+    /// The address on which it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.reactor.local_address(self.listener)
+    }
+
+    /// Runs until a drain has ended, or the workers' role changes.
+    pub fn run(&mut self) -> io::Result<RunOutcome> {
+        // The time of the start-up does not count against the engine.
+        self.progress.begin(Instant::now());
+        loop {
+            self.bell.prepare_wait();
+            let deadline = if self.has_news() { Instant::now() } else { self.next_tick };
+            self.reactor.poll(Some(deadline))?;
+            self.bell.cancel_wait();
+            if let Some(outcome) = self.turn(Instant::now()) {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// Checked after the bell is armed and before the wait, so that no event is missed.
+    fn has_news(&self) -> bool {
+        !self.events.is_empty()
+            || self.requests.has_news()
+            || self.handoff.has_news()
+            || self.prefill_client.has_news()
+            || self.control_links.as_ref().is_some_and(ControlLinks::has_news)
+    }
+
+    fn turn(&mut self, now: Instant) -> Option<RunOutcome> {
+        while let Some(event) = self.reactor.next_event() {
+            match event {
+                Event::Terminate if self.drain.signal() => {
+                    // KV that is kept for decode does not count: its client has the answer.
+                    let busy = self.requests.is_asked();
+                    return Some(RunOutcome::Ended(Drain::cut(RemainingWork {
+                        busy,
+                        ..self.left()
+                    })));
+                }
+                Event::Terminate => self.drain(now),
+                Event::Hangup => {
+                    let fresh = self.reload.all();
+                    self.renew(fresh);
+                }
+                event => self.dispatch(event, now),
+            }
+        }
+        self.serve(now);
+        while let Ok(event) = self.events.try_recv() {
+            self.handle_engine_event(event, now);
+        }
+        self.handoff.step(now);
+        let (requests, _, mut cx) = self.parts(now);
+        requests.step(&mut cx);
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            self.tick(now);
+        }
+        // Answers can admit pipelined requests, or close connections of clients that do not read.
+        while !self.connections.is_settled() {
+            self.serve(now);
+        }
+        self.run_remote_actions(now);
+        match self.routes.is_changing() {
+            true => self.changed(now),
+            false => self.drained(now).map(RunOutcome::Ended),
+        }
+    }
+
+    /// The table of requests, the routes, and the context that both work with.
+    fn parts(&mut self, now: Instant) -> (&mut RequestTable, &mut WorkerRoutes, Context<'_>) {
+        let WorkerService {
+            reactor, connections, requests, routes, handoff, prefill_client, ..
+        } = self;
+        (requests, routes, Context { reactor, connections, handoff, prefill_client, now })
+    }
+
+    fn handle_engine_event(&mut self, event: EngineEvent, now: Instant) {
+        match event {
+            EngineEvent::Request(event) => {
+                let (requests, _, mut cx) = self.parts(now);
+                requests.handle_event(event, &mut cx);
+            }
+            EngineEvent::Transfer(event) => {
+                self.handoff.handle_event(&event, now);
+                if let TransferEvent::Computed { request, cached_tokens, .. } = event {
+                    let (requests, _, mut cx) = self.parts(now);
+                    requests.end_kept_choice(request, cached_tokens, &mut cx);
+                }
+            }
+        }
+    }
+
+    /// Does what the hand-off and the client that asks prefill need from other processes.
+    fn run_remote_actions(&mut self, now: Instant) {
+        let Some(links) = &mut self.control_links else { return };
+        while let Some((name, address)) = links.poll_resolved(now) {
+            self.prefill_client.resolved(&name, &address, &mut self.reactor, now);
+            self.handoff.resolved(&name, address, now);
+        }
+        self.prefill_client.dial_queued(links.directory_mut(), &mut self.reactor, now);
+        links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
+    }
+
+    fn dispatch(&mut self, event: Event, now: Instant) {
+        if self.prefill_client.owns(&event) {
+            return self.prefill_client.handle(event, &mut self.reactor, now);
+        }
+        if let Some(registrar) = self.registrar.as_mut().filter(|registrar| registrar.owns(&event))
+        {
+            return registrar.handle(event, &mut self.reactor, now);
+        }
+        let handoff = &mut self.handoff;
+        match (&mut self.control_links, &mut self.bootstrap) {
+            (Some(peers), _) if peers.owns(&event) => {
+                peers.handle(event, &mut self.reactor, handoff, now)
+            }
+            (_, Some(bootstrap)) if bootstrap.owns(&event) => {
+                bootstrap.handle(event, &mut self.reactor, now)
+            }
+            _ => self.connections.handle(&mut self.reactor, event, now),
+        }
+    }
+
+    /// Makes a worker with a hung engine look dead to routers and peers.
+    fn watch(&mut self, now: Instant) {
+        let hangs = self.progress.is_hung(now);
+        if let Some(time) = self.progress.take_pause() {
+            let seconds = format!("{:.1}", time.as_secs_f64());
+            event!(Warn, "ctl", "this process, or its host, was paused", seconds = seconds);
+        }
+        self.routes.set_hanging(hangs);
+        if let Some(peers) = &mut self.control_links {
+            peers.answer_pings(!hangs);
+        }
+        if let Some(registrar) = &mut self.registrar {
+            registrar.turn(hangs, &mut self.reactor, now);
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.watch(now);
+        let fresh = self.reload.changed(now);
+        self.renew(fresh);
+        self.routes.look(now);
+        self.handoff.expire(now);
+        let (requests, _, mut cx) = self.parts(now);
+        requests.expire(&mut cx);
+        self.prefill_client.expire(&mut self.reactor, now);
+        self.connections.expire(&mut self.reactor, now);
+        if let Some(peers) = &mut self.control_links {
+            peers.expire(&mut self.reactor, &mut self.handoff, now);
+        }
+        if let Some(bootstrap) = &mut self.bootstrap {
+            bootstrap.expire(&mut self.reactor, now);
+        }
+    }
+
+    fn serve(&mut self, now: Instant) {
+        while let Some(incoming) = self.connections.poll_event() {
+            match incoming {
+                ClientEvent::Request(conn, request) => {
+                    let was_changing = self.routes.is_changing();
+                    let (requests, routes, mut cx) = self.parts(now);
+                    routes.serve(conn, &request, requests, &mut cx);
+                    if self.routes.is_draining() {
+                        self.drain(now);
+                    } else if !was_changing && self.routes.is_changing() {
+                        self.withdraw(now);
+                    }
+                }
+                ClientEvent::Disconnected(conn) => {
+                    let (requests, _, mut cx) = self.parts(now);
+                    requests.handle_disconnect(conn, &mut cx);
+                }
+            }
+        }
+    }
+
+    /// Refuses new requests from now on. The port stays open, so that clients get that answer until
+    /// the end.
+    fn drain(&mut self, now: Instant) {
+        if !self.drain.begin(now) {
+            return;
+        }
+        event!(Info, "ctl", "draining: no new requests, those that run are finished");
+        if self.routes.is_changing() {
+            // This is no error: a drain ends any role change.
+            let turning = self.routes.role_change().map(|turning| (turning.role(), turning));
+            if let Some((role, turning)) = turning {
+                event!(Info, "ctl", "keeps its role", role = role, why = "a drain has begun");
+                turning.fail_change("a drain has begun".into());
+            }
+        }
+        // Answers in the send queues must arrive as well.
+        self.reactor.flush_until(now + DRAIN_TIME_MAX);
+        self.routes.drain();
+        self.connections.drain();
+        if let Some(peers) = &mut self.control_links {
+            peers.drain(&mut self.reactor, &mut self.handoff, now);
+        }
+        self.withdraw(now);
+    }
+
+    /// Removes the worker from registries.
+    fn withdraw(&mut self, now: Instant) {
+        if let Some(registrar) = &mut self.registrar {
+            registrar.withdraw(&mut self.reactor, now);
+        }
+    }
+
+    /// Whether a role change can be applied, because the workers are idle enough.
+    fn changed(&mut self, now: Instant) -> Option<RunOutcome> {
+        self.refuse_early(now);
+        let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
+        let busy = !self.requests.is_free() || !is_out;
+        let left = RemainingWork { busy, ..self.left() };
+        match self.routes.role_change()?.poll_action(left, now)? {
+            RoleChangeAction::Apply(role) => Some(RunOutcome::ChangeRole(role)),
+            RoleChangeAction::GiveUp => {
+                let running = self.requests.running();
+                self.fail_role_change(format!("time was up; requests that still ran: {running}"));
+                Some(RunOutcome::KeepRole)
+            }
+        }
+    }
+
+    /// A room that has no request now will never get one.
+    fn refuse_early(&mut self, now: Instant) {
+        if self.requests.is_placed() {
+            self.handoff.refuse_early(Cause::Draining, now);
+        }
+    }
+
+    fn drained(&mut self, now: Instant) -> Option<DrainOutcome> {
+        if !self.drain.is_begun() {
+            return None;
+        }
+        self.refuse_early(now);
+        let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
+        let left = self.left();
+        self.drain.poll_outcome(RemainingWork { busy: left.busy || !is_out, ..left }, now)
+    }
+
+    /// Work that is left for clients and peers.
+    fn left(&self) -> RemainingWork {
+        RemainingWork {
+            busy: !self.requests.is_idle(),
+            queued: self.reactor.queued_total(),
+            clients: self.connections.count(),
+            unconfirmed: self.handoff.unheard(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Logs when KV memory runs out: running requests gave up their pages, or got new ones.
+//!
+//! Thread: `ctl`. It reads the engine's counters, because an engine's thread is sealed and does not
+//! log. Invariant: at most one line of each kind in [`SHORTAGE_TOLD_EVERY`]. A line counts all
+//! events since the one before.
+
+use crate::limits::SHORTAGE_TOLD_EVERY;
+use crate::obs::log::event;
+use crate::sched::stats::WorkerStats;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// What the log has of one worker.
+#[derive(Debug, Default)]
+pub struct ShortageLog {
+    told: Counts,
+    /// When the next line can be logged.
+    next: Option<Instant>,
+}
+
+/// Counts since the start of the worker.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Counts {
+    /// Requests that gave up their pages.
+    retracted: u64,
+    /// Requests that got new pages.
+    resumed: u64,
+}
+
+impl ShortageLog {
+    /// Reads the counters of a worker of this process.
+    pub fn look(&mut self, worker: usize, stats: &WorkerStats, now: Instant) {
+        let counts = Counts {
+            retracted: stats.retracted_total.load(Ordering::Relaxed),
+            resumed: stats.resumed_total.load(Ordering::Relaxed),
+        };
+        let Counts { retracted, resumed } = self.news(counts, now);
+        let (waiting, running) = (&stats.retracted, &stats.running);
+        if retracted > 0 {
+            event!(
+                Warn,
+                "sched",
+                "KV memory ran out: running requests gave up their pages and continue later; see \
+                 --kv-memory",
+                worker = worker,
+                count = retracted,
+                waiting = waiting.load(Ordering::Relaxed),
+                running = running.load(Ordering::Relaxed),
+            );
+        }
+        if resumed > 0 {
+            event!(
+                Debug,
+                "sched",
+                "requests that gave up their pages continue",
+                worker = worker,
+                count = resumed,
+                waiting = waiting.load(Ordering::Relaxed),
+            );
+        }
+    }
+
+    /// What to log now.
+    fn news(&mut self, counts: Counts, now: Instant) -> Counts {
+        if counts == self.told || self.next.is_some_and(|next| now < next) {
+            return Counts::default();
+        }
+        self.next = Some(now + SHORTAGE_TOLD_EVERY);
+        let told = std::mem::replace(&mut self.told, counts);
+        Counts {
+            retracted: counts.retracted - told.retracted,
+            resumed: counts.resumed - told.resumed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_often_is_said_at_times_with_its_count() {
+        let counts = |retracted, resumed| Counts { retracted, resumed };
+        let (mut shortage, now) = (ShortageLog::default(), Instant::now());
+        assert_eq!(shortage.news(counts(0, 0), now), counts(0, 0));
+        assert_eq!(shortage.news(counts(3, 0), now), counts(3, 0), "the first at once");
+        assert_eq!(shortage.news(counts(9, 2), now + SHORTAGE_TOLD_EVERY / 2), counts(0, 0));
+        assert_eq!(shortage.news(counts(10, 4), now + SHORTAGE_TOLD_EVERY), counts(7, 4));
+        assert_eq!(shortage.news(counts(10, 4), now + 3 * SHORTAGE_TOLD_EVERY), counts(0, 0));
+    }
+}

@@ -1,0 +1,269 @@
+//! Text to token ids and back: the tasks, and how they are done.
+//!
+//! Threads: `tok` and `tok-long`, through [`TextQueue`]. Invariant: a prompt is refused by its
+//! length in bytes if no tokenisation of it can fit the context. That costs no time in the
+//! tokeniser. `/tokenize` has no limit but that of a body. Not here: the queues (`queue`).
+
+mod queue;
+
+pub use queue::{JobGuard, TextQueue};
+
+use crate::api::request::ChatPrompt;
+use crate::api::tokenize::{
+    DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
+};
+use crate::api::{ApiEndpoint, ApiError, Prompts};
+use crate::cause::Cause;
+use crate::model::chat::{self, ChatTemplate};
+use crate::model::tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::Value;
+use std::time::SystemTime;
+
+/// Turns text into token ids and back.
+#[derive(Debug)]
+pub struct TextProcessor {
+    /// The tokeniser.
+    pub tokenizer: Tokenizer,
+    /// The model's chat template, if it has one.
+    pub chat: Option<ChatTemplate>,
+    /// Maximum number of tokens of one sequence.
+    pub context: usize,
+}
+
+/// A task with the id of its result.
+#[derive(Debug)]
+pub struct TextJob {
+    /// Id of the result.
+    pub id: u64,
+    /// The task.
+    pub task: TextTask,
+}
+
+/// A task for the tokeniser threads.
+#[derive(Debug)]
+pub enum TextTask {
+    /// Prompts to tokenise. The endpoint decides which field an error names.
+    Prompts(Prompts, ApiEndpoint),
+    /// A text or conversation; the answer has its ids.
+    Tokenize(TokenizeRequest),
+    /// Ids; the answer has their text.
+    Detokenize(DetokenizeRequest),
+}
+
+impl TextTask {
+    /// Size of the input: bytes of text, or number of ids.
+    fn size(&self) -> usize {
+        let of_chat = |chat: &ChatPrompt| {
+            chat.messages.iter().chain(chat.template_kwargs.values()).map(text_size).sum()
+        };
+        match self {
+            TextTask::Prompts(Prompts::Texts(texts), _) => texts.iter().map(String::len).sum(),
+            TextTask::Prompts(Prompts::Ids(lists), _) => lists.iter().map(Vec::len).sum(),
+            TextTask::Prompts(Prompts::Chat(conversation), _) => of_chat(conversation),
+            TextTask::Tokenize(asked) => match &asked.subject {
+                Subject::Prompt(prompt) => prompt.len(),
+                Subject::Chat(conversation) => of_chat(conversation),
+            },
+            TextTask::Detokenize(asked) => asked.tokens.len(),
+        }
+    }
+}
+
+/// Bytes of all strings, plus one for each other value. Recursion is safe because the parser limits
+/// depth.
+fn text_size(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_size).sum(),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| name.len() + text_size(value)).sum()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
+    }
+}
+
+/// The result of a job.
+#[derive(Debug)]
+pub struct TextResult {
+    /// Id of the job.
+    pub id: u64,
+    /// The output, or an error.
+    pub made: Result<TextOutput, ApiError>,
+}
+
+/// The output of a task.
+#[derive(Debug)]
+pub enum TextOutput {
+    /// For prompts: the prompts, which `echo` needs, and one list of ids for each.
+    Ids(Prompts, Vec<Vec<u32>>),
+    /// For other tasks: the body of the answer, as JSON.
+    Body(Vec<u8>),
+}
+
+impl TextProcessor {
+    /// Does a task, as long as it is wanted.
+    fn work(&self, task: TextTask, is_wanted: &dyn Fn() -> bool) -> Result<TextOutput, ApiError> {
+        match task {
+            TextTask::Prompts(prompts, endpoint) => {
+                let ids = self.ids_while(&prompts, endpoint, is_wanted)?;
+                Ok(TextOutput::Ids(prompts, ids))
+            }
+            TextTask::Tokenize(asked) => self.tokenize(&asked),
+            TextTask::Detokenize(asked) => {
+                let prompt = self.tokenizer.decode(&asked.tokens, false);
+                body(&DetokenizeAnswer { prompt: &prompt })
+            }
+        }
+    }
+
+    fn tokenize(&self, asked: &TokenizeRequest) -> Result<TextOutput, ApiError> {
+        let rendered;
+        let source = match &asked.subject {
+            Subject::Prompt(prompt) => prompt,
+            Subject::Chat(conversation) => {
+                rendered = self.render(conversation)?;
+                &rendered
+            }
+        };
+        let encoded = self.tokenizer.encode(source, asked.add_special_tokens);
+        let tokens = encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+        let text = |&token| self.tokenizer.token_text(token);
+        let token_strs = asked.return_token_strs.then(|| tokens.iter().map(text).collect());
+        body(&TokenizeAnswer {
+            count: tokens.len(),
+            max_model_len: self.context,
+            tokens: &tokens,
+            token_strs,
+        })
+    }
+
+    /// The ids of each prompt. Ids from the client are checked against the vocabulary.
+    pub fn ids(&self, prompts: &Prompts, endpoint: ApiEndpoint) -> Result<Vec<Vec<u32>>, ApiError> {
+        self.ids_while(prompts, endpoint, &|| true)
+    }
+
+    fn ids_while(
+        &self,
+        prompts: &Prompts,
+        endpoint: ApiEndpoint,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let param = prompt_param(endpoint, prompts);
+        let encode = |text: &str, special: bool| {
+            if !is_wanted() {
+                let cause = Cause::ClientGone;
+                return Err(ApiError::new(
+                    cause.http_status(),
+                    cause.name(),
+                    "its client has gone",
+                ));
+            }
+            self.fits(param, text)?;
+            self.tokenizer
+                .encode(text, special)
+                .map_err(|error| ApiError::invalid(param, error.to_string()))
+        };
+        let lists = match prompts {
+            Prompts::Texts(texts) => texts.iter().map(|text| encode(text, true)).collect(),
+            Prompts::Ids(lists) => {
+                let vocab = self.tokenizer.vocab_size();
+                match lists.iter().flatten().find(|&&id| id as usize >= vocab) {
+                    Some(id) => Err(ApiError::invalid(
+                        param,
+                        format!("holds the id {id}; the vocabulary has {vocab} ids"),
+                    )),
+                    None => Ok(lists.clone()),
+                }
+            }
+            Prompts::Chat(conversation) => {
+                self.render(conversation).and_then(|text| Ok(vec![encode(&text, false)?]))
+            }
+        }?;
+        match lists.iter().any(Vec::is_empty) {
+            true => Err(ApiError::invalid(param, "has no tokens")),
+            false => Ok(lists),
+        }
+    }
+
+    fn fits(&self, param: &str, text: &str) -> Result<(), ApiError> {
+        let most = self.tokenizer.longest_text(self.context);
+        match text.len() > most {
+            true => Err(ApiError::text_too_long(param, text.len(), most, self.context)),
+            false => Ok(()),
+        }
+    }
+
+    /// A conversation as the model's template renders it.
+    pub fn render(&self, conversation: &ChatPrompt) -> Result<String, ApiError> {
+        let Some(template) = &self.chat else {
+            let message = "this model has no chat template; use /v1/completions";
+            return Err(ApiError::new(400, "no_chat_template", message));
+        };
+        let rendered = template.render(&chat::Conversation {
+            messages: &conversation.messages,
+            tools: None,
+            variables: Some(&conversation.template_kwargs),
+            add_generation_prompt: conversation.add_generation_prompt,
+            now: SystemTime::now(),
+        });
+        rendered.map_err(|error| {
+            ApiError::invalid("messages", format!("do not fit the template: {error}"))
+        })
+    }
+}
+
+fn body(answer: &impl Serialize) -> Result<TextOutput, ApiError> {
+    serde_json::to_vec(answer)
+        .map(TextOutput::Body)
+        .map_err(|error| ApiError::new(500, "internal", error.to_string()))
+}
+
+/// The request field that holds the prompt.
+pub fn prompt_param(endpoint: ApiEndpoint, prompts: &Prompts) -> &'static str {
+    match (endpoint, prompts) {
+        (ApiEndpoint::Completions, _) => "prompt",
+        (ApiEndpoint::Chat, _) => "messages",
+        (ApiEndpoint::Generate, Prompts::Ids(_)) => "input_ids",
+        (ApiEndpoint::Generate, _) => "text",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_too_long_for_any_tokens_is_refused_by_its_bytes() {
+        let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
+        let text = TextProcessor { tokenizer, chat: None, context: 64 };
+        let ids = |bytes: usize| {
+            text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), ApiEndpoint::Completions)
+        };
+        let most = text.tokenizer.longest_text(64);
+        assert!(ids(most).is_ok(), "the count of tokens decides");
+        let refused = ids(most + 1).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.param.as_deref()),
+            ("context_length_exceeded", Some("prompt"))
+        );
+        assert!(refused.message.contains(&most.to_string()), "{}", refused.message);
+    }
+
+    #[test]
+    fn a_template_that_cannot_be_evaluated_refuses_its_request() {
+        let source =
+            "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
+        let chat = ChatTemplate::new(source, Vec::new()).unwrap();
+        let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
+        let text = TextProcessor { tokenizer, chat: Some(chat), context: 64 };
+        let message = serde_json::json!({"role": "user", "content": "x"});
+        let conversation = ChatPrompt {
+            messages: vec![message],
+            add_generation_prompt: true,
+            template_kwargs: serde_json::Map::new(),
+        };
+        let refused = text.render(&conversation).unwrap_err();
+        assert_eq!((refused.status, refused.param.as_deref()), (400, Some("messages")));
+    }
+}

@@ -1,0 +1,210 @@
+//! Queues in front of the tokeniser threads. A long prompt takes milliseconds, and the longest body
+//! takes seconds. On `ctl` that would stall all streams and links; on one thread it would delay
+//! short prompts.
+//!
+//! Threads: `tok` takes short texts, `tok-long` the others; `ctl` submits. A full queue refuses a
+//! job. Invariants: a cancelled job does not start, and a running one stops between two texts; a
+//! panic ends only the request of its text.
+
+use super::{TextJob, TextOutput, TextProcessor, TextResult, TextTask};
+use crate::api::ApiError;
+use crate::limits::TOKENISE_SHORT;
+use crate::stdx::event_count::EventCount;
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+/// A client waits for the job as long as its guard exists.
+#[derive(Debug)]
+pub struct JobGuard(#[expect(dead_code, reason = "its count is what is read")] Arc<()>);
+
+/// The end of `ctl`.
+#[derive(Debug)]
+pub struct TextQueue {
+    short: Sender<QueuedJob>,
+    long: Sender<QueuedJob>,
+    done: Receiver<TextResult>,
+}
+
+#[derive(Debug)]
+struct QueuedJob {
+    job: TextJob,
+    waits: Weak<()>,
+}
+
+type Work = dyn Fn(TextTask, &dyn Fn() -> bool) -> Result<TextOutput, ApiError> + Send + Sync;
+
+impl TextQueue {
+    /// Starts the threads. Each queue holds at most `capacity` jobs. Each answer notifies `ctl`.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn start(
+        text: Arc<TextProcessor>,
+        capacity: usize,
+        ctl: Arc<EventCount>,
+    ) -> io::Result<TextQueue> {
+        TextQueue::over(Arc::new(move |task, is_wanted| text.work(task, is_wanted)), capacity, ctl)
+    }
+
+    fn over(work: Arc<Work>, capacity: usize, ctl: Arc<EventCount>) -> io::Result<TextQueue> {
+        let (answers, done) = crossbeam_channel::bounded(2 * capacity);
+        let lane = |name: &str| {
+            let (entries, queue) = crossbeam_channel::bounded::<QueuedJob>(capacity);
+            let (work, answers, ctl) = (work.clone(), answers.clone(), ctl.clone());
+            let run = move || {
+                // The thread ends with its queue.
+                let _ = queue.iter().try_for_each(|entry| answer(&*work, entry, &answers, &ctl));
+            };
+            std::thread::Builder::new().name(name.into()).spawn(run).map(|_| entries)
+        };
+        Ok(TextQueue { short: lane("tok")?, long: lane("tok-long")?, done })
+    }
+
+    /// Queues a job. Dropping the guard cancels it.
+    ///
+    /// # Errors
+    /// The queue is full, or its thread has stopped.
+    pub fn submit(&self, job: TextJob) -> Result<JobGuard, ApiError> {
+        let ticket = Arc::new(());
+        let lane = if job.task.size() <= TOKENISE_SHORT { &self.short } else { &self.long };
+        lane.try_send(QueuedJob { job, waits: Arc::downgrade(&ticket) }).map_err(|error| {
+            match error {
+                TrySendError::Full(_) => {
+                    let most = lane.capacity().unwrap_or(0);
+                    ApiError::busy(format!(
+                        "the maximum of {most} requests wait for the tokeniser; try again later"
+                    ))
+                }
+                TrySendError::Disconnected(_) => {
+                    ApiError::new(500, "internal", "the tokeniser has stopped")
+                }
+            }
+        })?;
+        Ok(JobGuard(ticket))
+    }
+
+    /// Whether an answer waits.
+    pub fn has_news(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// The next answer.
+    pub fn poll(&self) -> Option<TextResult> {
+        self.done.try_recv().ok()
+    }
+}
+
+/// Does a job if it is wanted and sends its result. An error means that the receiver is gone.
+fn answer(
+    work: &Work,
+    entry: QueuedJob,
+    answers: &Sender<TextResult>,
+    ctl: &EventCount,
+) -> Result<(), ()> {
+    let QueuedJob { job, waits } = entry;
+    let is_wanted = || waits.strong_count() > 0;
+    if !is_wanted() {
+        return Ok(());
+    }
+    // A job changes nothing, so a panic leaves nothing half changed.
+    let made = catch_unwind(AssertUnwindSafe(|| work(job.task, &is_wanted)));
+    let made = made
+        .unwrap_or_else(|_| Err(ApiError::new(500, "internal", "the text could not be tokenised")));
+    answers.send(TextResult { id: job.id, made }).map_err(|_| ())?;
+    ctl.notify();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::tokenize::DetokenizeRequest;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    fn queue(
+        work: impl Fn(TextTask) -> Result<TextOutput, ApiError> + Send + Sync + 'static,
+    ) -> TextQueue {
+        TextQueue::over(
+            Arc::new(move |task, _: &dyn Fn() -> bool| work(task)),
+            4,
+            Arc::new(EventCount::new(|| {})),
+        )
+        .unwrap()
+    }
+
+    fn answer(queue: &TextQueue) -> TextResult {
+        let begun = Instant::now();
+        loop {
+            if let Some(answer) = queue.poll() {
+                return answer;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no answer");
+            std::thread::yield_now();
+        }
+    }
+
+    fn job(id: u64, tokens: usize) -> TextJob {
+        TextJob {
+            id,
+            task: TextTask::Detokenize(DetokenizeRequest { model: None, tokens: vec![1; tokens] }),
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_its_request_and_not_the_thread() {
+        let queue = queue(|task| match task {
+            TextTask::Detokenize(asked) if asked.tokens.is_empty() => {
+                panic!("a fault in a tokeniser")
+            }
+            _ => Ok(TextOutput::Body(b"well".to_vec())),
+        });
+        let _tickets = [queue.submit(job(0, 0)).unwrap(), queue.submit(job(7, 1)).unwrap()];
+        let failed = answer(&queue);
+        assert_eq!((failed.id, failed.made.unwrap_err().status), (0, 500));
+        let well = answer(&queue);
+        assert!(well.id == 7 && matches!(well.made, Ok(TextOutput::Body(body)) if body == b"well"));
+    }
+
+    #[test]
+    fn a_short_text_does_not_wait_for_a_long_one() {
+        let (open, gate) = crossbeam_channel::bounded::<()>(0);
+        let queue = queue(move |task| {
+            if task.size() > TOKENISE_SHORT {
+                gate.recv().unwrap();
+            }
+            Ok(TextOutput::Body(Vec::new()))
+        });
+        let _tickets = [
+            queue.submit(job(0, TOKENISE_SHORT + 1)).unwrap(),
+            queue.submit(job(1, TOKENISE_SHORT)).unwrap(),
+        ];
+        assert_eq!(answer(&queue).id, 1);
+        open.send(()).unwrap();
+        assert_eq!(answer(&queue).id, 0);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_not_begun() {
+        let (open, gate) = crossbeam_channel::bounded::<()>(0);
+        let begun = Arc::new(AtomicUsize::new(0));
+        let count = begun.clone();
+        let queue = queue(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            gate.recv().unwrap();
+            Ok(TextOutput::Body(Vec::new()))
+        });
+        let first = queue.submit(job(0, 1)).unwrap();
+        while begun.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        let second = queue.submit(job(1, 1)).unwrap();
+        let _third = queue.submit(job(2, 1)).unwrap();
+        drop((first, second));
+        (0..2).for_each(|_| open.send(()).unwrap());
+        assert_eq!([answer(&queue).id, answer(&queue).id], [0, 2]);
+        assert_eq!(begun.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,502 @@
+//! Workers that join and leave while the router runs: by `/workers`, and by entries in `/registry`.
+
+use crate::client::{Client, Router};
+use crate::worker::{PATIENCE, Worker};
+use crate::{PROMPT, STREAM};
+use baton::config::secret::{Secret, read_cluster_key};
+use baton::registry::proof::{SignedRequest, prove};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn url(worker: &Worker) -> String {
+    format!("http://{}", worker.address)
+}
+
+fn ask(router: &Router, method: &str, path: &str, fields: &str, body: &str) -> (u16, Value) {
+    let mut client = router.connect();
+    client.ask(method, path, fields, body);
+    let (status, body) = client.answer();
+    (status, serde_json::from_str(&body).unwrap_or_else(|_| panic!("{path} answers {body}")))
+}
+
+fn add(router: &Router, body: Value) -> (u16, Value) {
+    ask(router, "POST", "/workers", "", &body.to_string())
+}
+
+fn entry(worker: &Worker, role: &str, incarnation: u8) -> Value {
+    let mut entry = json!({
+        "id": format!("{:032x}", worker.address.port()), "incarnation": format!("{incarnation:032x}"),
+        "role": role, "url": url(worker), "kind": "ab".repeat(32),
+    });
+    if role == "prefill" {
+        entry["bootstrap_port"] = 9000.into();
+    }
+    entry
+}
+
+fn enter(router: &Router, entry: &Value) -> (u16, Value) {
+    ask(router, "PUT", "/registry", "", &entry.to_string())
+}
+
+/// The exposed metrics of this worker.
+fn metrics(router: &Router, worker: &Worker) -> Vec<String> {
+    let text = router.get("/metrics").answer().1;
+    let url = url(worker);
+    text.lines().filter(|line| line.contains(&url)).map(str::to_owned).collect()
+}
+
+/// A request through a pair, whichever it is.
+fn serves(router: &Router, prefill: &Worker, decode: &Worker) {
+    let mut client = router.post("/v1/completions", PROMPT);
+    prefill.asked().answer("200 OK", "{}");
+    decode.asked().answer("200 OK", r#"{"is":"well"}"#);
+    assert_eq!(client.answer(), (200, r#"{"is":"well"}"#.into()));
+}
+
+#[test]
+fn workers_are_added_and_removed_while_requests_run() {
+    let router = Router::start(&[], &[], &[]);
+    assert_eq!(router.get("/readiness").answer().0, 503, "there is no worker yet");
+    assert_eq!(router.post("/v1/completions", PROMPT).answer().0, 503);
+    let (prefill, first, second) = (Worker::start(), Worker::start(), Worker::start());
+    let added = add(
+        &router,
+        json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9001}),
+    );
+    assert_eq!(
+        (added.0, &added.1["status"], &added.1["url"]),
+        (202, &"accepted".into(), &url(&prefill).into())
+    );
+    let (_, added) =
+        add(&router, json!({"url": url(&first), "worker_type": "decode", "api_key": null}));
+    let id = added["worker_id"].as_str().unwrap();
+    assert_eq!(added["location"], format!("/workers/{id}"));
+    router.wait_for("/readiness", 200);
+    serves(&router, &prefill, &first);
+
+    let (_, listed) = ask(&router, "GET", "/workers", "", "");
+    assert_eq!((&listed["total"], &listed["stats"]["decode_count"]), (&2.into(), &1.into()));
+    let (_, told) = ask(&router, "GET", &format!("/workers/{id}"), "", "");
+    assert_eq!((&told["url"], &told["worker_type"]), (&url(&first).into(), &"decode".into()));
+    assert_eq!((&told["is_healthy"], &told["load"]), (&true.into(), &0.into()));
+    assert_eq!(listed["workers"][0]["bootstrap_port"], 9001);
+
+    let mut stream = router.post("/v1/completions", STREAM);
+    let (mut at_prefill, mut at_first) = (prefill.asked(), first.asked());
+    at_first.open_stream();
+    at_first.chunk("data: 1\n\n");
+    assert_eq!(stream.piece().as_deref(), Some("data: 1\n\n"));
+    assert_eq!(metrics(&router, &first).len(), 2);
+    let (status, removed) = ask(&router, "DELETE", &format!("/workers/{id}"), "", "");
+    assert_eq!((status, &removed["worker_id"]), (202, &id.into()));
+    assert!(metrics(&router, &first).is_empty(), "its metrics go with it");
+    assert_eq!(router.get("/readiness").answer().0, 503);
+    assert_eq!(ask(&router, "DELETE", &format!("/workers/{id}"), "", "").0, 404);
+    assert_eq!(ask(&router, "GET", &format!("/workers/{id}"), "", "").0, 404);
+
+    let again = json!({"url": url(&second), "worker_type": "decode"});
+    let (_, added) = add(&router, again.clone());
+    assert!(added["worker_id"] != id, "a number is never reused");
+    let same = add(&router, again);
+    assert_eq!((same.0, &same.1["worker_id"]), (202, &added["worker_id"]), "it is there already");
+    router.wait_for("/readiness", 200);
+    for _ in 0..3 {
+        serves(&router, &prefill, &second);
+    }
+    at_first.chunk("data: 2\n\n");
+    assert_eq!(stream.piece().as_deref(), Some("data: 2\n\n"), "what runs on it runs on");
+    at_prefill.answer("200 OK", "{}");
+    at_first.end_stream();
+    assert_eq!(stream.piece(), None);
+    assert!(at_first.is_closed(), "and then it is no longer needed");
+    assert!(first.is_unasked());
+}
+
+#[test]
+fn who_drains_is_told_from_who_is_gone() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    let await_status = |status: [&str; 2]| {
+        let begun = Instant::now();
+        loop {
+            let listed = ask(&router, "GET", "/workers", "", "").1;
+            let told = |at: usize| listed["workers"][at]["status"].as_str().unwrap().to_owned();
+            if [told(0), told(1)] == status {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{status:?}: {listed}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let reason =
+        |at: usize| ask(&router, "GET", "/workers", "", "").1["workers"][at]["reason"].clone();
+    await_status(["ready", "ready"]);
+    assert_eq!([reason(0), reason(1)], [Value::Null, Value::Null]);
+    prefill.drain();
+    decode.stop();
+    await_status(["draining", "down"]);
+    assert_eq!(reason(0), Value::Null);
+    assert!(reason(1).as_str().unwrap().contains("takes no connection"), "{}", reason(1));
+    assert!(!router.has_said("worker is down role=prefill"), "it runs");
+    // After its end it is down, no longer draining.
+    prefill.stop();
+    await_status(["down", "down"]);
+    assert!(reason(0).as_str().unwrap().contains("takes no connection"), "{}", reason(0));
+    router.await_said("worker drains role=prefill");
+    router.await_said("worker is down role=prefill");
+}
+
+/// With the reason in the line.
+#[test]
+fn a_worker_that_is_gone_is_told_of_once() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    decode.stop();
+    let gone =
+        |role: &str, worker: &Worker| format!("worker is down role={role} worker={}", url(worker));
+    router.await_said(&gone("decode", &decode));
+    // The other worker is probed again after it.
+    prefill.stop();
+    router.await_said(&gone("prefill", &prefill));
+    router.wait_for_workers(0);
+    let told =
+        router.times_said(&format!("{} why=\"it takes no connection", gone("decode", &decode)));
+    assert_eq!((told, router.times_said("worker is not up")), (1, 0));
+}
+
+/// A healthy worker that fits no other does not count as serving.
+#[test]
+fn who_fits_nobody_says_so() {
+    let told = |weights: &str| format!(r#"{{"handoff":{{"weights":"{weights}"}}}}"#).leak();
+    let (prefill, decode) = (Worker::introduced(told("aa")), Worker::introduced(told("bb")));
+    let router = Router::start(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    for (at, other, differs) in [(0, &decode, "aa and bb"), (1, &prefill, "bb and aa")] {
+        let worker = &listed["workers"][at];
+        assert_eq!(
+            (&worker["status"], &worker["is_healthy"]),
+            (&json!("unpaired"), &json!(true)),
+            "{listed}"
+        );
+        let reason = worker["reason"].as_str().unwrap();
+        assert!(reason.contains(&url(other)) && reason.contains(differs), "{reason}");
+    }
+    let fitting = Worker::introduced(told("aa"));
+    assert_eq!(add(&router, json!({"url": url(&fitting), "worker_type": "decode"})).0, 202);
+    router.wait_for("/readiness", 200);
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    let status = |at: usize| listed["workers"][at]["status"].as_str().unwrap();
+    assert_eq!([status(0), status(1), status(2)], ["ready", "unpaired", "ready"]);
+}
+
+/// A mixed worker is named and reported as such, and is no misfit among workers that hand over.
+#[test]
+fn a_mixed_worker_is_told_of_as_one() {
+    const MIXED: &str = r#"{"disaggregation_mode":"null","role_changes":1}"#;
+    let prefill =
+        Worker::introduced(r#"{"disaggregation_mode":"prefill","handoff":{"wire":"3.1"}}"#);
+    let mixed = Worker::introduced(MIXED);
+    let router = Router::start(&[], &[], &[]);
+    assert_eq!(add(&router, json!({"url": url(&mixed), "worker_type": "mixed"})).0, 202);
+    router.await_said(&format!("worker is up role=mixed worker={}", url(&mixed)));
+    assert_eq!(
+        add(
+            &router,
+            json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9000})
+        )
+        .0,
+        202
+    );
+    router.wait_for_workers(2);
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    let told = |at: usize, field: &str| listed["workers"][at][field].as_str().map(str::to_owned);
+    assert_eq!(
+        [told(0, "worker_type"), told(0, "status")],
+        [Some("mixed".into()), Some("ready".into())]
+    );
+    assert_eq!(told(1, "status").as_deref(), Some("unpaired"), "{listed}");
+    let why = format!(
+        "no worker of the other role is here: {} is mixed and never hands over",
+        url(&mixed)
+    );
+    assert_eq!(told(1, "reason"), Some(why));
+    let decode = Worker::introduced(r#"{"disaggregation_mode":"decode","handoff":{"wire":"4.0"}}"#);
+    assert_eq!(add(&router, json!({"url": url(&decode), "worker_type": "decode"})).0, 202);
+    router.await_said("two workers are never paired");
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    let why = listed["workers"][1]["reason"].as_str().unwrap();
+    assert!(
+        why.ends_with(&format!("compared with {}: wire differs: 3 and 4", url(&decode))),
+        "{why}"
+    );
+    assert_eq!(router.times_said("two workers are never paired"), 1, "it is of those two");
+    assert_eq!(
+        router.times_said("role=decode worker=http://".to_string().as_str()),
+        1,
+        "of the decode worker"
+    );
+    mixed.stop();
+    router.await_said(&format!("worker is down role=mixed worker={}", url(&mixed)));
+}
+
+#[test]
+fn what_cannot_be_a_worker_is_refused_by_name() {
+    let router = Router::start(&[], &[], &[]);
+    for (body, param) in [
+        (json!({"worker_type": "decode"}), "url"),
+        (json!({"url": "https://a:1", "worker_type": "decode"}), "url"),
+        (json!({"url": "foo", "worker_type": "decode"}), "url"),
+        (json!({"url": "", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://a:0", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://a:1/path", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://a:1"}), "worker_type"),
+        (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
+        (
+            json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "mixed", "bootstrap_port": 1}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": "80"}),
+            "bootstrap_port",
+        ),
+        (json!({"url": "http://a:1", "worker_type": "decode", "priority": 9}), "priority"),
+    ] {
+        let (status, told) = add(&router, body.clone());
+        assert_eq!((status, &told["error"]["param"]), (400, &param.into()), "{body} {told}");
+    }
+    assert_eq!(add(&router, json!(7)).0, 400);
+    assert_eq!(ask(&router, "PUT", "/workers", "", "{}").0, 405);
+    let (status, told) = enter(&router, &json!({"id": "x"}));
+    assert_eq!((status, &told["error"]["code"]), (400, &"invalid_entry".into()));
+    assert_eq!(ask(&router, "GET", "/workers", "", "").1["total"], 0);
+}
+
+#[test]
+fn an_entry_lasts_while_it_is_renewed_and_a_new_incarnation_is_a_new_worker() {
+    let router = Router::start(&[], &[], &[]);
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let (reader, writer) = (entry(&prefill, "prefill", 1), entry(&decode, "decode", 1));
+    let mut life = 0;
+    for entry in [&reader, &writer] {
+        let (status, told) = enter(&router, entry);
+        assert_eq!(status, 200);
+        life = told["life_ms"].as_u64().unwrap();
+    }
+    router.wait_for("/readiness", 200);
+    serves(&router, &prefill, &decode);
+    let number = |router: &Router| {
+        let (_, listed) = ask(router, "GET", "/workers", "", "");
+        let workers = listed["workers"].as_array().unwrap().clone();
+        let decode = workers.into_iter().find(|worker| worker["worker_type"] == "decode");
+        decode.map(|worker| worker["id"].as_str().unwrap().to_owned())
+    };
+    let old = number(&router).unwrap();
+    enter(&router, &entry(&decode, "decode", 2));
+    let new = number(&router).unwrap();
+    assert!(old != new, "{old} {new}");
+    // Messages of its predecessor have no effect.
+    assert_eq!(ask(&router, "DELETE", "/registry", "", &writer.to_string()).0, 200);
+    assert_eq!(number(&router), Some(new.clone()));
+
+    // Decode renews its entry, prefill does not.
+    enter(&router, &reader);
+    router.wait_for("/readiness", 200);
+    let mut client = router.post("/v1/completions", STREAM);
+    let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    let begun = Instant::now();
+    while ask(&router, "GET", "/workers", "", "").1["total"] == 2 {
+        assert!(begun.elapsed() < PATIENCE + Duration::from_millis(life), "it is never dropped");
+        assert_eq!(enter(&router, &entry(&decode, "decode", 2)).0, 200);
+        thread::sleep(Duration::from_millis(life / 20));
+    }
+    assert!(begun.elapsed() > Duration::from_millis(life / 2));
+    assert_eq!(number(&router), Some(new), "it has renewed");
+    at_decode.open_stream();
+    at_decode.chunk("data: 1\n\n");
+    at_decode.end_stream();
+    assert_eq!(client.piece().as_deref(), Some("data: 1\n\n"), "what ran goes on");
+    at_prefill.answer("200 OK", "{}");
+    assert_eq!(
+        ask(&router, "DELETE", "/registry", "", &entry(&decode, "decode", 2).to_string()).0,
+        200
+    );
+    assert_eq!(
+        ask(&router, "GET", "/workers", "", "").1["total"],
+        0,
+        "it has taken its entry back"
+    );
+}
+
+#[test]
+fn misfits_are_not_paired() {
+    let router = Router::start(&[], &[], &[]);
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    enter(&router, &entry(&prefill, "prefill", 1));
+    let mut other = entry(&decode, "decode", 1);
+    other["kind"] = "cd".repeat(32).into();
+    enter(&router, &other);
+    let begun = Instant::now();
+    let why = loop {
+        let (status, told) = router.post("/v1/completions", PROMPT).answer();
+        assert_eq!(status, 503);
+        if told.contains("fits") {
+            break told;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{told}");
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert!(why.contains("no decode worker that can be reached fits"), "{why}");
+    assert!(prefill.is_unasked() && decode.is_unasked());
+    assert_eq!(router.get("/readiness").answer().0, 503);
+}
+
+/// A cluster key in a file of this test.
+fn key(name: &str, byte: u8) -> (PathBuf, Secret) {
+    let path = std::env::temp_dir().join(format!("baton-{}-{name}.key", std::process::id()));
+    std::fs::write(&path, [byte; 32]).unwrap();
+    let secret = read_cluster_key(&path, &mut Vec::new()).unwrap();
+    (path, secret)
+}
+
+/// Header fields that prove a key.
+fn proof(router: &Router, key: &Secret, method: &str, path: &str, body: &str) -> String {
+    let (_, invited) = ask(router, "POST", "/challenge", "", "");
+    let nonce = invited["nonce"].as_str().unwrap();
+    let proof = prove(key, SignedRequest { method, path, body: body.as_bytes() }, nonce);
+    format!("x-baton-nonce: {nonce}\r\nx-baton-proof: {proof}\r\n")
+}
+
+#[test]
+fn with_a_key_whoever_does_not_know_it_changes_nothing_and_nothing_is_replayed() {
+    let ((path, ours), (other_path, theirs)) = (key("ours", 7), key("theirs", 8));
+    let router = Router::start(&[], &[], &["--cluster-key-file", path.to_str().unwrap()]);
+    let worker = Worker::start();
+    let body = entry(&worker, "decode", 1).to_string();
+    let total = || ask(&router, "GET", "/workers", "", "").1["total"].clone();
+    assert_eq!(ask(&router, "PUT", "/registry", "", &body).0, 401);
+    let fields = proof(&router, &theirs, "PUT", "/registry", &body);
+    assert_eq!(ask(&router, "PUT", "/registry", &fields, &body).0, 401);
+    let fields = proof(&router, &ours, "PUT", "/registry", &body);
+    let elsewhere = body.replace(&url(&worker), "http://10.9.9.9:1");
+    assert!(elsewhere != body);
+    assert_eq!(
+        ask(&router, "PUT", "/registry", &fields, &elsewhere).0,
+        401,
+        "it is bound to the URL"
+    );
+    let successor = entry(&worker, "decode", 2).to_string();
+    assert_eq!(
+        ask(&router, "PUT", "/registry", &fields, &successor).0,
+        401,
+        "and to the incarnation"
+    );
+    assert_eq!(total(), 0);
+    assert_eq!(ask(&router, "PUT", "/registry", &fields, &body).0, 200);
+    assert_eq!(total(), 1);
+    assert_eq!(ask(&router, "PUT", "/registry", &fields, &body).0, 401, "replayed");
+
+    let named = json!({"url": "http://10.9.9.9:1", "worker_type": "decode"}).to_string();
+    assert_eq!(ask(&router, "POST", "/workers", "", &named).0, 401);
+    let fields = proof(&router, &ours, "POST", "/workers", &named);
+    let (status, added) = ask(&router, "POST", "/workers", &fields, &named);
+    assert_eq!(status, 202);
+    let path_of = added["location"].as_str().unwrap();
+    assert_eq!(ask(&router, "DELETE", path_of, "", "").0, 401);
+    let fields = proof(&router, &ours, "DELETE", path_of, "");
+    assert_eq!(ask(&router, "DELETE", path_of, &fields, "").0, 202);
+    assert_eq!(ask(&router, "DELETE", "/registry", "", &body).0, 401);
+    assert_eq!(total(), 1);
+    let fields = proof(&router, &ours, "DELETE", "/registry", &body);
+    assert_eq!(ask(&router, "DELETE", "/registry", &fields, &body).0, 200);
+    assert_eq!(total(), 0);
+    for path in [path, other_path] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+#[test]
+fn beyond_loopback_workers_are_taken_only_with_a_key_or_insecure() {
+    let worker = Worker::start();
+    let body = entry(&worker, "decode", 1);
+    for (flags, status) in
+        [(&["--host", "0.0.0.0"][..], 403), (&["--host", "0.0.0.0", "--insecure"], 200)]
+    {
+        let router = Router::start(&[], &[], flags);
+        let (got, told) = enter(&router, &body);
+        assert_eq!(got, status, "{told}");
+        let named = json!({"url": url(&worker), "worker_type": "decode"});
+        let (got, _) = add(&router, named);
+        assert_eq!(got == 403, status == 403, "{got}");
+    }
+}
+
+#[test]
+fn a_clients_key_is_no_workers() {
+    let path = std::env::temp_dir().join(format!("baton-{}-clients.keys", std::process::id()));
+    std::fs::write(&path, "k\n").unwrap();
+    let router = Router::start(&[], &[], &["--api-key-file", path.to_str().unwrap()]);
+    let worker = Worker::start();
+    assert_eq!(add(&router, json!({"url": url(&worker), "worker_type": "decode"})).0, 401);
+    assert_eq!(ask(&router, "GET", "/workers", "", "").0, 401);
+    let (status, told) = enter(&router, &entry(&worker, "decode", 1));
+    assert_eq!(
+        (status, &told["error"]["code"]),
+        (403, &"not_trusted".into()),
+        "it would be shown the clients' key"
+    );
+    let key = "authorization: Bearer k\r\n";
+    let seat = json!({"url": url(&worker), "worker_type": "decode"}).to_string();
+    let page = "authorization: Bearer k\r\norigin: http://elsewhere.test\r\n";
+    assert_eq!(ask(&router, "POST", "/workers", page, &seat).0, 403, "no page adds a worker");
+    assert_eq!(ask(&router, "POST", "/drain", page, "").0, 403, "nor drains");
+    assert!(ask(&router, "POST", "/workers", key, &seat).0 < 300);
+    let (status, listed) = ask(&router, "GET", "/workers", key, "");
+    assert_eq!((status, &listed["total"]), (200, &1.into()));
+    let mut client: Client = router.connect();
+    client.ask("POST", "/challenge", "", "");
+    assert_eq!(client.answer().0, 200);
+    let _ = std::fs::remove_file(path);
+}
+
+/// Their reported keys are possibly outdated.
+#[test]
+fn workers_are_asked_who_they_are_again_when_the_key_of_the_cluster_is_another() {
+    let path =
+        std::env::temp_dir().join(format!("baton-router-cluster-key-{}", std::process::id()));
+    std::fs::write(&path, [1; 40]).unwrap();
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let flags = ["--cluster-key-file", path.to_str().unwrap()];
+    let router = Router::ready(&[&prefill], &[&decode], &flags);
+    assert_eq!([prefill.introductions(), decode.introductions()], [1, 1]);
+    std::fs::write(&path, [2; 40]).unwrap();
+    router.await_said("read again what=\"cluster keys\"");
+    let begun = Instant::now();
+    while [&prefill, &decode].into_iter().any(|worker| worker.introductions() < 2) {
+        assert!(begun.elapsed() < PATIENCE, "they are not asked");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(router.get("/readiness").answer().0, 200, "they are used meanwhile");
+    std::fs::remove_file(path).unwrap();
+}

@@ -1,0 +1,92 @@
+//! `docs/api/cli.md` is written from the flags. `BATON_WRITE_DOCS=1` writes it anew.
+
+use baton::cli::flags::Cli;
+use clap::{Arg, Command, CommandFactory};
+use std::fmt::Write;
+
+const PAGE: &str = "docs/api/cli.md";
+
+/// The page: a section for each command, a table row for each flag.
+fn page() -> String {
+    let mut page = String::from(
+        "# Command line\n\nThis page is generated from the flags. `baton COMMAND --help` shows the same text.\n",
+    );
+    let mut root = Cli::command();
+    root.build();
+    sections(&root, "baton", &mut page);
+    page
+}
+
+fn sections(command: &Command, name: &str, page: &mut String) {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+        let name = format!("{name} {}", sub.get_name());
+        let _ = write!(page, "\n## {name}\n\n");
+        if let Some(about) = sub.get_long_about().or(sub.get_about()) {
+            let _ = writeln!(page, "{}\n", plain(&about.to_string()));
+        }
+        let args: Vec<&Arg> = sub
+            .get_arguments()
+            .filter(|arg| !["help", "version"].contains(&arg.get_id().as_str()))
+            .collect();
+        if !args.is_empty() {
+            page.push_str("| Flag | Meaning | Default |\n|---|---|---|\n");
+            for arg in args {
+                let _ = writeln!(page, "| `{}` | {} | {} |", flag(arg), meaning(arg), default(arg));
+            }
+        }
+        sections(sub, &name, page);
+    }
+}
+
+fn flag(arg: &Arg) -> String {
+    let values: Vec<String> =
+        arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
+    let takes_value = arg.get_num_args().is_some_and(|count| count.takes_values());
+    let values = if takes_value { values.join(" ") } else { String::new() };
+    match arg.get_long() {
+        Some(long) => format!("--{long} {values}").trim().to_owned(),
+        None => values,
+    }
+}
+
+fn meaning(arg: &Arg) -> String {
+    let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    let mut meaning = plain(&help);
+    let values: Vec<String> = arg
+        .get_possible_values()
+        .iter()
+        .filter(|value| !value.is_hide_set())
+        .map(|value| format!("`{}`", value.get_name()))
+        .collect();
+    let is_switch = !arg.get_num_args().is_some_and(|count| count.takes_values());
+    if !values.is_empty() && !is_switch {
+        let end = if meaning.ends_with('.') { "" } else { "." };
+        let _ = write!(meaning, "{end} Values: {}.", values.join(", "));
+    }
+    meaning.trim().to_owned()
+}
+
+fn default(arg: &Arg) -> String {
+    let is_switch = !arg.get_num_args().is_some_and(|count| count.takes_values());
+    let values: Vec<String> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+    if is_switch || values.is_empty() { String::new() } else { format!("`{}`", values.join(" ")) }
+}
+
+/// One line that a table can hold.
+fn plain(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+#[test]
+fn the_page_of_the_command_line_is_that_of_the_flags() {
+    let path = std::path::Path::new(super::ROOT).join(PAGE);
+    if std::env::var_os("BATON_WRITE_DOCS").is_some() {
+        std::fs::write(&path, page()).unwrap();
+    }
+    let written = super::read(PAGE);
+    assert!(
+        written == page(),
+        "{PAGE} is not what the flags say: BATON_WRITE_DOCS=1 cargo test --test documents"
+    );
+}

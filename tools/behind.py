@@ -1,12 +1,15 @@
-"""What the scripts share that run `baton prefill` and `baton decode` behind a router that is not ours (tools/sglang-router,
-tools/vllm-router): processes, requests, what is compared with `baton serve` for the same body, one line per check.
+"""Shared by the scripts that run Baton workers behind a foreign router.
+
+Used by tools/sglang-router and tools/vllm-router. Owns: processes, requests, the comparison with
+`baton serve` for the same body, and the checks, one line each.
 """
-import contextlib, http.client, json, os, pathlib, re, signal, socket, subprocess, sys, tempfile, time, traceback
+import contextlib, http.client, json, os, pathlib, re, signal, socket, subprocess, sys, tempfile
+import time, traceback
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "baton"
 MODEL = CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"
-SECONDS = 120  # Longer than anything here takes.
+SECONDS = 120  # Longer than any step here takes.
 CHECKS = []
 
 
@@ -24,7 +27,7 @@ def free_port(host="127.0.0.1"):
 
 
 class Process:
-    """A child whose log goes to a file; `port` is that of its HTTP interface, the same after a restart."""
+    """A child with its log in a file. `port` is its HTTP port, the same after a restart."""
 
     def __init__(self, name, command, port, folder, host="127.0.0.1"):
         self.name, self.command, self.port, self.host = name, command, port, host
@@ -33,7 +36,8 @@ class Process:
 
     def start(self):
         with open(self.log, "ab") as log:
-            self.child = subprocess.Popen([str(word) for word in self.command], stdout=log, stderr=log)
+            self.child = subprocess.Popen([str(word) for word in self.command], stdout=log,
+                                          stderr=log)
         return self
 
     def await_status(self, path="/health", status=200):
@@ -52,7 +56,7 @@ class Process:
         self.child.wait()
 
     def end(self):
-        """Ends it as an operator does; its exit status."""
+        """Ends it as an operator does. Returns its exit status."""
         self.child.send_signal(signal.SIGTERM)
         try:
             return self.child.wait(timeout=30)
@@ -61,7 +65,9 @@ class Process:
             return None
 
     def last_words(self):
-        return self.log.read_text(errors="replace")[-2000:] if self.log.exists() else "nothing logged"
+        if not self.log.exists():
+            return "nothing logged"
+        return self.log.read_text(errors="replace")[-2000:]
 
 
 class Answer:
@@ -73,9 +79,10 @@ class Answer:
         return json.loads(self.body)
 
     def events(self):
-        """The data of each event of a stream, which ends as it should."""
+        """The data of each event of a stream, which must end with [DONE]."""
         assert self.status == 200, f"status {self.status}: {self.body[:400]!r}"
-        assert self.headers["content-type"].startswith("text/event-stream"), self.headers["content-type"]
+        kind = self.headers["content-type"]
+        assert kind.startswith("text/event-stream"), kind
         events = [part[6:] for part in self.body.decode().split("\n\n") if part]
         assert events[-1] == "[DONE]", events[-1]
         return [json.loads(event) for event in events[:-1]]
@@ -85,7 +92,9 @@ def ask(server, method, path, body=None, headers={}):
     connection = http.client.HTTPConnection(server.host, server.port, timeout=SECONDS)
     try:
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, raw, {"content-type": "application/json", **headers} if raw is not None else headers)
+        connection.request(
+            method, path, raw,
+            {"content-type": "application/json", **headers} if raw is not None else headers)
         answer = connection.getresponse()
         return Answer(answer.status, answer.headers, answer.read())
     finally:
@@ -93,7 +102,7 @@ def ask(server, method, path, body=None, headers={}):
 
 
 class Cluster:
-    """Workers, and beside them the one that says what is right; `front` is the router over them."""
+    """Workers and a reference process (`serve`). `front` is the router over the workers."""
 
     def __init__(self, baton, model, folder):
         self.baton, self.model, self.folder = baton, model, folder
@@ -105,18 +114,20 @@ class Cluster:
 
     def worker(self, role, name, host="127.0.0.1", more=()):
         port = free_port(host)
-        command = [self.baton, role, self.model, "--host", host, "--port", port, "--served-model-name", "smol",
+        command = [self.baton, role, self.model, "--host", host, "--port", port,
+                   "--served-model-name", "smol",
                    "--kv-memory", "256MiB", "--threads", "1", *more]
         return self.add(Process(name, command, port, self.folder, host))
 
     def end(self):
-        return {process.name: process.end() for process in reversed(self.processes) if process.child.poll() is None}
+        return {process.name: process.end() for process in reversed(self.processes)
+                if process.child.poll() is None}
 
 
-# --- what is asked ------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-# Also of the vocabularies of the models that recordings are replayed with.
+# Valid ids also in the vocabularies of the models that replay recordings.
 IDS = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57]
 
 CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -127,7 +138,8 @@ def chat(**more):
 
 
 def completion(**more):
-    return COMPLETION, {"model": "smol", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, **more}
+    return COMPLETION, {"model": "smol", "prompt": "Once upon a time", "max_tokens": 12,
+                        "temperature": 0, **more}
 
 
 def generate(sampling={}, **more):
@@ -142,22 +154,24 @@ def streamed(request):
 
 
 def essence(path, answer):
-    """What two answers to one body have in common: not names, times and what was cached."""
+    """What two answers to one body have in common: no names, no times, no cache counts."""
     if path == GENERATE:
         one = lambda item: [item["text"], item["output_ids"]] + [
-            item["meta_info"][name] for name in ("prompt_tokens", "completion_tokens", "finish_reason")]
+            item["meta_info"][name]
+            for name in ("prompt_tokens", "completion_tokens", "finish_reason")]
         return [one(item) for item in answer] if isinstance(answer, list) else one(answer)
     usage = answer["usage"]
-    return [answer["model"], answer["object"], sorted(answer["choices"], key=lambda choice: choice["index"]),
+    return [answer["model"], answer["object"],
+            sorted(answer["choices"], key=lambda choice: choice["index"]),
             [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]]
 
 
 def gathered(path, events):
-    """What the events of a stream come to, by choice."""
+    """The text and finish reason of each choice of a stream."""
     whole = {}
     for event in events:
         if path == GENERATE:
-            # Each event holds all that has been said.
+            # Each event holds the whole text so far.
             whole[event.get("index", 0)] = [event["text"], event["meta_info"]["finish_reason"]]
             continue
         for choice in event["choices"]:
@@ -168,7 +182,7 @@ def gathered(path, events):
 
 
 def same(cluster, request):
-    """Asks both, for a whole answer and for a stream; the stream's."""
+    """Sends a request to both, whole and as a stream. Returns the stream's result."""
     path, body = request
     said = ask(cluster.front, "POST", path, body).json()
     right = ask(cluster.serve, "POST", path, body).json()
@@ -183,7 +197,7 @@ def same(cluster, request):
 # --- checks -------------------------------------------------------------------------------------
 
 def compared(requests):
-    """A check for each of these."""
+    """Adds a check for each request."""
     for name, request in requests.items():
         def run(cluster, request=request):
             same(cluster, request)
@@ -194,7 +208,8 @@ def compared(requests):
 def served(process):
     """Requests that a worker has served since it was started."""
     metrics = ask(process, "GET", "/metrics").body.decode()
-    return sum(float(value) for value in re.findall(r"^vllm:request_success_total\S* (\S+)$", metrics, re.M))
+    return sum(float(value)
+               for value in re.findall(r"^vllm:request_success_total\S* (\S+)$", metrics, re.M))
 
 
 def nothing_is_left(cluster):
@@ -202,12 +217,12 @@ def nothing_is_left(cluster):
     end = time.monotonic() + SECONDS
     for process in cluster.prefill + cluster.decode:
         while ask(process, "GET", "/v1/loads").json()["loads"][0]["num_total_reqs"] > 0:
-            assert time.monotonic() < end, f"{process.name} goes on for nobody"
+            assert time.monotonic() < end, f"{process.name} still has requests"
             time.sleep(0.1)
 
 
 def leave_midway(cluster):
-    """A client that leaves while its stream runs."""
+    """A client disconnects while its stream runs."""
     path, body = streamed(chat(max_tokens=4000, ignore_eos=True))
     connection = http.client.HTTPConnection(cluster.front.host, cluster.front.port, timeout=SECONDS)
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
@@ -218,9 +233,11 @@ def leave_midway(cluster):
 # --- all of it -----------------------------------------------------------------------------------
 
 def prepare(parser, venv, package):
-    """The binary and the model; the router is installed then."""
-    parser.add_argument("baton", nargs="?", type=pathlib.Path, help="the binary (target/release/baton, else target/debug/baton)")
-    parser.add_argument("--model", metavar="PATH", type=pathlib.Path, default=MODEL, help="another model than SmolLM2")
+    """Finds the binary, fetches the model, and installs the router."""
+    parser.add_argument("baton", nargs="?", type=pathlib.Path,
+                        help="the binary (target/release/baton, else target/debug/baton)")
+    parser.add_argument("--model", metavar="PATH", type=pathlib.Path, default=MODEL,
+                        help="another model than SmolLM2")
     options = parser.parse_args()
     built = [ROOT / "target" / profile / "baton" for profile in ("release", "debug")]
     options.baton = options.baton or next((path for path in built if path.exists()), None)
@@ -233,7 +250,7 @@ def prepare(parser, venv, package):
 
 
 def run(options, start):
-    """Every check, in order, over what `start` makes of a cluster; ends the process."""
+    """Runs all checks in order, on the cluster that `start` makes. Exits."""
     with tempfile.TemporaryDirectory() as folder:
         cluster, failed = Cluster(options.baton, options.model, folder), 0
         try:
@@ -248,7 +265,8 @@ def run(options, start):
                     traceback.print_exc()
         finally:
             ended = cluster.end()
-    wrong = {name: status for name, status in ended.items() if status != 0 and name != cluster.front.name}
+    wrong = {name: status for name, status in ended.items()
+             if status != 0 and name != cluster.front.name}
     print("FAIL" if wrong else "ok  ", "workers_end_well", wrong or "", flush=True)
     failed += bool(wrong)
     print(f"{len(CHECKS) + 1 - failed} passed, {failed} failed")

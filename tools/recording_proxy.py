@@ -1,9 +1,9 @@
-"""A proxy that writes down what comes, request by request (tools/sglang-router --record)."""
+"""A proxy that records requests (tools/sglang-router --record)."""
 import contextlib, re, socket, threading
 
 
 class Proxy:
-    """Stands before a worker and passes on what comes and goes; keeps what comes, connection by connection."""
+    """Stands before a worker, passes all bytes on, and keeps the requests of each connection."""
 
     def __init__(self, worker):
         self.worker, self.connections = worker, []
@@ -32,7 +32,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_WR if end is sink else socket.SHUT_RD)
 
     def take(self):
-        """What has come since the last time, request by request."""
+        """The requests since the last call."""
         requests = []
         for kept in self.connections:
             while kept:
@@ -43,7 +43,7 @@ class Proxy:
 
 
 def first_request(stream):
-    """All of it, where it is not HTTP/1."""
+    """The first request of a stream; the whole stream if it is not HTTP/1."""
     if stream.startswith(b"PRI "):
         return stream
     head, end, body = stream.partition(b"\r\n\r\n")

@@ -1,5 +1,5 @@
-//! Writes the comparison of our bindings with the crate's as code: a line for each size, offset and number that
-//! ours name.
+//! Writes the comparison of our bindings with the crate's as code: a line for each size, offset and
+//! number that ours name.
 
 #[path = "../../src/sys/verbs/abi.rs"]
 #[allow(dead_code)]
@@ -54,8 +54,10 @@ fn main() {
         }
         for (field, offset) in layout.fields {
             let path = path(name, field);
-            let _ =
-                writeln!(lines, "(\"{name}.{field}\", {offset}, std::mem::offset_of!({theirs}, {path})),");
+            let _ = writeln!(
+                lines,
+                "(\"{name}.{field}\", {offset}, std::mem::offset_of!({theirs}, {path})),"
+            );
         }
     }
     for (name, value) in NUMBERS {

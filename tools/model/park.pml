@@ -1,25 +1,27 @@
-/* How a mover parks and who wakes it: src/stdx/bell.rs, Round::step in src/transfer/waiter.rs, the word PARKED of
- * src/transfer/transport/shm/ring.rs.
+/* How a mover parks and how it is woken: src/stdx/event_count.rs, EventLoop::step in
+ * src/transfer/event_loop.rs, the word PARKED of src/transfer/transport/shm/ring.rs.
  *
- * The listener is a mover. One ringer is a thread of its process, which rings its bell; the other is a source in another
- * process, which writes an offer and looks at the destination's page. Every thread has a store buffer: what it stores
- * is seen by others later, unless a fence or an atomic exchange has emptied it. (Both may be weaker on other machines;
- * it is the store buffer that the SeqCst fences are there for.) The wait has no time-out here, though it has one there.
+ * The listener is a mover. One ringer is a thread of its process, which notifies its event count.
+ * The other is a source in another process, which writes an offer and looks at the destination's
+ * page. Every thread has a store buffer: others see its stores later, unless a fence or an atomic
+ * exchange has emptied it. (Both can be weaker on other machines; the SeqCst fences are there for
+ * the store buffer.) The wait has no time-out here, unlike in the code.
  *
- * Holds: no wake-up is lost; both pieces of work are taken, and nothing waits for ever (no invalid end state).
+ * Holds: no wake-up is lost; both pieces of work are taken, and no thread waits for ever (no
+ * invalid end state).
  *
  * Rules that can be removed, each of which is needed:
- *   NO_RINGER_FENCE    the ringer fences between its work and its look at `parked`          Bell::ring
- *   NO_OFFER_FENCE     the source fences between its offer and its look at PARKED           Writer::write
- *   NO_LISTENER_FENCE  the listener fences between `parked` and its last look for work      Bell::announce
- *   NO_LAST_LOOK       the listener looks once more before it waits                         Round::step
- *   NO_PARK_FIRST      sessions say that they park before that fence, not behind it         Round::step
- *   NO_LASTING_WAKE    a wake-up just before the wait begins ends it too (eventfd)          Waiter::new
- *   NO_CLEAR_FIRST     the doorbell is cleared before that look, not between it and the wait Waiter::run
+ *   NO_RINGER_FENCE    the ringer fences between its work and its look at `parked`  EventCount::notify
+ *   NO_OFFER_FENCE     the source fences between its offer and its look at PARKED   Writer::write
+ *   NO_LISTENER_FENCE  the listener fences between `parked` and its last look       EventCount::prepare_wait
+ *   NO_LAST_LOOK       the listener looks for work once more before it waits        EventLoop::step
+ *   NO_PARK_FIRST      sessions are marked parked before that fence, not after it   EventLoop::step
+ *   NO_LASTING_WAKE    a wake-up just before the wait ends the wait, too (eventfd)  Waiter::new
+ *   NO_CLEAR_FIRST     the doorbell is cleared before that look, not after it       Waiter::run
  */
 
 /* Memory, and per thread a store buffer for each word it stores. */
-bit work[2], parked[2];             /* 0: bell, 1: the session's page */
+bit work[2], parked[2];             /* 0: event count, 1: the session's page */
 bit late_work[2], late_parked[2];   /* stored, not yet seen */
 bit value[2];                       /* of late_parked */
 bit doorbell;                       /* eventfd */
@@ -55,7 +57,7 @@ proctype Ringer(bit i) {
     fi;
     seen = parked[i];
     if
-    /* The bell's first ringer takes the duty: an exchange, which does not overtake its own stores. */
+    /* The first ringer takes the duty: an exchange, which does not overtake its own stores. */
     :: seen && i == 0 ->
         atomic { settled_ringer(0) -> seen = parked[0]; parked[0] = 0 };
         if :: seen -> atomic { wake() } :: else fi
@@ -64,7 +66,7 @@ proctype Ringer(bit i) {
     fi
 }
 
-/* One turn of the mover; `found`: there was something. */
+/* One turn of the mover; `found`: there was work. */
 inline look() {
     d_step {
         found = 0;

@@ -1,21 +1,22 @@
-/* The hand-off over shm, where the destination's mover copies out of the source's pages:
- * src/transfer/transport/shm.rs, src/transfer/pages.rs (lease words), with src/transfer/manager and src/transfer/mover
- * as far as this transport needs them.
+/* The hand-off over shm, in which the destination's mover copies out of the source's pages:
+ * src/transfer/transport/shm/mod.rs and src/transfer/pages.rs (lease words). src/transfer/manager
+ * and src/transfer/mover are modelled as far as this transport needs them.
  *
- * Two rooms, A and B, go one after the other through the same slot and pages on either side. A may be cancelled on
- * either side at any time; the link may be cut (FAULTS). One process per thread; every step is one that others may come
- * between. Missing fences are the reordering that they forbid.
+ * Two rooms, A and B, go one after the other through the same slot and pages on either side. A can be
+ * cancelled on either side at any time; the link can be cut (FAULTS). There is one process per
+ * thread, and other processes can come between any two steps. A missing fence is modelled as the
+ * reordering that it forbids.
  *
  * Holds, whatever the order:
  *   bytes land only in pages leased to their room        every copy asserts it
  *   Success only with all bytes and the record           when decode takes the room over
  *   every lease ends, every room ends, on both sides     when nothing more can happen
- *   B, which nobody cancels, succeeds without a fault    the same
+ *   B, which is never cancelled, succeeds without fault  the same
  *
  * Rules that can be removed, each of which is needed:
  *   NO_MARK_FIRST        marked Failed, then Cancel                              manager::*::fail
- *   NO_MOVER_ENDS        only the mover ends a lease, not whoever cancels        kv/lease.rs
- *   NO_OFFER_COMPARED    an offer names room and generation                      Live::expected
+ *   NO_MOVER_ENDS        only the mover ends a lease, not a cancel               kv/lease.rs
+ *   NO_OFFER_COMPARED    an offer names room and generation                      ExpectedSlots::expected
  *   NO_JUDGE_LATER       what is seen is judged one step after                   ShmDestination::step
  *   NO_HELD_TO_DONE      the source holds its pages until Done                   SourceMover::done
  *   NO_DONE_COMPARED     Done names room, slot and generation                    Rooms::done
@@ -24,7 +25,7 @@
  *   NO_SECOND_LOOK       the word is looked at behind the copy                   ShmDestination::copy
  *   NO_READER_FENCE      ... and not before its end
  *   NO_OFFERED_WORD      ... and compared with the offer's, not with an earlier look
- *   NO_ALL_LEFT          ... by when every thread that copies has left             Copiers::share
+ *   NO_ALL_LEFT          ... after every copying thread has left                 CopyPool::share
  *   NO_STORE_FENCE       copies are stored before Success shows                  copy::store_fence
  *   NO_END_BEFORE        the lease's end, with the record, comes before Success  DestinationMover::succeed
  */
@@ -44,7 +45,7 @@
 
 mtype = { DESTINATION, ABORT, DONE, STATUS, ACK, EXPECT, BEGIN, CHUNK, CANCEL };
 
-/* The link. A room's number serves as its slot's generation too: the slot is A's first, then B's. */
+/* The link. A room's number is also its slot's generation: the slot is A's first, then B's. */
 chan to_source = [4] of { mtype, byte };
 chan to_destination = [4] of { mtype, byte };
 bit cut, s_saw_cut, d_saw_cut;
@@ -69,7 +70,7 @@ chan d_ends = [2] of { bit };               /* leases back; with the record? */
 byte d_page[2], late_page;                  /* late: the second page's store is not seen yet */
 /* Destination's mover. */
 byte dm_room, dm_done; bit d_stop;
-/* A thread that copies beside it: nothing to do, a page to copy that either may take, at work, has left. */
+/* A thread that copies beside it: idle, a page to copy that either can take, at work, has left. */
 #define IDLE 0
 #define OPEN 1
 #define JOINED 2
@@ -81,7 +82,7 @@ byte helper;
 
 /* ---- destination: engine and ctl ---- */
 
-/* Marks, and owes the Cancel that the same thread sends next. */
+/* Marks the slot, and owes the Cancel that the same thread sends next. */
 inline d_fail() {
     if
     :: d_room && open(d_state) ->
@@ -101,7 +102,7 @@ active proctype DestinationWorker() {
     byte r; mtype kind; bit record;
 end:
     do
-    /* A request comes; pages are leased, WaitingForInput is set, the mover told; ctl hears of it by an event. */
+    /* A request comes: pages are leased, WaitingForInput is set, the mover gets Expect, ctl an event. */
     :: d_step { !d_room && d_next <= B && d_live && !(d_next == A && d_cancelled) ->
         d_room = d_next; d_next++; d_lease = 1; d_over = 0; d_sent = 0; d_state = WAITING;
         d_ring!EXPECT,d_room; d_event = 1 }
@@ -117,7 +118,7 @@ end:
 #endif
         }
     :: d_step { nempty(d_ends) -> d_ends?record; assert(d_lease); d_lease = 0 }
-    /* Success shows; the lease's end must be here by then. */
+    /* Success is visible; the lease's end must be here by then. */
     :: d_step { d_room && d_state == SUCCESS && !d_over ->
         if :: nempty(d_ends) -> d_ends?record; d_lease = 0 :: empty(d_ends) fi;
         assert(record);
@@ -125,7 +126,7 @@ end:
         d_over = 1; d_result[d_room] = 1 }
     :: d_step { d_room && d_state == FAILED && !d_over && !d_owes_cancel && !d_event -> d_over = 1; d_result[d_room] = 2;
         if :: d_sent && d_live -> to_source!ABORT,d_room :: else fi }
-    /* The slot is given out anew; its pages with it. */
+    /* The slot is used again, and so are its pages. */
     :: d_step { d_room && d_over && !d_lease -> d_room = 0; record = 0 }
     :: d_step { dm_done && d_live -> to_source!DONE,dm_done; dm_done = 0 }
     :: d_step { dm_done && !d_live -> dm_done = 0 }
@@ -176,7 +177,7 @@ end:
     :: d_step { d_stop -> d_stop = 0; seen = 0;
         do :: nempty(offers) -> offers?r,offered :: empty(offers) -> break od;
         if :: dm_room -> dm_end(0); if :: open(d_state) -> d_state = FAILED :: else fi :: else fi }
-    /* A step that finds an offer leaves it to the next one, by when the commands that came before are taken. */
+    /* A step that finds an offer leaves it to the next step. By then earlier commands are taken. */
     :: nempty(offers) ->
 #ifndef NO_JUDGE_LATER
         do
@@ -289,11 +290,11 @@ end:
     :: d_step { s_granted && !s_begun && !s_over[s_room] -> s_begun = 1; s_lease = 1;
         s_page[0] = s_room; s_page[1] = s_room; s_ring!BEGIN,s_room }
     :: d_step { s_begun && !s_told && !s_over[s_room] -> s_told = 1; s_ring!CHUNK,s_room }
-    /* Over for its client. */
+    /* The request has ended for its client. */
     :: d_step { s_room && !s_over[s_room] && !s_owes_cancel && (s_state == SUCCESS || s_state == FAILED) -> s_over[s_room] = 1;
         if :: s_state == FAILED && s_granted && s_live -> to_destination!STATUS,s_room :: else fi }
     :: d_step { s_room && s_over[s_room] && !s_lease -> s_room = 0; s_granted = 0; s_begun = 0; s_told = 0 }
-    /* Pages that are free are somebody else's. */
+    /* Free pages are used by others. */
     :: d_step { !s_lease && s_page[0] && s_page[0] != JUNK -> s_page[0] = JUNK }
     :: d_step { !s_lease && s_page[1] && s_page[1] != JUNK -> s_page[1] = JUNK }
 #ifdef NO_BUMP_FENCE
@@ -368,7 +369,7 @@ end:
     :: faults -> faults = 0
     :: timeout ->
         if
-        /* What waits for somebody who is gone has its deadline. */
+        /* A request that waits for a peer that is gone has its deadline. */
         :: d_step { !expired && (cut || d_result[A] == 2 || s_over[A]) && (s_room && open(s_state) || d_room && open(d_state)) ->
             expired = 1; s_fail(); d_fail() }
         :: else -> break

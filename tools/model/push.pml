@@ -1,13 +1,15 @@
-/* The hand-off over rdma, where the source's NIC writes into the destination's pages:
+/* The hand-off over rdma, in which the source's NIC writes into the destination's pages:
  * src/transfer/manager/{source,destination,rooms}.rs, src/transfer/mover, src/transfer/transport/rdma.
  *
- * Two rooms, A and B, go one after the other through the same slot and pages on either side. A may be cancelled on
- * both sides at any time, or on one beside a fault. A fault (FAULTS) is a link that is cut, queue pairs that fail on either side, or an answer
- * that is overdue; a new session follows. Each thread's steps are options of its process; others may come between any
- * two of them. A room's number serves as its slots' generation too, a link's as its session's.
- * Each of the two lanes is on a NIC of its own. What its poster does is in steps of its own, which may be long after the
- * mover has told it, and before or behind the other's; where the mover posts itself they follow at once, as one of the
- * orders.
+ * Two rooms, A and B, go one after the other through the same slot and pages on either side. A can be
+ * cancelled on both sides at any time, or on one side if there is a fault. A fault (FAULTS) is a cut
+ * link, failed queue pairs on either side, or an overdue answer; a new session follows. Each thread's
+ * steps are options of its process; others can come between any two of them. A room's number is also
+ * its slots' generation, and a link's number its session's.
+ *
+ * Each of the two lanes is on its own NIC. Its poster acts in its own steps, possibly long after the
+ * mover's command, and before or after the other poster. If the mover posts itself, they follow at
+ * once, which is one of the orders.
  *
  * Holds, whatever the order:
  *   bytes land only in pages leased to their room        every landing asserts it
@@ -15,37 +17,37 @@
  *   Success only with all bytes                          when decode takes the room over
  *   every lease and every room ends, on both sides       when nothing more can happen
  *   an Abort is answered as long as its link stands      the same
- *   B, which nobody cancels, succeeds without a fault    the same
+ *   B, which is never cancelled, succeeds without fault  the same
  *
  * Rules that can be removed, each of which is needed:
  *   NO_MARK_FIRST         marked Failed, then Cancel                                  manager::*::fail
  *   NO_LEASE_TO_QUIET     a lease that a peer writes to does not end on Cancel        Landing::Written
- *   NO_QUIET_OF_ITS_OWN   where Destination has not left, ctl says Quiet itself       DestinationManager::leave
- *   NO_OVERDUE_RESET      an answer overdue resets the session                        DestinationManager::expire
- *   NO_DEAD_LINK_RESET    a dead link does                                            DestinationManager::down
+ *   NO_QUIET_OF_ITS_OWN   if Destination was not sent, ctl sends Quiet itself         DestinationManager::leave
+ *   NO_OVERDUE_RESET      an overdue answer resets the session                        DestinationManager::expire
+ *   NO_DEAD_LINK_RESET    a dead link resets the session                              DestinationManager::down
  *   NO_PAIRS_FIRST        queue pairs are destroyed, then the leases end              DestinationMover::close
- *   NO_FRESH_PAIRS        the next session has others                                 RdmaOffer::new
- *   NO_WITHDRAWN_TO_ASK   quiet is said once the mover has withdrawn the slot         Rooms::abort
- *   NO_DRAINING           ... also of a request that is over before that              Rooms::leave
- *   NO_QUEUE_DROPPED      what is queued goes nowhere once Cancel is taken            Posting::withdraw
- *   NO_POSTER_COUNTED     a slot is not over while its poster may still post of it    Flight::leave
- *   NO_JOBS_IN_ORDER      a Cancel comes to the poster before the slot's next post    Seat::tell
- *   NO_POSTER_EMPTIED     a session's end takes from the poster what it could post    Seat::drop
- *   NO_COMPLETIONS_FIRST  withdrawn is said after the last completion                 Flight::reap
+ *   NO_FRESH_PAIRS        the next session has new queue pairs                        RdmaOffer::new
+ *   NO_WITHDRAWN_TO_ASK   quiet is sent once the mover has withdrawn the slot         Rooms::abort
+ *   NO_DRAINING           ... also for a request that ends before that                Rooms::leave
+ *   NO_QUEUE_DROPPED      queued writes are dropped once Cancel is taken              Posting::withdraw
+ *   NO_POSTER_COUNTED     a slot is not over while its poster can still post for it   InFlight::leave
+ *   NO_JOBS_IN_ORDER      a Cancel comes to the poster before the slot's next post    NicSessionHandle::tell
+ *   NO_POSTER_EMPTIED     a session's end takes the queue from its poster             NicSessionHandle::drop
+ *   NO_COMPLETIONS_FIRST  withdrawn is reported after the last completion             InFlight::reap
  *   NO_HELD_TO_COMPLETION the source's lease ends after it too                        SourceMover::complete
  *   NO_CLOSE_ENDS         ... or with the session                                     SourceMover::close
- *   NO_BEGIN_COMPARED     Begin of a slot marked Failed ends its lease                SourceMover::begin
+ *   NO_BEGIN_COMPARED     Begin for a slot marked Failed ends its lease               SourceMover::begin
  *   NO_HANG_UP            a source that loses its queue pairs hangs up                SourceManager::report
- *   NO_ROOMS_FAIL         rooms of a session that is void fail                        SourceManager::fail_rooms
+ *   NO_ROOMS_FAIL         the rooms of a void session fail                            SourceManager::fail_rooms
  *   NO_KEPT_FORGOTTEN     ... and Destinations kept for it are forgotten              Rooms::unlink
- *   NO_UNLINKED_BURIED    ... and nobody waits for what its mover never says          Rooms::unlink
- *   NO_TURNED_DOWN_QUIET  nor of a room that had failed when the legs met             SourceManager::meet
- *   NO_SLOT_GENERATION    the mover's word is for one use of a slot                   Rooms::withdrawn
+ *   NO_UNLINKED_BURIED    ... and none waits for what its mover never reports         Rooms::unlink
+ *   NO_TURNED_DOWN_QUIET  nor for a room that had failed when the legs met            SourceManager::meet
+ *   NO_SLOT_GENERATION    the mover's report is for one use of a slot                 Rooms::withdrawn
  *   NO_ALL_LANES          Success takes the notice of every lane                      StatusTable, EndLane
  *   NO_NOTICE_COMPARED    a notice names the slot's generation                        rdma::immediate
- *   NO_ACK_COMPARED       AbortAck does                                               DestinationManager::abort_ack
- *   NO_STATUS_COMPARED    Status does                                                 DestinationManager::status
- *   NO_JUDGE_LATER        what is seen is judged one step after                       RdmaDestination::step
+ *   NO_ACK_COMPARED       AbortAck names it, too                                      DestinationManager::abort_ack
+ *   NO_STATUS_COMPARED    Status names it, too                                        DestinationManager::status
+ *   NO_JUDGE_LATER        a notice is judged one step later                           RdmaDestination::step
  */
 #ifndef FAULTS
 #define FAULTS 1
@@ -70,14 +72,14 @@ chan to_destination[LINKS] = [6] of { mtype, byte };
 bit cut[LINKS];
 byte faults = FAULTS;
 bit faulty;
-/* Of A: on both sides, or on one beside a fault. */
+/* Cancels of A: on both sides, or on one side if there is a fault. */
 byte cancels = 2 - FAULTS;
-/* Of a step, nothing that lasts. */
+/* Local to a step. */
 hidden byte r, n, lane;
 hidden mtype kind;
 
 /* ---- source ---- */
-byte s_link = 1;                            /* its session's; 0: none */
+byte s_link = 1;                            /* link of its session; 0: none */
 byte s_state = FAILED, s_room, s_next = A;  /* slot */
 bit s_granted, s_begun, s_told, s_lease, s_finished, s_cancelled;
 /* Rooms. */
@@ -98,15 +100,16 @@ chan s_ring = [6] of { mtype, byte };
 chan s_reports = [6] of { mtype, byte };
 /* Mover. */
 byte sm_session = 1, sm_room; bit sm_cancelled, sm_complete;
-byte sp_cancel[2];                          /* in the ring of each lane's poster: a Cancel of this room */
-/* By room and lane. A write is queued in the mover, posted, on its way, landed, or gone; then it is completed. */
+byte sp_cancel[2];                          /* a Cancel of this room in the ring of each lane's poster */
+/* By room and lane. A write is queued in the mover, posted, on its way, landed, or gone; then it
+ * is completed. */
 #define QUEUED 1
 #define POSTED 2
 #define FLIES 3
 #define LANDED 4
 #define GONE 5
 #define at(r, l) (2 * r + l)
-byte write[6], pairs[3];                    /* by room: the session whose queue pairs carry it */
+byte write[6], pairs[3];                    /* by room: the session with the queue pairs for it */
 
 /* ---- destination ---- */
 byte d_link = 1; bit d_ready = 1, d_welcome;
@@ -130,7 +133,7 @@ inline d_fail() {
     fi
 }
 
-/* The session is void. */
+/* The session becomes void. */
 inline d_down() {
     if
     :: d_link ->
@@ -160,7 +163,7 @@ active proctype DestinationWorker() {
     byte dialled = 1;
 end:
     do
-    /* A request enters; the session is announced when there is none. */
+    /* A request enters; the session is announced if there is none. */
     :: d_step { !d_room && d_next == A && d_cancelled -> d_next++ }
     :: d_step { !d_room && d_next <= B && !(d_next == A && d_cancelled) ->
         d_room = d_next; d_next++; d_state = BOOTSTRAPPING;
@@ -170,7 +173,7 @@ end:
         :: else
         fi }
     :: d_step { d_room && d_ready && !d_session_ready -> d_session_ready = 1 }
-    /* Pages are leased, WaitingForInput is set, the mover told; ctl hears of it by an event. */
+    /* Pages are leased, WaitingForInput is set, the mover gets Expect, ctl an event. */
     :: d_step { d_session_ready && !d_expected && !d_left -> d_expected = 1; d_lease = 1; d_lanes = 0;
         if :: d_state == BOOTSTRAPPING -> d_state = WAITING; d_event = 1 :: else fi;
         d_ring!EXPECT,d_room }
@@ -182,7 +185,7 @@ end:
         fi }
     :: d_step { cancels && !d_cancelled && !d_result[A] -> cancels--; d_cancelled = 1;
         if :: d_room == A -> d_fail() :: d_room != A -> d_result[A] = 2 fi }
-    /* Decode takes it over; or it leaves with Abort where the source was told, with Quiet where it was not. */
+    /* Decode takes it over, or it leaves: with Abort if the source has its Destination, else with Quiet. */
     :: d_step { d_room && !d_left && !d_event && !open(d_state) -> d_left = 1;
         if
         :: d_state == SUCCESS -> d_result[d_room] = 1; assert(d_page[0] == d_room && d_page[1] == d_room)
@@ -196,10 +199,10 @@ end:
 #endif
         :: else
         fi }
-    /* The slot is given out anew, its pages with it. */
+    /* The slot is used again, and so are its pages. */
     :: d_step { d_left && !d_lease -> d_room = 0; d_left = 0; d_sent = 0; d_expected = 0; d_session_ready = 0;
         d_lanes = 0; d_page[0] = 0; d_page[1] = 0 }
-    /* An answer is late. That it never comes is looked at in the end. */
+    /* An answer is late. The end checks the case that it never comes. */
     :: d_step { d_aborting && faults -> faults = 0; faulty = 1;
 #ifdef NO_OVERDUE_RESET
         d_ring!QUIET,d_aborting; d_aborting = 0
@@ -233,7 +236,7 @@ inline dm_fail() {
     dm_end()
 }
 
-/* Queue pairs go, what they had brought with them; then the leases end. */
+/* Queue pairs go, with what they had brought; then the leases end. */
 inline dm_close() {
     do :: notices??[_,_,eval(dm_session)] -> notices??_,_,eval(dm_session) :: else -> break od;
 #ifdef NO_PAIRS_FIRST
@@ -284,7 +287,7 @@ active proctype DestinationMover() {
 end:
     do
     :: d_step { nempty(d_ring) -> take_command() }
-    /* A step that finds a notice leaves it to the next one, by when the commands that came before are taken. */
+    /* A step that finds a notice leaves it to the next step. By then earlier commands are taken. */
 #ifdef NO_JUDGE_LATER
     :: d_step { notices??[_,_,eval(dm_session)] -> notices??r,lane,eval(dm_session);
 #else
@@ -319,7 +322,7 @@ inline s_fail() {
 bit s_marks;
 #endif
 
-/* What is sent over a link that is over goes nowhere. */
+/* A message over a link that has ended is lost. */
 inline s_answer(x) {
     if :: s_link && asked_on[x] == s_link -> to_destination[s_link]!ACK,x :: else fi
 }
@@ -389,7 +392,7 @@ inline abort(x) {
 active proctype SourceWorker() {
 end:
     do
-    /* A request enters; a Destination may have been kept for it, its room may be over. */
+    /* A request enters; a Destination can be there for it, or its room can be over. */
     :: d_step { !s_room && s_next <= B && (s_next == A && s_cancelled || entry[s_next] == OVER) -> s_next++ }
     :: d_step { !s_room && s_next <= B && !(s_next == A && s_cancelled) && entry[s_next] != OVER ->
         s_room = s_next; s_next++; s_state = BOOTSTRAPPING;
@@ -404,7 +407,7 @@ end:
     /* The prompt is computed: Begin with the lease, then its one chunk. */
     :: d_step { s_granted && !s_begun && !s_finished -> s_begun = 1; s_lease = 1; s_ring!BEGIN,s_room }
     :: d_step { s_begun && !s_told && !s_finished -> s_told = 1; s_ring!CHUNK,s_room }
-    /* It is over for its client; later the slot is free. */
+    /* It has ended for its client; later the slot is free. */
     :: d_step { s_room && !s_finished && !open(s_state) -> s_finished = 1;
         if
         :: s_state == FAILED && entry[s_room] == MET && s_link && asked_on[s_room] == s_link -> to_destination[s_link]!STATUS,s_room
@@ -415,7 +418,7 @@ end:
         :: else -> entry[s_room] = DRAINING
         fi }
     :: d_step { s_finished && !s_lease -> s_room = 0; s_granted = 0; s_begun = 0; s_told = 0; s_finished = 0 }
-    /* What the mover says. */
+    /* Reports of the mover. */
     :: d_step { nempty(s_reports) -> s_reports?kind,r;
         if
         :: kind == WITHDRAWN && finds(r) && entry[r] == MET -> withdrawn[r] = 1;
@@ -453,7 +456,7 @@ inline sm_end() { sm_room = 0; sm_cancelled = 0; sm_complete = 0; s_lease = 0 }
 
 inline drop_queued(x, l) { if :: write[at(x, l)] == QUEUED -> write[at(x, l)] = 0 :: else fi }
 
-/* A lane's poster has left the room; all that it has posted has completed. */
+/* A lane's poster has left the room, and all that it has posted has completed. */
 #ifdef NO_POSTER_COUNTED
 #define left(x, l) true
 #else
@@ -467,7 +470,7 @@ inline drop_queued(x, l) { if :: write[at(x, l)] == QUEUED -> write[at(x, l)] = 
 
 inline sm_withdrawn(x) { s_reports!WITHDRAWN,x; sm_end() }
 
-/* What has not left never does; what has may land still. */
+/* Writes that have not left never leave; those that have left can still land. */
 inline flush(x, l) {
     if
 #ifdef NO_POSTER_EMPTIED
@@ -491,7 +494,7 @@ inline sm_close() {
     fi
 }
 
-/* Who brings the count to zero says so. */
+/* The lane that brings the count to zero reports. */
 inline over(x, l) {
     if
     :: sm_room == x && clean(x, l) && clean(x, 1 - l) && left(x, 1 - l) ->
@@ -518,7 +521,7 @@ inline take_cancel(l) {
     if :: sm_cancelled -> over(r, l) :: else fi
 }
 
-/* A NIC reads its pages when a write departs; it lands if the queue pair that it was meant for is there. */
+/* A NIC reads its pages when a write departs. The write lands if its target queue pair exists. */
 inline depart(x, l) {
     assert(s_lease && s_room == x);
     write[at(x, l)] = FLIES
@@ -576,14 +579,14 @@ end:
         fi }
     :: d_step { sp_cancel[0] -> take_cancel(0) }
     :: d_step { sp_cancel[1] -> take_cancel(1) }
-    /* What is queued is posted as there is room. */
+    /* Queued writes are posted as there is room. */
     :: d_step { write[at(A, 0)] == QUEUED -> write[at(A, 0)] = POSTED }
     :: d_step { write[at(A, 1)] == QUEUED -> write[at(A, 1)] = POSTED }
     :: d_step { write[at(A, 0)] == LANDED && sm_session -> complete(A, 0) }
     :: d_step { write[at(A, 1)] == LANDED && sm_session -> complete(A, 1) }
     :: d_step { write[at(B, 0)] == LANDED && sm_session -> complete(B, 0) }
     :: d_step { write[at(B, 1)] == LANDED && sm_session -> complete(B, 1) }
-    /* Its queue pairs fail: of themselves, or because nobody takes what they write. */
+    /* Its queue pairs fail: by themselves, or because their writes are not taken. */
     :: d_step { sm_session && (faults ||
             pairs[A] == sm_session && (write[at(A, 0)] == GONE || write[at(A, 1)] == GONE) ||
             pairs[B] == sm_session && (write[at(B, 0)] == GONE || write[at(B, 1)] == GONE)) ->
@@ -602,7 +605,7 @@ end:
     :: d_step { write[at(A, 1)] == POSTED -> depart(A, 1) }
     :: d_step { write[at(A, 0)] == FLIES -> land(A, 0) }
     :: d_step { write[at(A, 1)] == FLIES -> land(A, 1) }
-    /* B's, which follow nobody's, at once, but behind what its poster was told before. */
+    /* B's writes follow none and go at once, but after what their poster was ordered before. */
 #ifdef NO_JOBS_IN_ORDER
     :: d_step { write[at(B, 0)] == QUEUED -> depart(B, 0); land(B, 0) }
     :: d_step { write[at(B, 1)] == QUEUED -> depart(B, 1); land(B, 1) }
@@ -618,7 +621,7 @@ end:
     do
     :: d_step { faults && !cut[1] -> faults = 0; faulty = 1; cut[1] = 1 }
     :: faults -> faults = 0
-    /* Nothing more happens. What waits for somebody who is gone has its deadline. */
+    /* Nothing more happens. A request that waits for a peer that is gone has its deadline. */
     :: timeout ->
         assert(!d_aborting);
         if

@@ -1,11 +1,12 @@
-/* The hand-off over tcp, where the destination's mover reads frames from streams into its pages:
- * src/transfer/transport/tcp/{source,destination}.rs, with src/transfer/manager and src/transfer/mover as far as this
- * transport needs them.
+/* The hand-off over tcp, in which the destination's mover reads frames from streams into its pages:
+ * src/transfer/transport/tcp/{source,destination}.rs. src/transfer/manager and src/transfer/mover
+ * are modelled as far as this transport needs them.
  *
- * Two rooms, A and B, go one after the other through the same slot and pages on either side, and over the same two
- * lanes. A may be cancelled on either side at any time. A fault (FAULTS) cuts the link or the streams. Each thread's
- * steps are options of its process; others may come between any two of them. A frame is a head and one piece of KV; a
- * lane's one frame of a room is its last. A room's number serves as its slots' generation too.
+ * Two rooms, A and B, go one after the other through the same slot and pages on either side, and over
+ * the same two lanes. A can be cancelled on either side at any time. A fault (FAULTS) cuts the link or
+ * the streams. Each thread's steps are options of its process; others can come between any two of
+ * them. A frame is a head and one piece of KV; a lane's one frame of a room is its last. A room's
+ * number is also its slots' generation.
  *
  * Holds, whatever the order:
  *   bytes land only in pages leased to their room        every landing asserts it
@@ -13,14 +14,14 @@
  *   a lane stays in step with its frames                 every piece that is read
  *   Success only with all bytes                          when decode takes the room over
  *   every lease ends, every room ends, on both sides     when nothing more can happen
- *   B, which nobody cancels, succeeds without a fault    the same
+ *   B, which is never cancelled, succeeds without fault  the same
  *
  * Rules that can be removed, each of which is needed:
  *   NO_MARK_FIRST        marked Failed, then Cancel                              manager::*::fail
- *   NO_MOVER_ENDS        only the mover ends a lease, not whoever cancels        kv/lease.rs
- *   NO_REVOKE            Cancel sends the rest of a frame at hand to scrap       TcpDestination::revoke
- *   NO_FRAME_COMPARED    a head names room, slot and generation                  Live::expected
- *   NO_JUDGE_LATER       what is seen is judged one step after                   TcpDestination::step
+ *   NO_MOVER_ENDS        only the mover ends a lease, not a cancel               kv/lease.rs
+ *   NO_REVOKE            Cancel discards the rest of an open frame               TcpDestination::revoke
+ *   NO_FRAME_COMPARED    a head names room, slot and generation                  ExpectedSlots::expected
+ *   NO_JUDGE_LATER       a head is judged one step later                         TcpDestination::step
  *   NO_ALL_LANES         Success takes the last frame of every lane              StatusTable, EndLane
  *   NO_FRAME_FINISHED    a frame that has begun is finished                      TcpSource::withdraw
  *   NO_HELD_TO_SENT      ... and until then its pages are held                   SourceMover::complete
@@ -49,7 +50,7 @@ chan lane0 = [2] of { mtype, byte };        /* HEAD: room; PIECE: what it holds 
 chan lane1 = [2] of { mtype, byte };
 bit cut, torn;
 byte faults = FAULTS;
-/* Of a step, nothing that lasts. */
+/* Local to a step. */
 hidden byte r;
 hidden mtype kind;
 
@@ -59,7 +60,7 @@ bit s_up = 1, s_granted, s_begun, s_told, s_lease, s_cancelled;
 bit s_early[3], s_over[3];
 chan s_ring = [6] of { mtype, byte };
 byte s_page;
-/* Its mover: by lane the room whose frame is to be sent, and the one whose head has left. */
+/* Its mover, by lane: the room with a frame to send, and the room with a head that has left. */
 byte sm_room, queued[2], begun[2]; bit sm_up = 1, sm_cancelled, sm_complete;
 
 /* Destination: the same. */
@@ -67,7 +68,7 @@ byte d_state = FAILED, d_room, d_next = A, d_result[3];
 bit d_up = 1, d_event, d_sent, d_lease, d_cancelled;
 byte d_lanes, d_page[2];
 chan d_ring = [5] of { mtype, byte };
-/* Its mover: by lane the head that was read, and whether its piece is to land. */
+/* Its mover, by lane: the head that was read, and whether its piece is to land. */
 byte dm_room, head[2]; bit dm_up = 1, judged[2], live[2], dm_lost;
 
 /* ================ destination: ctl and engine ================ */
@@ -99,7 +100,7 @@ end:
         :: d_state == SUCCESS -> d_result[d_room] = 1; assert(d_page[0] == d_room && d_page[1] == d_room)
         :: else -> d_result[d_room] = 2; if :: d_sent && d_up -> to_source!ABORT,d_room :: else fi
         fi }
-    /* The slot is given out anew, its pages with it. */
+    /* The slot is used again, and so are its pages. */
     :: d_step { d_room && d_result[d_room] && !d_lease -> d_room = 0; d_sent = 0; d_lanes = 0; d_page[0] = 0; d_page[1] = 0 }
     :: d_step { d_up && nempty(to_destination) -> to_destination?kind,r;
         if :: d_room == r && !d_result[r] -> d_fail() :: else fi }
@@ -174,7 +175,7 @@ end:
         :: kind == CANCEL && dm_room == r -> revoke(0) revoke(1) dm_end()
         :: else
         fi }
-    /* A head is judged in the step after the one that read it, by when the commands that came before are taken. */
+    /* A head is judged one step after it was read. By then earlier commands are taken. */
     :: d_step { dm_up && !head[0] && nempty(lane0) -> lane0?kind,head[0]; assert(kind == HEAD) }
     :: d_step { dm_up && !head[1] && nempty(lane1) -> lane1?kind,head[1]; assert(kind == HEAD) }
     :: d_step { head[0] && !judged[0] && commands_taken -> judge(0) }
@@ -217,7 +218,7 @@ end:
     /* The prompt is computed: Begin with the lease, then its one chunk. */
     :: d_step { s_granted && !s_begun && !s_over[s_room] -> s_begun = 1; s_lease = 1; s_page = s_room; s_ring!BEGIN,s_room }
     :: d_step { s_begun && !s_told && !s_over[s_room] -> s_told = 1; s_ring!CHUNK,s_room }
-    /* It is over for its client; later the slot is free, and its pages are somebody else's. */
+    /* It has ended for its client; later the slot is free, and others use its pages. */
     :: d_step { s_room && !s_over[s_room] && !open(s_state) -> s_over[s_room] = 1;
         if :: s_state == FAILED && s_granted && s_up -> to_destination!STATUS,s_room :: else fi }
     :: d_step { s_room && s_over[s_room] && !s_lease -> s_room = 0; s_granted = 0; s_begun = 0; s_told = 0; s_page = JUNK }
@@ -257,7 +258,7 @@ inline withdraw(l) {
 #endif
 }
 
-/* What is left of a frame has left. */
+/* The rest of a frame leaves. */
 inline send_piece(l, lane) {
     assert(s_lease && s_room == begun[l]);
     lane!PIECE,s_page;
@@ -308,7 +309,7 @@ end:
     :: d_step { faults && !cut -> faults = 0; cut = 1 }
     :: d_step { faults && !torn -> faults = 0; torn = 1 }
     :: faults -> faults = 0
-    /* Nothing more happens. What waits for somebody who is gone has its deadline. */
+    /* Nothing more happens. A request that waits for a peer that is gone has its deadline. */
     :: timeout ->
         if
         :: d_step { s_room && open(s_state) && (cut || d_result[s_room] == 2) -> s_fail() }

@@ -1,6 +1,8 @@
-//! Our bindings beside the `ibverbs` crate, whose own are made from rdma-core's headers: the same sizes, offsets and
-//! numbers (`abi`), and on a device the same fabric (`exchange`): what the crate sends arrives with us, what we
-//! write arrives with the crate, and the crate's own SEND and RECV do as its documentation says.
+//! Compares our bindings with the `ibverbs` crate, which is generated from rdma-core's headers.
+//!
+//! `abi` compares sizes, offsets and numbers. `exchange` needs a device. It checks that our WRITE
+//! arrives at the crate and that the crate's SEND arrives at our side. It also checks SEND and RECV
+//! between two queue pairs of the crate.
 
 mod abi;
 mod exchange;

@@ -1,12 +1,14 @@
-//! In the place of crossbeam's bounded channels, whose inside is not ours to prove: no more order than they
-//! give, which is Release by who sends and Acquire by who receives that very message. Nothing goes around.
+//! Replaces crossbeam's bounded channels, because proving their internals is not the task here.
+//!
+//! Invariants: it orders no more than crossbeam does, which is Release by the sender of a message
+//! and Acquire by the receiver of that message. Places are not reused.
 
 use crate::stdx::sync::{AtomicBool, AtomicU64, Ordering};
 use loom::cell::UnsafeCell;
 use std::fmt;
 use std::sync::Arc;
 
-/// As much of a channel as any model fills.
+/// The most messages that a model sends through one channel.
 const PLACES: usize = 4;
 
 struct Channel<T> {
@@ -21,24 +23,24 @@ struct Place<T> {
     message: UnsafeCell<Option<T>>,
 }
 
-/// As crossbeam's.
+/// As crossbeam's `Sender`.
 pub struct Sender<T>(Arc<Channel<T>>);
 
-/// As crossbeam's.
+/// As crossbeam's `Receiver`.
 pub struct Receiver<T>(Arc<Channel<T>>);
 
-/// Nothing there.
+/// The channel has no message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TryRecvError;
 
-/// No room: never, as no model fills a channel.
+/// The channel is full. This never happens, because no model fills a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TrySendError<T> {
     Full(T),
 }
 
-// SAFETY: a place is written by the one sender that has drawn it and read by the one receiver behind `full`;
-// loom fails the model where that is not so.
+// SAFETY: a place is written by the one sender that has its index, and read by the one receiver
+// after `full` is set. Loom fails the model if this is not true.
 #[allow(unsafe_code)]
 unsafe impl<T: Send> Sync for Channel<T> {}
 // SAFETY: as above.
@@ -58,7 +60,7 @@ impl<T> Sender<T> {
     pub fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
         let at = self.0.sent.fetch_add(1, Ordering::Relaxed) as usize;
         let place = &self.0.places[at];
-        // SAFETY: `at` is ours alone.
+        // SAFETY: no other sender has this index.
         place.message.with_mut(|cell| unsafe { *cell = Some(message) });
         place.full.store(true, Ordering::Release);
         Ok(())
@@ -82,7 +84,7 @@ impl<T> Receiver<T> {
             return Err(TryRecvError);
         }
         self.0.received.store(at + 1, Ordering::Relaxed);
-        // SAFETY: the sender is done with it.
+        // SAFETY: the sender has finished with this place.
         place.message.with_mut(|cell| unsafe { (*cell).take() }).ok_or(TryRecvError)
     }
 }

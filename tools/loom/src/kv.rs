@@ -1,18 +1,18 @@
-//! The product's leases, and in the place of its mappings memory that loom watches.
+//! The product's leases, and memory that loom checks in place of the product's mappings.
 
 use crate::ids::{Generation, SlotId};
 
 #[path = "../../../src/kv/lease.rs"]
 pub mod lease;
 
-/// As the pool makes it.
+/// A lease as the page pool creates it.
 pub fn lease(slot: SlotId, generation: Generation) -> lease::Lease {
     lease::Lease::new(slot, generation)
 }
 
 pub mod region {
-    //! A region with the face of the product's. Words are loom's atomics; records lie in cells that loom holds
-    //! to what the ring promises: nobody writes one while another reads it.
+    //! A region with the interface of the product's. Words are loom's atomics. Records are in
+    //! loom's cells, which check the rule of the ring: a record is not written while it is read.
 
     use crate::stdx::sync::{AtomicU32, AtomicU64, Ordering};
     use bytemuck::Pod;
@@ -21,7 +21,7 @@ pub mod region {
     use std::ffi::CStr;
     use std::io;
 
-    /// As much of a region as any model touches.
+    /// The most words of a region that a model uses.
     const WORDS: usize = 64;
 
     struct Words {
@@ -30,14 +30,14 @@ pub mod region {
         records: Vec<UnsafeCell<u64>>,
     }
 
-    /// Own memory.
+    /// Memory of this process.
     #[derive(Clone)]
     pub struct Region(Arc<Words>);
 
-    /// A peer's.
+    /// Memory of a peer.
     pub struct PeerRegion(Arc<Words>);
 
-    /// What a region is shown by: itself.
+    /// Describes a region to a peer. Here it is the region itself.
     pub type Descriptor<'a> = &'a Region;
 
     impl Region {
@@ -66,7 +66,7 @@ pub mod region {
         pub fn store<T: Pod>(&self, offset: usize, record: &T, bytes: usize) {
             for (index, bytes) in bytemuck::bytes_of(record)[..bytes].chunks_exact(8).enumerate() {
                 let word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
-                // SAFETY: loom fails the model where another thread may be at it.
+                // SAFETY: loom fails the model if another thread can access the cell.
                 self.0.records[offset / 8 + index].with_mut(|cell| unsafe { *cell = word });
             }
         }

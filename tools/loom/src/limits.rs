@@ -1,3 +1,3 @@
-//! In the place of the product's bounds: as little as any model needs.
+//! Replaces the product's limits: as little as the models need.
 
 pub const SESSIONS_MAX: usize = 2;

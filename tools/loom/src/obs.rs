@@ -1,4 +1,4 @@
-//! In the place of the product's log: what a thread logs it says to whoever finds the model failing.
+//! Replaces the product's log: events go to standard error, to explain a model that fails.
 
 pub mod log {
     macro_rules! event {

@@ -1,5 +1,5 @@
-//! In the place of the product's system calls: models play the loops of threads themselves, and sleep where those
-//! would wait.
+//! Replaces the product's system calls. Models run the threads' loops themselves, and sleep in
+//! place of a system call that waits.
 
 pub mod event {
     use crate::models::sleep::Sleep;
@@ -10,24 +10,24 @@ pub mod event {
     use std::time::Duration;
 
     #[derive(Debug)]
-    pub enum Interest {
+    pub enum WaitInterest {
         Readable,
     }
 
-    /// A listener sleeps in it.
-    pub struct EventCounter(Sleep);
+    /// An eventfd in which a listener sleeps.
+    pub struct EventFd(Sleep);
 
-    /// Nobody waits in it.
+    /// A wait set in which no thread waits.
     #[derive(Debug)]
     pub struct WaitSet;
 
-    impl EventCounter {
-        pub fn new() -> io::Result<EventCounter> {
-            Ok(EventCounter(Sleep::new()))
+    impl EventFd {
+        pub fn new() -> io::Result<EventFd> {
+            Ok(EventFd(Sleep::new()))
         }
 
-        pub fn duplicate(&self) -> io::Result<EventCounter> {
-            Ok(EventCounter(self.0.clone()))
+        pub fn duplicate(&self) -> io::Result<EventFd> {
+            Ok(EventFd(self.0.clone()))
         }
 
         pub fn signal(&self) {
@@ -36,23 +36,23 @@ pub mod event {
 
         pub fn clear(&self) {}
 
-        /// Until it is signalled.
+        /// Sleeps until it is signalled.
         pub fn sleep(&self) {
             self.0.sleep();
         }
     }
 
-    impl AsFd for EventCounter {
-        /// Some descriptor.
+    impl AsFd for EventFd {
+        /// Any valid descriptor.
         fn as_fd(&self) -> BorrowedFd<'_> {
             static STDIN: OnceLock<Stdin> = OnceLock::new();
             STDIN.get_or_init(io::stdin).as_fd()
         }
     }
 
-    impl fmt::Debug for EventCounter {
+    impl fmt::Debug for EventFd {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("EventCounter")
+            f.write_str("EventFd")
         }
     }
 
@@ -61,12 +61,12 @@ pub mod event {
             Ok(WaitSet)
         }
 
-        pub fn add(&self, _fd: BorrowedFd<'_>, _interest: Interest) -> io::Result<()> {
+        pub fn add(&self, _fd: BorrowedFd<'_>, _interest: WaitInterest) -> io::Result<()> {
             Ok(())
         }
 
         pub fn wait(&self, _timeout: Duration) {
-            unreachable!("models sleep in the counter");
+            unreachable!("models sleep in the `EventFd`");
         }
     }
 }

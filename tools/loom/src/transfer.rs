@@ -1,7 +1,9 @@
-//! The parts of the product's `transfer` that share memory or tell others what they did.
+//! The parts of the product's `transfer` that share memory or notify other threads.
 
 #[path = "../../../src/transfer/command.rs"]
 pub mod command;
+#[path = "../../../src/transfer/event_loop.rs"]
+pub mod event_loop;
 #[path = "../../../src/transfer/transport/rdma/flight.rs"]
 pub mod flight;
 #[path = "../../../src/transfer/handle.rs"]
@@ -19,21 +21,21 @@ pub mod session;
 pub mod split;
 #[path = "../../../src/transfer/status.rs"]
 pub mod status;
+#[path = "../../../src/transfer/target.rs"]
+pub mod target;
 pub mod transport;
-#[path = "../../../src/transfer/waiter.rs"]
-pub mod waiter;
 
-/// In the place of the product's, over verbs.
-pub mod posting {
+/// Replaces the product's module over verbs.
+pub mod posts {
     pub use super::session::Posting;
 }
 
-/// Likewise.
-pub mod reaping {
+/// Replaces the product's module over verbs.
+pub mod completions {
     pub use super::session::Reaping;
 }
 
-/// In the place of the product's record, which nobody here looks into.
+/// Replaces the product's record. The models do not read its fields.
 pub mod aux {
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct AuxRecord(pub u64);

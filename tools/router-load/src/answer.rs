@@ -1,27 +1,27 @@
-//! One HTTP/1.1 answer as it comes: where it ends, and how many events are in it.
+//! Parses one HTTP/1.1 answer while it is received: where it ends, and how many events it has.
 
 use std::io;
 
-/// How a body is bounded, and where in it the next byte is.
+/// How the end of the body is found, and where in the body the next byte is.
 #[derive(Clone, Copy, Debug)]
 enum Body {
     Length(usize),
-    /// Bytes of a chunk that are still to come.
+    /// Bytes of the current chunk that are missing.
     Chunk(usize),
-    /// The end of a chunk's data: so much of `\r\n` is still to come.
+    /// After a chunk's data: the rest of its line is missing.
     ChunkEnd,
     ChunkSize,
 }
 
-/// An answer under way.
+/// An answer that is being received.
 #[derive(Debug, Default)]
 pub struct Answer {
     head: Vec<u8>,
     body: Option<Body>,
-    /// The line of a chunk's size, as far as it has come.
+    /// The received part of the line with a chunk's size.
     line: Vec<u8>,
     last: u8,
-    /// Events that have come whole.
+    /// Number of complete events.
     pub events: usize,
     status: u16,
 }
@@ -31,7 +31,12 @@ fn invalid(what: impl Into<String>) -> io::Error {
 }
 
 impl Answer {
-    /// Takes what came of it; whether it is complete. There is never more behind it: nobody asks twice at once.
+    /// Takes received bytes. Returns whether the answer is complete.
+    ///
+    /// No bytes follow a complete answer, because a connection has one request at a time.
+    ///
+    /// # Errors
+    /// The answer is not valid, or its status is not 200.
     pub fn take(&mut self, mut bytes: &[u8]) -> io::Result<bool> {
         if self.body.is_none() {
             let old = self.head.len();
@@ -106,7 +111,7 @@ impl Answer {
                     let text = std::str::from_utf8(&line).unwrap_or_default().trim_end();
                     let size = usize::from_str_radix(text, 16)
                         .map_err(|_| invalid(format!("chunk {text:?}")))?;
-                    // Nobody here sends trailers: an empty line ends the answer.
+                    // No trailers are sent here: the chunk of size 0 ends the answer.
                     if size == 0 {
                         return Ok(true);
                     }

@@ -1,4 +1,5 @@
-//! Clients in one thread, each on a connection that it keeps: asks, reads the whole answer, asks again.
+//! Clients in one thread, each with its own connection. A client sends a request, reads the whole
+//! answer, and sends the next request.
 
 use crate::answer::Answer;
 use crate::case::Case;
@@ -10,28 +11,28 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Before anything is counted.
+/// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Longer than any answer takes: a router that loses one is not waited for.
+/// Longer than any answer takes. If no bytes arrive for this time, the run fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is to be measured.
+/// The load of one measurement.
 pub struct Load {
-    /// Who is asked.
+    /// Address of the router.
     pub target: SocketAddr,
-    /// What for.
+    /// Kind of the requests.
     pub case: Case,
-    /// By how many at once.
+    /// Number of connections; each has one request at a time.
     pub connections: usize,
-    /// For how long.
+    /// Length of the measurement.
     pub seconds: f64,
-    /// Whose time on a CPU is counted.
+    /// The CPU time of this process is measured.
     pub pid: Option<u32>,
 }
 
 struct Client {
     stream: TcpStream,
-    /// How much of the request is written.
+    /// Bytes of the request that are written.
     written: usize,
     asked: Instant,
     first: Option<Duration>,
@@ -45,7 +46,8 @@ struct Found {
     events: usize,
 }
 
-/// The end of an answer is in time when it begins to be measured, and nothing is when it is over.
+/// Runs the load and prints one line of JSON. It counts the answers that end within the measured
+/// time, also those of requests that were sent before it.
 pub fn run(load: &Load) -> io::Result<()> {
     let request = load.case.request(&load.target.to_string());
     let mut poll = Poll::new()?;
@@ -89,7 +91,7 @@ pub fn run(load: &Load) -> io::Result<()> {
             break start;
         }
         if now > heard + PATIENCE {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer comes"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer arrives"));
         }
         for event in &events {
             heard = now;
@@ -171,7 +173,7 @@ impl Client {
     }
 }
 
-/// What all threads of a process have run, by the scheduler's own account.
+/// CPU time of all threads of a process, from `/proc/PID/task/TID/schedstat`.
 fn cpu_time(pid: Option<u32>) -> io::Result<Duration> {
     let Some(pid) = pid else { return Ok(Duration::ZERO) };
     let mut sum = 0;

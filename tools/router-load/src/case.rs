@@ -1,15 +1,15 @@
-//! What is asked.
+//! The kinds of requests.
 
 use std::str::FromStr;
 
 /// One kind of request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Case {
-    /// One answer of a few hundred bytes.
+    /// A request with one answer of a few hundred bytes.
     Plain,
-    /// A stream of so many events, one for each token, and the one that ends it.
+    /// A stream of this many events, one for each token, and one event that ends it.
     Stream(usize),
-    /// A plain answer to a body of 60 kB.
+    /// A request with a body of 60 kB and a plain answer.
     Long,
 }
 
@@ -49,14 +49,14 @@ impl Case {
         })
         .to_string();
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n\r\n",
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
         [head, body].concat().into_bytes()
     }
 
-    /// Events of a whole answer.
+    /// Number of events in a complete answer.
     pub fn events(self) -> usize {
         match self {
             Case::Stream(tokens) => tokens + 1,

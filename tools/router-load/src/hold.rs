@@ -1,4 +1,4 @@
-//! Many streams at once, each opened until its first event has come, and then kept open.
+//! Many streams at once. Each is kept open after its first event.
 
 use crate::case::Case;
 use serde_json::json;
@@ -6,7 +6,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Opens them one after the other, tells when all stand, and holds them until standard input ends.
+/// Opens the streams one after another, and prints a line when all are open. Holds them until
+/// standard input ends.
 pub fn run(target: SocketAddr, streams: usize) -> io::Result<()> {
     let request = Case::Stream(2).request(&target.to_string());
     let mut open = Vec::with_capacity(streams);

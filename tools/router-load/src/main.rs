@@ -1,11 +1,13 @@
-//! What a router is measured with: workers that answer at once, and clients that ask again as soon as they are answered.
+//! The load for measuring a router: workers that answer at once, and clients that send the next
+//! request after each answer.
 //!
 //! ```text
 //! router-load workers --prefill PORT --decode PORT [--hold]
 //! router-load ask --target HOST:PORT --case CASE --connections N --seconds S [--pid PID]
 //! router-load hold --target HOST:PORT --streams N
 //! ```
-//! Each is one thread. `ask` and `hold` print one line of JSON. `tools/router-figures` runs all of it.
+//! Each command runs in one thread. `ask` and `hold` print one line of JSON. `tools/router-figures`
+//! runs all three.
 
 mod answer;
 mod ask;
@@ -16,7 +18,7 @@ mod workers;
 use std::collections::HashMap;
 use std::process::ExitCode;
 
-/// `--name value` pairs; a name without a value has an empty one.
+/// `--name value` pairs. A name without a value has an empty value.
 struct Options(HashMap<String, String>);
 
 impl Options {
@@ -24,7 +26,7 @@ impl Options {
         let mut found = HashMap::new();
         let mut words = words.iter().peekable();
         while let Some(word) = words.next() {
-            let name = word.strip_prefix("--").ok_or(format!("{word:?} is no option"))?;
+            let name = word.strip_prefix("--").ok_or(format!("{word:?} is not an option"))?;
             let value = words.next_if(|next| !next.starts_with("--")).cloned().unwrap_or_default();
             found.insert(name.to_owned(), value);
         }
@@ -37,12 +39,12 @@ impl Options {
 
     fn get<T: std::str::FromStr>(&self, name: &str) -> Result<T, String> {
         let value = self.0.get(name).ok_or(format!("--{name} is missing"))?;
-        value.parse().map_err(|_| format!("--{name} {value:?} is not understood"))
+        value.parse().map_err(|_| format!("--{name} {value:?} is not valid"))
     }
 }
 
 fn run(words: &[String]) -> Result<(), String> {
-    let (command, rest) = words.split_first().ok_or("workers, ask or hold?")?;
+    let (command, rest) = words.split_first().ok_or("expected workers, ask or hold")?;
     let options = Options::read(rest)?;
     let told = match command.as_str() {
         "workers" => {

@@ -1,7 +1,9 @@
-//! A prefill and a decode worker that compute nothing: each answers as soon as it has been asked, an event of a stream
-//! in a write of its own, as an engine's does.
+//! A prefill and a decode worker that compute nothing. Each answers at once. Each event of a stream
+//! is a write of its own, as in an engine.
 //!
-//! One thread for both. They tell what routers ask of workers, and take no bodies but those with a length.
+//! Thread: one for both workers.
+//! Invariants: they answer the queries that routers send to workers, and accept only bodies with a
+//! `Content-Length`.
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
@@ -23,7 +25,8 @@ struct Caller {
     output: Vec<u8>,
 }
 
-/// Serves until it is killed; with `hold`, a stream's first event is its last, and the stream stays open.
+/// Serves until the process is killed. With `hold`, the decode worker sends one event of each
+/// stream and keeps the stream open.
 pub fn run(prefill: u16, decode: u16, hold: bool) -> io::Result<()> {
     let mut poll = Poll::new()?;
     let roles = [(Role::Prefill, prefill), (Role::Decode, decode)];
@@ -68,7 +71,7 @@ pub fn run(prefill: u16, decode: u16, hold: bool) -> io::Result<()> {
 }
 
 impl Caller {
-    /// Whether the connection is still there.
+    /// Reads and answers. Returns whether the connection is still open.
     fn turn(&mut self, buffer: &mut [u8], hold: bool) -> io::Result<bool> {
         self.flush()?;
         loop {
@@ -83,14 +86,14 @@ impl Caller {
         Ok(true)
     }
 
-    /// Answers one request, if a whole one is there.
+    /// Answers one request if it has arrived completely. Returns whether it has.
     fn request(&mut self, hold: bool) -> io::Result<bool> {
         let mut fields = [httparse::EMPTY_HEADER; 32];
         let mut head = httparse::Request::new(&mut fields);
         let head_len = match head.parse(&self.input) {
             Ok(httparse::Status::Complete(len)) => len,
             Ok(httparse::Status::Partial) => return Ok(false),
-            // As HTTP/2's preface.
+            // For example, the preface of HTTP/2.
             Err(_) => return Err(io::ErrorKind::InvalidData.into()),
         };
         let length = head
@@ -139,10 +142,13 @@ impl Caller {
             return self.send(whole(tokens).as_bytes());
         }
         self.send(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\
+              Transfer-Encoding: chunked\r\n\r\n",
         )?;
-        let event = "data: {\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1790000000,\
-                     \"model\":\"mock\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" blue\"},\"logprobs\":null,\
+        let event = "data: {\"id\":\"chatcmpl-0123456789abcdef\",\
+                     \"object\":\"chat.completion.chunk\",\"created\":1790000000,\
+                     \"model\":\"mock\",\"choices\":[{\"index\":0,\
+                     \"delta\":{\"content\":\" blue\"},\"logprobs\":null,\
                      \"finish_reason\":null}]}\n\n";
         let chunk = format!("{:x}\r\n{event}\r\n", event.len());
         for _ in 0..tokens {
@@ -191,20 +197,23 @@ fn with_head(body: &str) -> String {
     )
 }
 
-/// A whole answer of so many tokens.
+/// A complete answer with this many tokens.
 fn whole(tokens: usize) -> String {
     let text = " blue because it scatters".repeat(tokens.div_ceil(4));
     with_head(&format!(
-        "{{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1790000000,\"model\":\"mock\",\
-         \"choices\":[{{\"index\":0,\"message\":{{\"role\":\"assistant\",\"content\":\"{text}\"}},\"logprobs\":null,\
-         \"finish_reason\":\"length\"}}],\"usage\":{{\"prompt_tokens\":12,\"completion_tokens\":{tokens},\
+        "{{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion\",\
+         \"created\":1790000000,\"model\":\"mock\",\
+         \"choices\":[{{\"index\":0,\
+         \"message\":{{\"role\":\"assistant\",\"content\":\"{text}\"}},\
+         \"logprobs\":null,\"finish_reason\":\"length\"}}],\
+         \"usage\":{{\"prompt_tokens\":12,\"completion_tokens\":{tokens},\
          \"total_tokens\":{}}}}}",
         12 + tokens
     ))
 }
 
-/// What of a body matters here. Routers write bodies anew in forms of their own, so they are read, but cheaply: as long
-/// ones are to cost the router something and not the worker.
+/// The fields of a body that matter here. Each router writes bodies in its own form, so the fields
+/// are searched. The search is cheap: a long body must cost time in the router, not in the worker.
 struct Asked {
     stream: bool,
     tokens: usize,
@@ -212,7 +221,7 @@ struct Asked {
 
 impl Asked {
     fn of(body: &[u8]) -> Asked {
-        // The long field stands between the others, wherever a router puts them.
+        // The fields are near the edges of a long body: only its middle is one long field.
         let edges = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace(' ', "");
         let text = match body.len() {
             len @ 4096.. => edges(&body[..2048]) + &edges(&body[len - 2048..]),

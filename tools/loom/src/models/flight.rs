@@ -1,22 +1,23 @@
-//! What posters and a poller share of a session. The NIC between them is played by a counter that is asked to order
-//! nothing where that counts: what they owe each other they must order themselves.
+//! The state of a session that posters and a poller share. A counter stands for the NIC between
+//! them. In models that test order, the counter's accesses are relaxed: posters and poller must
+//! order their own accesses.
 
 use crate::ids::SlotId;
 use crate::models::sleep::Sleep;
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::stdx::sync::{AtomicU64, Ordering};
-use crate::transfer::flight::{Flight, Ticket};
+use crate::transfer::flight::{InFlight, WorkRequestId};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
 const SLOT: SlotId = SlotId(0);
-const CHAIN: Ticket = Ticket { slot: SLOT, lane: 0, requests: 1 };
+const CHAIN: WorkRequestId = WorkRequestId { slot: SLOT, lane: 0, requests: 1 };
 const CHAINS: u64 = 2;
 
-/// A slot's pages, and who may have them.
+/// A slot's pages, and the work in flight that uses them.
 struct Shared {
-    flight: Flight,
+    flight: InFlight,
     posted: AtomicU64,
     reaped: AtomicU64,
     pages: UnsafeCell<u64>,
@@ -25,7 +26,7 @@ struct Shared {
 
 impl Shared {
     fn new(posters: u64) -> Arc<Shared> {
-        let flight = Flight::new(1, 1);
+        let flight = InFlight::new(1, 1);
         flight.begin(SLOT, posters);
         let zero = || AtomicU64::new(0);
         Arc::new(Shared {
@@ -38,14 +39,14 @@ impl Shared {
     }
 
     fn post(&self) {
-        // SAFETY: loom fails the model where another thread writes meanwhile.
+        // SAFETY: loom fails the model if another thread writes meanwhile.
         #[allow(unsafe_code)]
         self.pages
-            .with(|pages| assert_eq!(unsafe { *pages }, 0, "posted of pages that are another's"));
+            .with(|pages| assert_eq!(unsafe { *pages }, 0, "posted from another slot's pages"));
         self.posted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes one completion, if there is any.
+    /// Reaps one completion if there is one. Returns whether there was one.
     fn reap(&self) -> bool {
         let reaped = self.reaped.load(Ordering::Relaxed);
         if self.posted.load(Ordering::Relaxed) == reaped {
@@ -58,16 +59,17 @@ impl Shared {
         true
     }
 
-    /// The pages are another's.
+    /// Writes the pages, which now belong to another slot.
     fn over(&self) {
         self.overs.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as above, also of readers.
+        // SAFETY: as above, also for readers.
         #[allow(unsafe_code)]
         self.pages.with_mut(|pages| unsafe { *pages = 1 });
     }
 }
 
-/// The poster may be done before or behind the last completion; another one, on another NIC, has dropped its part.
+/// The poster can finish before or after the last completion. A second poster, on another NIC,
+/// leaves without a post.
 pub fn a_slot_is_over_once_and_for_all() {
     let shared = Shared::new(2);
     let other = thread::spawn({
@@ -95,10 +97,10 @@ pub fn a_slot_is_over_once_and_for_all() {
     poller.join().unwrap();
     other.join().unwrap();
     while shared.reap() {}
-    assert_eq!(shared.overs.load(Ordering::Relaxed), 1, "over more or less than once");
+    assert_eq!(shared.overs.load(Ordering::Relaxed), 1, "the slot was not over exactly once");
 }
 
-/// An entry of a work queue is written again only when its completion was taken.
+/// An entry of a work queue is written again only after its completion was reaped.
 pub fn an_entry_is_written_again_when_it_was_reaped() {
     let shared = Shared::new(1);
     let entry = Arc::new(UnsafeCell::new(0u64));
@@ -106,8 +108,8 @@ pub fn an_entry_is_written_again_when_it_was_reaped() {
         let (shared, entry) = (shared.clone(), entry.clone());
         move || {
             if shared.posted.load(Ordering::Acquire) == 1 {
-                // What a provider notes of it when it is polled.
-                // SAFETY: loom fails the model where the poster writes meanwhile.
+                // A provider reads the entry when it is polled.
+                // SAFETY: loom fails the model if the poster writes meanwhile.
                 #[allow(unsafe_code)]
                 entry.with(|entry| assert_eq!(unsafe { *entry }, 1));
                 shared.flight.reap(CHAIN).unwrap();
@@ -131,29 +133,29 @@ pub fn an_entry_is_written_again_when_it_was_reaped() {
     poller.join().unwrap();
 }
 
-/// A poster that has no room sleeps as long as nobody wakes it: where the wake-up is lost, loom finds nobody who could
-/// run.
+/// A poster that has no room sleeps until it is woken. If the wake-up is lost, loom finds no thread
+/// that can run.
 pub fn room_wakes_a_poster_that_sleeps() {
     let shared = Shared::new(1);
     let sleep = Sleep::new();
     let waker = sleep.clone();
-    let bell = Arc::new(Bell::new(move || waker.wake()));
+    let bell = Arc::new(EventCount::new(move || waker.wake()));
     shared.post();
     let poller = thread::spawn({
         let (shared, bell) = (shared.clone(), bell.clone());
         move || {
             assert!(shared.reap());
-            bell.ring();
+            bell.notify();
         }
     });
     let mut room = 0;
     while room == 0 {
-        bell.announce();
+        bell.prepare_wait();
         room = shared.flight.take_room(0);
         if room == 0 {
             sleep.sleep();
         }
-        bell.dismiss();
+        bell.cancel_wait();
     }
     shared.post();
     poller.join().unwrap();

@@ -1,7 +1,9 @@
-//! The models, a file per protocol. A model is a function that loom runs once for each order of events.
+//! The models, one file for each protocol. A model is a function that loom runs once for each order
+//! of events.
 //!
-//! Who only reads a word is a thread that the model spawns: of the accesses to a word loom remembers the last, and
-//! does not try a reader behind a writer that has itself read before it wrote, where the reader came first.
+//! If a thread only reads a word, the model spawns that thread. The reason: loom remembers only the
+//! last access to a word. If the reader ran first, and the writer reads the word before it writes
+//! it, loom does not try the reader after the writer.
 
 mod bell;
 mod flight;
@@ -17,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Name and check of each.
+/// Name and check of each model.
 pub const ALL: &[(&str, fn(&str))] = &[
     ("status-end", |name| check(name, status::one_end_wins)),
     ("status-read", |name| check(name, status::who_reads_success_finds_the_parts)),
@@ -44,7 +46,7 @@ pub const ALL: &[(&str, fn(&str))] = &[
     ("rings-woken", |name| check(name, rings::both_threads_are_woken)),
 ];
 
-/// Thread switches that no thread asked for, per run: what goes wrong, goes wrong with few.
+/// Thread switches for each run that no thread asked for. Few are enough to show an error.
 const PREEMPTIONS: usize = 3;
 
 fn check(name: &str, model: fn()) {

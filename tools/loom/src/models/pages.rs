@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 pub const SLOT: SlotId = SlotId(0);
 
-/// A slot whose page 0 holds 7, while the source's mover takes the pages back and, told by it, the scheduler fills them,
-/// and the slot's list, for another room.
+/// A slot with 7 in its page 0. Meanwhile the source's mover takes the pages back. After its
+/// message the scheduler writes the pages, and the slot's list, for another room.
 pub struct Taken {
-    /// What the destination sees.
+    /// The lists as the destination maps them.
     pub shown: PeerPageLists,
     pub pool: Region,
-    /// The offer's.
+    /// The lease word of the offer.
     pub word: u64,
     pub threads: [JoinHandle<()>; 2],
 }
@@ -50,13 +50,13 @@ impl Taken {
     }
 }
 
-/// Bytes and list may come mixed; then the word says so.
+/// Bytes and list can be of different rooms. Then the lease word has changed.
 pub fn a_copy_that_counts_is_of_the_rooms_pages() {
     let Taken { shown, pool, word, threads } = Taken::begin();
     let page = shown.page(SLOT, 0);
     let copied = pool.word(page.index() * 8).load(Ordering::Relaxed);
     if shown.still_leased(SLOT, word) {
-        assert_eq!((page, copied), (PageId(0), 7), "a copy of another room's pages counts");
+        assert_eq!((page, copied), (PageId(0), 7), "a copy of another room's pages was accepted");
     }
     for thread in threads {
         thread.join().unwrap();

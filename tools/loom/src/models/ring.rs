@@ -2,12 +2,12 @@
 
 use crate::kv::region::{PeerRegion, Region};
 use crate::models::sleep::Sleep;
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::transfer::ring::{CURSOR_BYTES, Reader, Writer, ring_bytes};
 use crate::transfer::transport::Full;
 use loom::thread;
 
-/// So small that the third offer takes the place of the first.
+/// Entries of the ring: the third offer reuses the place of the first.
 const OFFERS: u64 = 2;
 
 fn ends() -> (Writer<OFFERS>, Reader<OFFERS>) {
@@ -22,7 +22,7 @@ fn offer(number: u64) -> [u64; 2] {
     [number + 100, number + 200]
 }
 
-/// Takes what a look shows, as a mover's step does; how many.
+/// Takes the offers that a look finds, as a mover's step does. Returns whether there were new ones.
 fn take(reader: &mut Reader<OFFERS>, taken: &mut u64) -> bool {
     let new = reader.look().unwrap();
     for _ in 0..reader.due() {
@@ -32,7 +32,7 @@ fn take(reader: &mut Reader<OFFERS>, taken: &mut u64) -> bool {
     new
 }
 
-/// Also the one that takes another's place: nobody writes an entry that is being read.
+/// Also an entry in a reused place: an entry is not written while it is read.
 pub fn entries_come_whole_and_in_order() {
     let (mut writer, mut reader) = ends();
     let source = thread::spawn(move || {
@@ -54,7 +54,8 @@ pub fn entries_come_whole_and_in_order() {
     assert_eq!(taken, written);
 }
 
-/// The destination's mover parks as `Mover::run` does: its word in its page, its bell, one more look.
+/// The destination's mover parks as `Waiter::run` does: it sets the word in its page, prepares the
+/// event count, and looks once more.
 pub fn a_parked_reader_is_woken() {
     let (mut writer, mut reader) = ends();
     let sleep = Sleep::new();
@@ -66,15 +67,15 @@ pub fn a_parked_reader_is_woken() {
             }
         }
     });
-    let bell = Bell::new(|| ());
+    let bell = EventCount::new(|| ());
     let mut taken = 0;
     while taken < 2 {
         reader.park(true);
-        bell.announce();
+        bell.prepare_wait();
         if !take(&mut reader, &mut taken) {
             sleep.sleep();
         }
-        bell.dismiss();
+        bell.cancel_wait();
         reader.park(false);
     }
     source.join().unwrap();

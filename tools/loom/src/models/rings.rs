@@ -1,22 +1,23 @@
-//! Scheduler, mover and `ctl` of one worker around its rings: the product's handle and movers, on channels that
-//! order no more than crossbeam's, and a transport that is played here.
+//! Scheduler, mover and `ctl` of one worker around its rings. The handle and the movers are the
+//! product's. The channels order no more than crossbeam's. The transport is the model's.
 
 use crate::cause::Cause;
 use crate::channel;
 use crate::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
 use crate::kv::lease::MoverRight;
 use crate::models::sleep::Sleep;
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target};
+use crate::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand};
 use crate::transfer::handle::{Receiver, Sender};
 use crate::transfer::mover::destination::DestinationMover;
 use crate::transfer::mover::source::SourceMover;
 use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::target::{SessionId, Target};
 use crate::transfer::transport::{
-    Completion, DestinationHalf, Full, Landings, Lost, Memory, Post, SourceHalf,
+    CompletionMode, DestinationHalf, Full, Landings, Memory, Post, SessionLost, SourceHalf,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const SESSION: SessionId = SessionId(0);
 const PAGE: PageId = PageId(5);
 const AUX: AuxRecord = AuxRecord(42);
 
-/// What one worker's threads share, and where two of them sleep.
+/// The state that one worker's threads share, and the sleep of two of them.
 struct Worker<C> {
     status: Arc<StatusTable>,
     generation: Generation,
@@ -37,33 +38,36 @@ struct Worker<C> {
 }
 
 impl<C> Worker<C> {
-    /// With a slot that has been given out.
+    /// A worker with one open slot.
     fn new() -> Worker<C> {
         let status = Arc::new(StatusTable::new(1));
         let lists = Arc::new(PageLists::new(1, 1).unwrap());
         let (engine, mover) = (Sleep::new(), Sleep::new());
         let wakes = |sleep: &Sleep| {
             let sleep = sleep.clone();
-            Arc::new(Bell::new(move || sleep.wake()))
+            Arc::new(EventCount::new(move || sleep.wake()))
         };
-        let bells =
-            Bells { engine: wakes(&engine), ctl: Arc::new(Bell::new(|| ())), mover: wakes(&mover) };
+        let bells = Bells {
+            engine: wakes(&engine),
+            ctl: Arc::new(EventCount::new(|| ())),
+            mover: wakes(&mover),
+        };
         let rings = Rings::new(&status, &lists, 1, &bells);
         let generation = status.open(SLOT);
         Worker { status, generation, rings, memory: Memory { lists }, engine, mover }
     }
 }
 
-/// What a decode worker's session brings: everything, as soon as it is expected.
+/// The session of a decode worker: everything lands as soon as it is expected.
 #[derive(Debug)]
 struct Arriving;
 
 impl DestinationHalf for Arriving {
-    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, SessionLost> {
         let wanted =
             landings.current(SLOT).is_some_and(|notice| landings.expected(&notice).is_some());
         if wanted {
-            assert_eq!(memory.lists.page(SLOT, 0), PAGE, "landed by another list");
+            assert_eq!(memory.lists.page(SLOT, 0), PAGE, "landed with another list");
             landings.complete(SLOT, AUX);
         }
         Ok(wanted)
@@ -90,7 +94,7 @@ fn expect(handle: &Receiver, generation: Generation) {
     handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, &[PAGE], lease);
 }
 
-/// The scheduler that reads Success finds the lease and the record.
+/// A scheduler that reads Success finds the end of the lease and the aux record.
 pub fn success_shows_behind_the_lease_end() {
     let (mut mover, handle, _commands, generation) = decode();
     expect(&handle, generation);
@@ -105,8 +109,8 @@ pub fn success_shows_behind_the_lease_end() {
     scheduler.join().unwrap();
 }
 
-/// `ctl` marks the slot Failed while the scheduler leases its pages and the mover lands them: whatever comes
-/// first, the lease ends, and once.
+/// `ctl` marks the slot Failed while the scheduler leases its pages and the mover lands the KV.
+/// In each order the lease ends exactly once.
 pub fn a_lease_ends_once() {
     let (mut mover, handle, commands, generation) = decode();
     let status = handle.status.clone();
@@ -129,23 +133,23 @@ pub fn a_lease_ends_once() {
     assert!(state == State::Failed || (state, end.aux) == (State::Success, Some(AUX)));
 }
 
-/// What a prefill worker posts to.
+/// The session of a prefill worker.
 #[derive(Debug)]
 struct Posting;
 
 impl SourceHalf for Posting {
-    fn completion(&self) -> Completion {
-        Completion::Immediate
+    fn completion(&self) -> CompletionMode {
+        CompletionMode::Immediate
     }
 
     fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full> {
-        assert_eq!(memory.lists.page(post.slot, 0), PAGE, "posted by another list");
+        assert_eq!(memory.lists.page(post.slot, 0), PAGE, "posted with another list");
         Ok(())
     }
 }
 
-/// A prefill worker hands over and both its threads sleep whenever they find nothing to do: the mover posts what
-/// the list says, the scheduler gets its lease back and sees Success.
+/// Both threads of a prefill worker sleep when they find nothing to do. In a hand-off the mover
+/// posts the pages of the list, and the scheduler gets its lease back and reads Success.
 pub fn both_threads_are_woken() {
     let Worker { status, generation, rings, memory, engine, mover: sleep } = Worker::new();
     let Rings { links, handle, commands, .. } = rings;
@@ -165,22 +169,22 @@ pub fn both_threads_are_woken() {
         hand_over(&handle, generation);
         let mut ended = None;
         loop {
-            engine_bell.announce();
+            engine_bell.prepare_wait();
             ended = ended.or_else(|| handle.poll_end());
             if ended.is_some() && handle.status(SLOT).state == State::Success {
                 break;
             }
             engine.sleep();
-            engine_bell.dismiss();
+            engine_bell.cancel_wait();
         }
     });
-    // As `Mover::run`, until its part is done.
+    // As `Waiter::run`, until its part is done.
     while status.is_open(SLOT, generation) {
-        bell.announce();
+        bell.prepare_wait();
         if !mover.step() {
             sleep.sleep();
         }
-        bell.dismiss();
+        bell.cancel_wait();
     }
     scheduler.join().unwrap();
 }

@@ -1,9 +1,9 @@
-//! Where a listener sleeps: an eventfd to a mover, a parking token to the engine. Waking somebody who is awake
-//! makes the next sleep short.
+//! The sleep of a listener: it stands for a mover's eventfd or the engine's parking token. If a
+//! listener is woken while it is awake, its next sleep ends at once.
 
 use loom::sync::{Arc, Condvar, Mutex};
 
-/// Of one listener; a clone wakes the same.
+/// The sleep of one listener. A clone wakes the same listener.
 #[derive(Clone)]
 pub struct Sleep(Arc<(Mutex<bool>, Condvar)>);
 
@@ -12,7 +12,8 @@ impl Sleep {
         Sleep(Arc::new((Mutex::new(false), Condvar::new())))
     }
 
-    /// Until somebody wakes us: without the product's bound in time, so that a lost wake-up shows.
+    /// Sleeps until it is woken. Unlike the product it has no time limit, so that a lost wake-up
+    /// shows.
     pub fn sleep(&self) {
         let mut woken = self.0.0.lock().unwrap();
         while !*woken {

@@ -1,4 +1,4 @@
-//! The status table: competing moves, stale ones, and what a reader of a state may rely on.
+//! The status table: competing moves, stale moves, and the data that a reader of a state can use.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
@@ -17,8 +17,8 @@ fn granted() -> (Arc<StatusTable>, Generation) {
     (table, generation)
 }
 
-/// The mover ends the last lane or finishes while `ctl` and `engine` mark the slot Failed: one of them makes the
-/// last move, each knows whether it was the one, and the word says so for ever.
+/// The mover ends the last lane while `ctl` and `engine` mark the slot Failed. One of them makes
+/// the last move. Each knows whether it was the one, and the word does not change afterwards.
 pub fn one_end_wins() {
     let (table, generation) = granted();
     let end = |step: Move| {
@@ -35,12 +35,12 @@ pub fn one_end_wins() {
         (true, false, false) => (State::Success, None),
         (false, true, false) => (State::Failed, Some(Cause::Deadline)),
         (false, false, true) => (State::Failed, Some(Cause::PeerLost)),
-        ends => panic!("more or less than one end: {ends:?}"),
+        ends => panic!("not exactly one end: {ends:?}"),
     };
     assert_eq!((status.state, status.cause), expected);
 }
 
-/// A part of what is handed over lands, then its lane ends. Whether the move completed the mask.
+/// A part of the KV lands, then its lane ends. Returns whether the move completed the mask.
 fn land(table: &StatusTable, generation: Generation, parts: &Parts, lane: u8) -> bool {
     parts[usize::from(lane)].store(1, Ordering::Relaxed);
     let after = table.advance(SLOT, generation, Move::EndLane { lane, all: 0b11 }).unwrap();
@@ -53,7 +53,7 @@ fn all_there(parts: &Parts) -> bool {
     parts.iter().all(|part| part.load(Ordering::Relaxed) == 1)
 }
 
-/// Whoever reads Success finds every part, also that of a lane whose end another's has followed.
+/// A reader of Success finds every part, also that of a lane that ended before another.
 pub fn who_reads_success_finds_the_parts() {
     let (table, generation) = granted();
     let parts: Arc<Parts> = Arc::default();
@@ -62,7 +62,7 @@ pub fn who_reads_success_finds_the_parts() {
         let (table, parts) = (table.clone(), parts.clone());
         move || {
             if table.load(SLOT).state == State::Success {
-                assert!(all_there(&parts), "Success shows before what it stands for");
+                assert!(all_there(&parts), "Success shows before all parts have landed");
             }
         }
     });
@@ -70,7 +70,8 @@ pub fn who_reads_success_finds_the_parts() {
     reader.join().unwrap();
 }
 
-/// Two movers, a lane each: the one that completes the mask, and it alone, may go on as if it had landed all.
+/// Two movers with one lane each. Exactly one completes the mask, and that mover finds the parts of
+/// both.
 pub fn who_completes_finds_the_parts() {
     let (table, generation) = granted();
     let parts: Arc<Parts> = Arc::default();
@@ -87,7 +88,7 @@ pub fn who_completes_finds_the_parts() {
     assert_eq!(table.load(SLOT).state, State::Success);
 }
 
-/// A deadline of the last use comes late, while `ctl` gives the slot out anew.
+/// A deadline of the previous use comes late, while `ctl` opens the slot again.
 pub fn a_stale_move_leaves_the_next_use_alone() {
     let (table, old) = granted();
     table.advance(SLOT, old, Move::Finish).unwrap();

@@ -1,33 +1,34 @@
-//! A session on one NIC with its two threads, as the mover has it: the product's but for the verbs. In the place of
-//! posting and reaping is a queue pair that completes what is posted at once, and wakes who waits for it.
+//! A session on one NIC with its two threads, as the mover has it. Only the verbs are not the
+//! product's. A queue pair of the model completes each post at once, and wakes the thread that
+//! waits for the completion.
 
-use super::flight::{Flight, Ticket};
-use super::split::{Desk, Job, Poller, Poster, Said, Seat, Split};
-use super::transport::{Lost, Post};
+use super::flight::{InFlight, WorkRequestId};
+use super::split::{Job, NicReport, NicSessionHandle, NicThreads, Poller, Poster, Split};
+use super::transport::{Post, SessionLost};
 use crate::channel;
 use crate::ids::{Generation, Room, SlotId};
-use crate::stdx::bell::Bell;
+use crate::stdx::event_count::EventCount;
 use crate::stdx::sync::{AtomicU64, Ordering};
-use crate::transfer::command::{SessionId, Target};
-use crate::transfer::waiter::Waiter;
+use crate::transfer::event_loop::Waiter;
+use crate::transfer::target::{SessionId, Target};
 use loom::cell::UnsafeCell;
 use std::fmt;
 use std::sync::Arc;
 
 const SLOT: SlotId = SlotId(0);
-const CHAIN: Ticket = Ticket { slot: SLOT, lane: 0, requests: 1 };
+const CHAIN: WorkRequestId = WorkRequestId { slot: SLOT, lane: 0, requests: 1 };
 
-/// A queue pair, and what a NIC reads for it.
+/// A queue pair, and the memory that a NIC reads for it.
 pub struct Pair {
-    flight: Flight,
+    flight: InFlight,
     posted: AtomicU64,
     reaped: AtomicU64,
-    /// Read by who posts, and by the NIC.
+    /// Read by the poster and by the NIC.
     pages: UnsafeCell<u64>,
-    /// Read by who reaps.
+    /// Read by the poller.
     queue: UnsafeCell<u64>,
-    /// Of who waits for completions.
-    event: Bell,
+    /// Wakes the thread that waits for completions.
+    event: EventCount,
 }
 
 impl Pair {
@@ -39,14 +40,14 @@ impl Pair {
         self.reaped.load(Ordering::Relaxed) > 0
     }
 
-    /// The slot's pages are another's.
+    /// Writes the slot's pages, which now belong to another slot.
     #[allow(unsafe_code)]
     pub fn reuse_pages(&self) {
-        // SAFETY: loom fails the model where another thread may be at it.
+        // SAFETY: loom fails the model if another thread can access them.
         self.pages.with_mut(|pages| unsafe { *pages += 1 });
     }
 
-    /// So is the queue's memory: the session is gone.
+    /// Writes the queue's memory, which is reused because the session has ended.
     #[allow(unsafe_code)]
     pub fn reuse_queue(&self) {
         // SAFETY: as above.
@@ -60,7 +61,7 @@ impl fmt::Debug for Pair {
     }
 }
 
-/// In the place of the product's: what it posts it reads the pages for.
+/// Replaces the product's type. A step reads the pages of its post.
 #[derive(Debug)]
 pub struct Posting(Arc<Pair>, Option<Post>);
 
@@ -74,15 +75,15 @@ impl Posting {
     }
 
     #[allow(unsafe_code)]
-    pub fn step(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    pub fn step(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, SessionLost> {
         let Posting(pair, post) = self;
         if post.take().is_none() {
             return Ok(false);
         }
-        // SAFETY: loom fails the model where another thread may write it.
+        // SAFETY: loom fails the model if another thread can write them.
         pair.pages.with(|pages| unsafe { *pages });
         pair.posted.fetch_add(1, Ordering::Relaxed);
-        pair.event.ring();
+        pair.event.notify();
         if pair.flight.leave(SLOT, 1) {
             completed(SLOT);
         }
@@ -90,13 +91,13 @@ impl Posting {
     }
 }
 
-/// Likewise.
+/// Replaces the product's type. A step reads the queue.
 #[derive(Debug)]
 pub struct Reaping(Arc<Pair>);
 
 impl Reaping {
     #[allow(unsafe_code)]
-    pub fn step(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    pub fn step(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, SessionLost> {
         let Reaping(pair) = self;
         // SAFETY: as above.
         pair.queue.with(|queue| unsafe { *queue });
@@ -111,31 +112,31 @@ impl Reaping {
     }
 
     pub fn park(&mut self, parked: bool) {
-        if parked { self.0.event.announce() } else { self.0.event.dismiss() }
+        if parked { self.0.event.prepare_wait() } else { self.0.event.cancel_wait() }
     }
 }
 
-/// A thread's turns, and where it parks.
+/// A thread's turns, and its waiter.
 pub type Thread<T> = (T, Waiter);
 
-/// A NIC: where sessions are brought to its threads, and its one queue pair.
+/// A NIC: the handle that adds sessions to its threads, and its one queue pair.
 pub struct Nic {
-    desk: Desk,
+    desk: NicThreads,
     pub pair: Arc<Pair>,
 }
 
 impl Nic {
-    pub fn new(mover: &Arc<Bell>) -> (Nic, Thread<Poster>, Thread<Poller>) {
+    pub fn new(mover: &Arc<EventCount>) -> (Nic, Thread<Poster>, Thread<Poller>) {
         let (Split { poster, poller, .. }, desk) = Split::new("nic", mover, false).unwrap();
         let zero = || AtomicU64::new(0);
         let doorbell = poller.1.doorbell.duplicate().unwrap();
         let pair = Arc::new(Pair {
-            flight: Flight::new(1, 1),
+            flight: InFlight::new(1, 1),
             posted: zero(),
             reaped: zero(),
             pages: UnsafeCell::new(0),
             queue: UnsafeCell::new(0),
-            event: Bell::new(move || doorbell.signal()),
+            event: EventCount::new(move || doorbell.signal()),
         });
         (Nic { desk, pair }, poster, poller)
     }
@@ -148,15 +149,15 @@ impl Nic {
     }
 }
 
-/// The mover's end.
+/// The mover's end of a session.
 pub struct Session {
-    seat: Seat,
-    said: channel::Receiver<Said>,
+    seat: NicSessionHandle,
+    said: channel::Receiver<NicReport>,
     pair: Arc<Pair>,
 }
 
 impl Session {
-    /// Has the slot's one chunk posted.
+    /// Sends the job that posts the slot's one chunk.
     pub fn post(&self) {
         self.pair.flight.begin(SLOT, 1);
         let target = Target {
@@ -173,7 +174,7 @@ impl Session {
         self.seat.tell(Job::Cancel(SLOT));
     }
 
-    /// How often it was said since the last look that the slot is over.
+    /// Number of reports since the last call that the slot is over.
     pub fn overs(&self) -> usize {
         std::iter::from_fn(|| self.said.try_recv().ok()).count()
     }

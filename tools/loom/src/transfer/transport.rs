@@ -1,13 +1,13 @@
-//! In the place of the product's transports: the same traits, over which models play their own.
+//! Replaces the product's transports: the same traits, which the models implement.
 
 #[path = "../../../../src/transfer/transport/lost.rs"]
 mod lost;
 
-pub use lost::Lost;
+pub use lost::SessionLost;
 
 use super::aux::AuxRecord;
-use super::command::Target;
 use super::pages::PageLists;
+use super::target::Target;
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId};
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub type SourceBinding = dyn SourceHalf;
 pub type DestinationBinding = dyn DestinationHalf;
 
-/// What both sides of a worker's mover see.
+/// The memory that both sides of a worker's mover use.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub lists: Arc<PageLists>,
@@ -35,7 +35,7 @@ pub struct Post {
 pub struct Full;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Completion {
+pub enum CompletionMode {
     Pushed,
     Pulled,
     Immediate,
@@ -58,9 +58,13 @@ pub struct Notice {
 pub struct Arrival;
 
 pub trait SourceHalf: Send + Debug {
-    fn completion(&self) -> Completion;
+    fn completion(&self) -> CompletionMode;
     fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full>;
-    fn step(&mut self, _memory: &Memory, _completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    fn step(
+        &mut self,
+        _memory: &Memory,
+        _completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, SessionLost> {
         Ok(false)
     }
     fn withdraw(&mut self, _slot: SlotId) -> bool {
@@ -74,7 +78,7 @@ pub trait DestinationHalf: Send + Debug {
         Landing::Moved
     }
     fn join(&mut self, _arrival: Arrival) {}
-    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost>;
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, SessionLost>;
     fn revoke(&mut self, _slot: SlotId) {}
     fn park(&mut self, _parked: bool) {}
     fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
@@ -90,15 +94,15 @@ pub trait Landings {
 }
 
 pub mod fake {
-    use super::{Completion, Full, Memory, Post, SourceHalf};
+    use super::{CompletionMode, Full, Memory, Post, SourceHalf};
 
-    /// Takes everything.
+    /// Accepts every post.
     #[derive(Debug)]
     pub struct Fake;
 
     impl SourceHalf for Fake {
-        fn completion(&self) -> Completion {
-            Completion::Immediate
+        fn completion(&self) -> CompletionMode {
+            CompletionMode::Immediate
         }
 
         fn post(&mut self, _memory: &Memory, _post: &Post) -> Result<(), Full> {

@@ -17,6 +17,7 @@ use baton::sched::first_token::FirstTokenRecord;
 use baton::sched::messages::EngineCommand;
 use baton::sched::request::{EngineRequest, Stamps};
 use baton::stdx::event_count::EventCount;
+use baton::stdx::failpoint::set_failpoint;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::copy_pool::CopyPool;
@@ -36,6 +37,7 @@ use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::Memory;
 use baton::wire::message::{Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -177,6 +179,17 @@ impl Cluster {
     }
 
     fn submit(&mut self, worker: WorkerId, room: u64, prompt: &[u32]) -> Option<Slot> {
+        let source = Source::Local(PREFILL);
+        self.submit_from((worker == DECODE).then_some(&source), worker, room, prompt)
+    }
+
+    fn submit_from(
+        &mut self,
+        source: Option<&Source>,
+        worker: WorkerId,
+        room: u64,
+        prompt: &[u32],
+    ) -> Option<Slot> {
         let deadline = self.now + Duration::from_secs(60);
         let slot = self.handoff.worker_mut(worker).take_slot(prompt_of(prompt), deadline)?;
         let request = EngineRequest {
@@ -200,12 +213,7 @@ impl Cluster {
             deadline,
             stamps: Stamps::new(self.now),
         };
-        let source = Source::Local(PREFILL);
-        self.handoff.submit_request(
-            Box::new(request),
-            (worker == DECODE).then_some(&source),
-            self.now,
-        );
+        self.handoff.submit_request(Box::new(request), source, self.now);
         Some(slot)
     }
 
@@ -489,4 +497,24 @@ fn the_fake_transport_says_success_without_bytes() {
     assert_eq!(cluster.decode.handle.status(decode.id).state, State::Success);
     cluster.end_decode(decode, &pages, None);
     cluster.assert_idle();
+}
+
+#[test]
+fn invariants_find_a_name_that_outlives_its_request() {
+    let source = Source::Named { host: "prefill.test".into(), port: 8998 };
+    for mistake in [None, Some("name outlives its request")] {
+        let mut cluster = Cluster::new(16, 16, Transport::Shm);
+        let slot = cluster.submit_from(Some(&source), DECODE, 5, &prompt(20)).unwrap();
+        cluster.handoff.expire(cluster.now);
+        set_failpoint(mistake);
+        cluster.handoff.handle_finished(DECODE, slot, Some(Cause::ClientGone), cluster.now);
+        set_failpoint(None);
+        cluster.handoff.release_slot(DECODE, slot);
+        let found = catch_unwind(AssertUnwindSafe(|| cluster.handoff.expire(cluster.now)));
+        assert_eq!(found.is_err(), mistake.is_some(), "{mistake:?}");
+        if let Err(message) = found {
+            let message = message.downcast::<&str>().unwrap();
+            assert!(message.contains("a slot that waits has a request"), "{message}");
+        }
+    }
 }

@@ -146,6 +146,7 @@ impl LocalWorker {
     /// Takes a slot for a new request, in `Bootstrapping`. `None`: no slot is free.
     pub fn take_slot(&mut self, prompt: Prompt, deadline: Instant) -> Option<Slot> {
         let id = self.free.pop()?;
+        debug_assert!(self.tenants[id.index()].is_none(), "a free slot has no request");
         let generation = self.status.open(id);
         self.tenants[id.index()] =
             Some(SlotRequest { generation, prompt, deadline, transport: None, prefix: 0 });
@@ -162,6 +163,7 @@ impl LocalWorker {
         if let Some(tenant) = self.tenants[slot.id.index()].as_mut()
             && tenant.generation == slot.generation
         {
+            debug_assert!(prefix <= tenant.prompt.tokens, "a prefix is a part of the prompt");
             (tenant.transport, tenant.prefix) = (transport, prefix);
         }
     }
@@ -171,6 +173,18 @@ impl LocalWorker {
         if self.tenant(slot).is_some() && !is_failpoint_active("slot is not given back") {
             self.tenants[slot.id.index()] = None;
             self.free.push(slot.id);
+        }
+    }
+
+    /// Checks that each slot is either free or has a request. Panics if not.
+    pub fn invariants(&self) {
+        assert_eq!(self.tenants.len(), self.status.slots(), "each slot has a place");
+        let mut is_free = vec![false; self.tenants.len()];
+        for slot in &self.free {
+            assert!(!std::mem::replace(&mut is_free[slot.index()], true), "a slot is free once");
+        }
+        for (tenant, is_free) in self.tenants.iter().zip(is_free) {
+            assert!(tenant.is_some() != is_free, "a slot is free or has a request");
         }
     }
 

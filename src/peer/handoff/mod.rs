@@ -25,6 +25,7 @@ use crate::obs::log::event;
 use crate::peer::local_worker::LocalWorker;
 use crate::sched::messages::{EngineCommand, TransferEvent};
 use crate::sched::request::EngineRequest;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::manager::destination::MissingPages;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::status::{Move, State};
@@ -221,6 +222,11 @@ impl Handoff {
         else {
             return;
         };
+        debug_assert!(tokens.start <= tokens.end, "the missing tokens follow the prefix");
+        debug_assert!(
+            worker.tenant(slot).is_none_or(|tenant| tokens.end == tenant.prompt.tokens),
+            "a decode worker expects its whole prompt"
+        );
         let pages =
             (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
         let pages: Vec<_> = (pages.start as usize..pages.end as usize)
@@ -278,7 +284,9 @@ impl Handoff {
         failure: Option<Cause>,
         now: Instant,
     ) {
-        self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
+        if !is_failpoint_active("name outlives its request") {
+            self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
+        }
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
         let wishes = &mut self.actions;
         match role {
@@ -359,6 +367,8 @@ impl Handoff {
             let is_same =
                 |other: &Unresolved| (other.worker, other.slot) == (waiting.worker, waiting.slot);
             assert!(!self.unresolved[..index].iter().any(is_same), "a slot waits for one name");
+            let worker = &self.endpoints[waiting.worker.index()].worker;
+            assert!(worker.tenant(waiting.slot).is_some(), "a slot that waits has a request");
         }
         let sessions = self.bound.values().map(|bound| bound.0);
         let workers = sessions
@@ -371,6 +381,9 @@ impl Handoff {
                 worker.index() < self.endpoints.len(),
                 "a session is of a worker of this process"
             );
+        }
+        for endpoint in &self.endpoints {
+            endpoint.worker.invariants();
         }
         let mut granted: Vec<_> = self.tokens.values().collect();
         granted.sort_unstable_by_key(|session| (session.0.0, session.1.0));

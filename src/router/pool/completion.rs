@@ -15,6 +15,7 @@ use crate::router::call::{Call, Owner};
 use crate::router::target::Idle;
 use crate::routing::balancer::Reservation;
 use crate::routing::load::WorkerNumber;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::CallError;
 use std::time::Instant;
 
@@ -178,6 +179,7 @@ impl WorkerPool {
         for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {
             self.lose(reactor, conn, CallError::Silent, now);
         }
+        debug_assert!(!self.serves(worker), "a worker that is given up has no calls of clients");
     }
 
     /// A worker drains: it is not chosen from now on. Its idle connections are closed, so that no
@@ -218,6 +220,7 @@ impl WorkerPool {
         is_reusable: bool,
         now: Instant,
     ) {
+        debug_assert!(!self.calls.contains_key(&conn), "a call that has ended is not known");
         let worker = call.reservation.worker();
         let is_reusable = is_reusable && !call.is_last;
         self.release(call.reservation, now);
@@ -225,7 +228,8 @@ impl WorkerPool {
         match self.targets.get_mut(&worker).filter(|_| stays) {
             Some(target) => {
                 target.idle.push(Idle { conn, since: now });
-                self.kept.insert(conn, worker);
+                let before = self.kept.insert(conn, worker);
+                debug_assert!(before.is_none(), "a connection becomes idle once");
             }
             None => reactor.close(conn),
         }
@@ -243,7 +247,11 @@ impl WorkerPool {
         let worker = booking.worker();
         self.balancer.release(booking, now);
         if !self.balancer.knows(worker) {
-            self.targets.remove(&worker);
+            let target = self.targets.remove(&worker);
+            debug_assert!(
+                target.is_none_or(|target| target.idle.is_empty()),
+                "a worker that is forgotten has no connection"
+            );
         }
     }
 
@@ -253,7 +261,9 @@ impl WorkerPool {
         conn: ConnId,
     ) -> Option<WorkerNumber> {
         let worker = self.kept.remove(&conn)?;
-        if let Some(target) = self.targets.get_mut(&worker) {
+        if let Some(target) = self.targets.get_mut(&worker)
+            && !is_failpoint_active("idle connection stays listed")
+        {
             target.idle.retain(|idle| idle.conn != conn);
         }
         reactor.close(conn);

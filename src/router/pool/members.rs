@@ -16,7 +16,8 @@ impl WorkerPool {
     /// `Membership`.
     pub fn join(&mut self, role: Leg, target: WorkerTarget, now: Instant) -> WorkerNumber {
         let worker = self.balancer.join(role, now);
-        self.targets.insert(worker, target);
+        let before = self.targets.insert(worker, target);
+        debug_assert!(before.is_none(), "a worker that joins has a new number");
         worker
     }
 

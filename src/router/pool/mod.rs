@@ -192,13 +192,15 @@ impl WorkerPool {
         let target = self.targets.get_mut(&worker);
         let idle = target.and_then(|target| target.idle.pop());
         if let Some(Idle { conn, .. }) = idle {
-            self.kept.remove(&conn);
+            let kept_for = self.kept.remove(&conn);
+            debug_assert_eq!(kept_for, Some(worker), "a connection is used for its own worker");
             self.calls.insert(conn, Call::new(owner, booking, until, true));
             return Ok((conn, true));
         }
         match self.dial(reactor, worker, now) {
             Ok(conn) => {
-                self.calls.insert(conn, Call::new(owner, booking, until, false));
+                let before = self.calls.insert(conn, Call::new(owner, booking, until, false));
+                debug_assert!(before.is_none(), "a new connection carries no call");
                 Ok((conn, false))
             }
             Err(reason) => {
@@ -443,3 +445,6 @@ impl WorkerPool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,6 +54,7 @@ impl<C: Copy + PartialEq> PendingFlushes<C> {
         let first = self.0.iter_mut().find(|flush| flush.awaited.contains(&worker))?;
         first.awaited.retain(|&awaited| awaited != worker);
         first.pages += u64::from(pages);
+        debug_assert!(self.0.len() <= FLUSHES_MAX, "flushes are bounded");
         let Flush { conn, pages, .. } = self.0.pop_front_if(|flush| flush.awaited.is_empty())?;
         Some((conn?, pages))
     }

@@ -27,6 +27,7 @@ use crate::net::{ConnId, Reactor};
 use crate::peer::handoff::Handoff;
 use crate::sched::messages::EngineCommand;
 use crate::server::connections::Connections;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
@@ -245,7 +246,8 @@ impl RequestTable {
             first_tokens: Vec::new(),
         };
         self.active.insert(exchange, live);
-        self.by_conn.insert(conn, exchange);
+        let before = self.by_conn.insert(conn, exchange);
+        debug_assert!(before.is_none(), "a connection has one request at a time");
     }
 
     /// A client asks for the ids of a text, or for the text of ids.
@@ -257,7 +259,8 @@ impl RequestTable {
         self.next_exchange += 1;
         let ticket = self.queue.submit(TextJob { id, task })?;
         self.converting.insert(id, (conn, ticket));
-        self.by_conn.insert(conn, id);
+        let before = self.by_conn.insert(conn, id);
+        debug_assert!(before.is_none(), "a connection has one request at a time");
         Ok(())
     }
 
@@ -412,8 +415,15 @@ impl RequestTable {
 
     fn remove_request(&mut self, id: u64) -> Option<ActiveRequest> {
         let live = self.active.remove(&id)?;
-        self.by_conn.remove(&live.conn);
+        self.forget_connection(live.conn);
         Some(live)
+    }
+
+    fn forget_connection(&mut self, conn: ConnId) {
+        if !is_failpoint_active("connection outlives its request") {
+            let known = self.by_conn.remove(&conn);
+            debug_assert!(known.is_some(), "a request has a connection until it ends");
+        }
     }
 }
 
@@ -458,3 +468,6 @@ fn error_of(cause: Cause) -> ApiError {
     };
     ApiError::new(cause.http_status(), cause.name(), message)
 }
+
+#[cfg(test)]
+mod tests;

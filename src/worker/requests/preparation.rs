@@ -70,7 +70,7 @@ impl RequestTable {
     /// has gone.
     pub(super) fn converted(&mut self, id: u64) -> Option<ConnId> {
         let (conn, _) = self.converting.remove(&id)?;
-        self.by_conn.remove(&conn);
+        self.forget_connection(conn);
         Some(conn)
     }
 

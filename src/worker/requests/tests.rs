@@ -1,0 +1,44 @@
+//! Tests of the table's invariants.
+
+use super::*;
+use crate::api::tokenize::DetokenizeRequest;
+use crate::model::tokenizer::Tokenizer;
+use crate::stdx::event_count::EventCount;
+use crate::stdx::failpoint::set_failpoint;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+fn table() -> RequestTable {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-f32");
+    let tokenizer = Tokenizer::from_hf(&model).unwrap();
+    let text = Arc::new(TextProcessor { tokenizer, chat: None, context: 64 });
+    let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
+    let config = ServingConfig {
+        names: vec!["llama".into()],
+        choices: 1,
+        eos: Vec::new(),
+        placement: Placement::Mixed(Vec::new()),
+    };
+    RequestTable::new(config, text, queue, Vec::new())
+}
+
+#[test]
+fn invariants_find_a_connection_that_leads_to_a_request_that_is_over() {
+    let convert = |table: &mut RequestTable, conn: u32| {
+        let asked = DetokenizeRequest { model: None, tokens: vec![1] };
+        table.convert(ConnId::outside(conn), TextTask::Detokenize(asked)).unwrap();
+        table.invariants();
+    };
+    let mut table = table();
+    convert(&mut table, 1);
+    assert_eq!(table.converted(0), Some(ConnId::outside(1)));
+    table.invariants();
+
+    convert(&mut table, 2);
+    set_failpoint(Some("connection outlives its request"));
+    assert_eq!(table.converted(1), Some(ConnId::outside(2)));
+    set_failpoint(None);
+    let found = catch_unwind(AssertUnwindSafe(|| table.invariants()));
+    let message = *found.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("a connection leads to one request"), "{message}");
+}

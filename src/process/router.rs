@@ -46,7 +46,7 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
         .foretelling(config.forecast)
         .weighing(config.cache)
         .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])));
-    let mut fleet = WorkerPool::new(decisions, names)
+    let mut pool = WorkerPool::new(decisions, names)
         .with_health(config.health_path.clone(), config.health.time)
         .with_key(config.front.api_keys.first().cloned())
         .with_authorities(authorities);
@@ -57,14 +57,14 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
     };
     let mut workers = WorkerAdmin::new(trust, random(), now);
     for (seat, port, address) in targets {
-        let named = workers.name(seat, port, address, &mut fleet, &mut reactor, now);
+        let named = workers.name(seat, port, address, &mut pool, &mut reactor, now);
         named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
     }
     let waker = reactor.waker();
     let mut service = RouterService::new(
         reactor,
         config.front.address(),
-        fleet,
+        pool,
         ProxiedRequests::new(RetryBudget::new(config.retries, now), metrics)
             .within(&config.requests),
         RouterRoutes::new(config.front.api_keys.clone(), registry, workers)

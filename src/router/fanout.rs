@@ -62,9 +62,9 @@ impl Fanout {
             cx.pool.balancer().workers().map(|(worker, ..)| worker).collect();
         for worker in workers {
             let url = cx.pool.url(worker);
-            let booking = cx.pool.balancer().reserve_visit(worker);
+            let reservation = cx.pool.balancer().reserve_visit(worker);
             let until = cx.now + ROUTER_FANOUT_TIME;
-            match cx.pool.open_call(cx.reactor, Owner::Fanout(client), booking, until, cx.now) {
+            match cx.pool.open_call(cx.reactor, Owner::Fanout(client), reservation, until, cx.now) {
                 Ok((conn, _)) => {
                     cx.pool.send_request(cx.reactor, conn, order, &body, cx.now);
                     fan.open.push((conn, worker, url));

@@ -53,7 +53,7 @@ pub struct RouterService {
     connections: Connections,
     /// Clients of the port that serves only metrics.
     scrapers: Option<(ListenerId, Connections)>,
-    fleet: WorkerPool,
+    pool: WorkerPool,
     flights: ProxiedRequests,
     fanout: Fanout,
     turns: RoleAdmin,
@@ -70,7 +70,7 @@ impl RouterService {
     pub fn new(
         mut reactor: Reactor,
         address: SocketAddr,
-        fleet: WorkerPool,
+        pool: WorkerPool,
         flights: ProxiedRequests,
         paths: RouterRoutes,
         now: Instant,
@@ -82,7 +82,7 @@ impl RouterService {
             listener,
             connections: Connections::default(),
             scrapers: None,
-            fleet,
+            pool,
             flights,
             fanout: Fanout::default(),
             turns: RoleAdmin::default(),
@@ -123,10 +123,10 @@ impl RouterService {
             match fresh {
                 ReloadedFile::Credentials(credentials) => self.secure(credentials),
                 ReloadedFile::Authorities(authorities) => {
-                    self.fleet.trust(authorities, &mut self.reactor)
+                    self.pool.trust(authorities, &mut self.reactor)
                 }
                 ReloadedFile::ApiKeys(keys) => {
-                    self.fleet.set_key(keys.first().cloned());
+                    self.pool.set_key(keys.first().cloned());
                     self.paths.set_keys(keys);
                 }
                 ReloadedFile::ClusterKeys(keys) => {
@@ -135,7 +135,7 @@ impl RouterService {
                         etcd.begin_anew(&mut self.reactor, now);
                     }
                     self.paths.workers().set_keys(keys);
-                    self.fleet.ask_anew(now);
+                    self.pool.ask_anew(now);
                 }
             }
         }
@@ -195,21 +195,21 @@ impl RouterService {
                 event => self.take(event, now),
             }
         }
-        self.fleet.resolve(now);
+        self.pool.resolve(now);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             let fresh = self.reload.changed(now);
             self.renew(fresh, now);
-            self.fleet.expire(&mut self.reactor, now);
+            self.pool.expire(&mut self.reactor, now);
             if let Some((etcd, names)) = &mut self.etcd {
                 if let Some(names) = names {
                     while names.expire(now).or_else(|| names.poll(now)).is_some() {}
                 }
                 etcd.turn(names, &mut self.reactor, now);
             }
-            self.paths.workers().expire(&mut self.fleet, &mut self.reactor, now);
-            self.paths.workers().follow_roles(&mut self.fleet, &mut self.reactor, now);
-            self.fleet.probe(&mut self.reactor, now);
+            self.paths.workers().expire(&mut self.pool, &mut self.reactor, now);
+            self.paths.workers().follow_roles(&mut self.pool, &mut self.reactor, now);
+            self.pool.probe(&mut self.reactor, now);
             if !self.drain.is_begun() {
                 let (_, (_, turns), _, mut cx) = self.split(now);
                 turns.look(&mut cx);
@@ -230,7 +230,7 @@ impl RouterService {
         if let Some((etcd, _)) = self.etcd.as_mut().filter(|(etcd, _)| etcd.owns(&event)) {
             etcd.handle(event, &mut self.reactor, now);
             let view = etcd.task();
-            return self.paths.workers().follow(view, &mut self.fleet, &mut self.reactor, now);
+            return self.paths.workers().follow(view, &mut self.pool, &mut self.reactor, now);
         }
         let is_scrapers = |(listener, scrapers): &(ListenerId, Connections)| match event {
             Event::Accepted { listener: by, .. } => by == *listener,
@@ -243,7 +243,7 @@ impl RouterService {
         if self.scrapers.as_ref().is_some_and(is_scrapers) {
             return self.scrape(event, now);
         }
-        if !self.fleet.handle(&mut self.reactor, event, now) {
+        if !self.pool.handle(&mut self.reactor, event, now) {
             self.connections.handle(&mut self.reactor, event, now);
             if let Event::Drained(client) = event {
                 let (flights, _, _, mut cx) = self.split(now);
@@ -259,7 +259,7 @@ impl RouterService {
         scrapers.handle(&mut self.reactor, event, now);
         while let Some(incoming) = scrapers.poll_event() {
             if let ClientEvent::Request(client, request) = incoming {
-                let told = self.paths.scrape(&request, &mut self.fleet);
+                let told = self.paths.scrape(&request, &mut self.pool);
                 scrapers.send_response(&mut self.reactor, client, &told.answer(), now);
             }
         }
@@ -315,7 +315,7 @@ impl RouterService {
         let cx = RouterContext {
             reactor: &mut self.reactor,
             connections: &mut self.connections,
-            pool: &mut self.fleet,
+            pool: &mut self.pool,
             now,
         };
         (&mut self.flights, (&mut self.fanout, &mut self.turns), &mut self.paths, cx)

@@ -70,9 +70,9 @@ impl RoleAdmin {
     pub fn look_at(&mut self, client: ConnId, worker: WorkerNumber, cx: &mut RouterContext<'_>) {
         let mut order = UpstreamHead::get(PATH);
         order.headers.extend(cx.pool.bearer());
-        let booking = cx.pool.balancer().reserve_visit(worker);
+        let reservation = cx.pool.balancer().reserve_visit(worker);
         let until = cx.now + ROUTER_FANOUT_TIME;
-        match cx.pool.open_call(cx.reactor, Owner::RoleChange(client), booking, until, cx.now) {
+        match cx.pool.open_call(cx.reactor, Owner::RoleChange(client), reservation, until, cx.now) {
             Ok((conn, _)) => {
                 cx.pool.send_request(cx.reactor, conn, &order, &Arc::default(), cx.now);
                 self.open.insert(client, conn);
@@ -191,9 +191,9 @@ fn ask(
     order.headers = vec![("content-type", JSON.to_owned())];
     order.headers.extend(cx.pool.bearer());
     let is_other = cx.pool.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
-    let booking = cx.pool.balancer().reserve_visit(worker);
+    let reservation = cx.pool.balancer().reserve_visit(worker);
     let (conn, _) =
-        cx.pool.open_call(cx.reactor, owner, booking, cx.now + ROUTER_FANOUT_TIME, cx.now)?;
+        cx.pool.open_call(cx.reactor, owner, reservation, cx.now + ROUTER_FANOUT_TIME, cx.now)?;
     cx.pool.send_request(cx.reactor, conn, &order, &Arc::new(wanted.to_json()), cx.now);
     if is_other {
         cx.pool.mark_draining(cx.reactor, worker);

@@ -289,9 +289,9 @@ impl RouterRoutes {
     }
 
     /// Answers a request on the port that serves only metrics.
-    pub fn scrape(&mut self, request: &http::Request, fleet: &mut WorkerPool) -> LocalReply {
+    pub fn scrape(&mut self, request: &http::Request, pool: &mut WorkerPool) -> LocalReply {
         match (request.head.method, request.head.path()) {
-            (Method::Get, "/metrics") => self.metrics(fleet),
+            (Method::Get, "/metrics") => self.metrics(pool),
             (_, "/metrics") => LocalReply::error(&ApiError::new(
                 405,
                 "method_not_allowed",
@@ -304,16 +304,16 @@ impl RouterRoutes {
         }
     }
 
-    fn metrics(&mut self, fleet: &mut WorkerPool) -> LocalReply {
-        self.follow(fleet);
+    fn metrics(&mut self, pool: &mut WorkerPool) -> LocalReply {
+        self.follow(pool);
         let mut body = String::new();
         self.registry.expose(&mut body);
         LocalReply::well("text/plain; version=0.0.4", body.into_bytes())
     }
 
     /// Adds and removes the metrics of workers with the workers.
-    fn follow(&mut self, fleet: &mut WorkerPool) {
-        let router = fleet.balancer();
+    fn follow(&mut self, pool: &mut WorkerPool) {
+        let router = pool.balancer();
         let gone: Vec<WorkerNumber> =
             self.metrics.keys().copied().filter(|&worker| !router.has(worker)).collect();
         // Removal first, because a new worker can have the URL of one that is gone.
@@ -323,7 +323,7 @@ impl RouterRoutes {
         let here: Vec<_> = router.workers().collect();
         for (worker, leg, load) in here {
             let metrics = self.metrics.entry(worker).or_insert_with(|| {
-                RoutedMetrics::register(&mut self.registry, leg, &fleet.url(worker))
+                RoutedMetrics::register(&mut self.registry, leg, &pool.url(worker))
             });
             metrics.set(load.usable, load.booked as usize);
         }

@@ -102,21 +102,21 @@ impl WorkerAdmin {
         seat: WorkerAddress,
         bootstrap_port: Option<u16>,
         address: SocketAddr,
-        fleet: &mut WorkerPool,
+        pool: &mut WorkerPool,
         reactor: &mut Reactor,
         now: Instant,
     ) -> Result<(), MembershipFull> {
         self.members.name(seat.clone(), bootstrap_port)?;
-        self.act(fleet, reactor, now);
+        self.act(pool, reactor, now);
         if let Some(&worker) = self.numbers.get(&seat) {
-            fleet.locate(worker, address);
+            pool.locate(worker, address);
         }
         Ok(())
     }
 
     /// Applies the role changes that workers have reported.
-    pub fn follow_roles(&mut self, fleet: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
-        while let Some(RoleReport { worker, role, is_news }) = fleet.turned() {
+    pub fn follow_roles(&mut self, pool: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
+        while let Some(RoleReport { worker, role, is_news }) = pool.turned() {
             let Some(seat) = self.seat(worker).cloned() else { continue };
             // The worker reports it with each identification. There can be room later.
             if let Err(full) = self.members.turn(&seat, role)
@@ -131,7 +131,7 @@ impl WorkerAdmin {
                 );
             }
         }
-        self.act(fleet, reactor, now);
+        self.act(pool, reactor, now);
     }
 
     /// Checks a role change. Returns the worker and the order for it.
@@ -164,22 +164,22 @@ impl WorkerAdmin {
     }
 
     /// Drops entries that were not renewed.
-    pub fn expire(&mut self, fleet: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
+    pub fn expire(&mut self, pool: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
         self.members.expire(now);
-        self.act(fleet, reactor, now);
+        self.act(pool, reactor, now);
     }
 
     /// Applies the changes of the entries in etcd.
     pub fn follow(
         &mut self,
         view: &mut EtcdView,
-        fleet: &mut WorkerPool,
+        pool: &mut WorkerPool,
         reactor: &mut Reactor,
         now: Instant,
     ) {
         while let Some(change) = view.change() {
             match change {
-                EtcdChange::Entered(entry) if !is_spoken_to(&entry.seat, fleet) => {
+                EtcdChange::Entered(entry) if !is_spoken_to(&entry.seat, pool) => {
                     self.refuse(entry)
                 }
                 EtcdChange::Entered(entry) => match self.members.renew(entry, None) {
@@ -215,7 +215,7 @@ impl WorkerAdmin {
                 }
             }
         }
-        self.act(fleet, reactor, now);
+        self.act(pool, reactor, now);
     }
 
     /// Answers a request for one of these paths.
@@ -432,27 +432,27 @@ impl WorkerAdmin {
     }
 
     /// Performs the actions of the membership.
-    fn act(&mut self, fleet: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
+    fn act(&mut self, pool: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
         while let Some(action) = self.members.poll() {
             match action {
                 MembershipAction::Join { seat, bootstrap_port, kind, has_turned } => {
                     event!(Info, "router", "worker joins", seat = seat.role, worker = seat.url);
                     let target = WorkerTarget::new(seat.url.clone(), None, bootstrap_port)
                         .turned(has_turned);
-                    let worker = fleet.join(seat.role, target, now);
+                    let worker = pool.join(seat.role, target, now);
                     if self.members.entry(&seat).is_some() {
                         // The worker stays as long as its entry.
-                        fleet.balancer().keep_looking(worker);
+                        pool.balancer().keep_looking(worker);
                     }
                     if let Some(kind) = kind {
-                        fleet.balancer().entered(worker, kind);
+                        pool.balancer().entered(worker, kind);
                     }
                     self.numbers.insert(seat, worker);
                 }
                 MembershipAction::Leave { seat, why } => {
                     self.is_full = false;
                     if let Some(worker) = self.numbers.remove(&seat) {
-                        fleet.part_with(reactor, worker, &why);
+                        pool.part_with(reactor, worker, &why);
                         match why {
                             LeaveReason::Removed => self.succession.removed(worker),
                             _ => self.succession.left(worker, seat, now),
@@ -522,8 +522,8 @@ impl AddWorkerRequest {
 }
 
 /// Whether this router can reach the worker at this address.
-fn is_spoken_to(seat: &WorkerAddress, fleet: &WorkerPool) -> bool {
-    !seat.url.tls || fleet.speaks_tls()
+fn is_spoken_to(seat: &WorkerAddress, pool: &WorkerPool) -> bool {
+    !seat.url.tls || pool.speaks_tls()
 }
 
 fn full(full: MembershipFull) -> ApiError {

@@ -118,8 +118,8 @@ impl Handoff {
     }
 
     fn pump(&mut self, now: Instant) {
-        while let Some(wish) = self.actions.pop_front() {
-            match wish {
+        while let Some(action) = self.actions.pop_front() {
+            match action {
                 // A worker's link to itself leads to the fake source. It accepts each session and
                 // reads nothing.
                 Action::Send { from, link: LinkId::Local { source, destination }, message }
@@ -212,14 +212,14 @@ impl Handoff {
         now: Instant,
     ) {
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[to.index()];
-        let wishes = &mut self.actions;
+        let actions = &mut self.actions;
         match role {
             EndpointKind::Prefill { manager, mover } => {
                 manager.receive(
                     link,
                     message,
                     now,
-                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    &mut Effects { worker, mover, actions, offer: &self.offer },
                 );
             }
             EndpointKind::Decode { manager, mover, .. } => {
@@ -227,7 +227,7 @@ impl Handoff {
                     link,
                     message,
                     now,
-                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    &mut Effects { worker, mover, actions, offer: &self.offer },
                 );
             }
             EndpointKind::Mixed => {}

@@ -131,7 +131,7 @@ impl Handoff {
         let asked = worker.tenant(slot).map(|tenant| tenant.prompt_request(room));
         worker.engine.send(EngineCommand::Submit(request));
         let Some(asked) = asked else { return };
-        let wishes = &mut self.actions;
+        let actions = &mut self.actions;
         let entered = match role {
             EndpointKind::Prefill { .. } if source == Some(&Source::Fake) => {
                 grant_to_nobody(worker, slot, room)
@@ -141,7 +141,7 @@ impl Handoff {
                 slot,
                 asked.prompt,
                 now,
-                &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                &mut Effects { worker, mover, actions, offer: &self.offer },
             ),
             EndpointKind::Decode { manager, mover, .. } => match source {
                 Some(Source::Named { host, port }) => {
@@ -155,7 +155,7 @@ impl Handoff {
                     asked,
                     source,
                     now,
-                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    &mut Effects { worker, mover, actions, offer: &self.offer },
                 ),
                 // This worker computes the prompt itself.
                 None => Ok(()),
@@ -288,14 +288,14 @@ impl Handoff {
             self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
         }
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
-        let wishes = &mut self.actions;
+        let actions = &mut self.actions;
         match role {
             EndpointKind::Prefill { manager, mover } => {
                 manager.leave(
                     slot,
                     failure,
                     now,
-                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    &mut Effects { worker, mover, actions, offer: &self.offer },
                 );
             }
             EndpointKind::Decode { manager, mover, .. } => {
@@ -303,7 +303,7 @@ impl Handoff {
                     slot,
                     failure,
                     now,
-                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    &mut Effects { worker, mover, actions, offer: &self.offer },
                 );
             }
             EndpointKind::Mixed => {}
@@ -332,20 +332,20 @@ impl Handoff {
             {
                 busy = true;
                 let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
-                let wishes = &mut self.actions;
+                let actions = &mut self.actions;
                 match role {
                     EndpointKind::Prefill { manager, mover } => {
                         manager.report(
                             report,
                             now,
-                            &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                            &mut Effects { worker, mover, actions, offer: &self.offer },
                         );
                     }
                     EndpointKind::Decode { manager, mover, .. } => {
                         manager.report(
                             report,
                             now,
-                            &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                            &mut Effects { worker, mover, actions, offer: &self.offer },
                         );
                     }
                     EndpointKind::Mixed => {}
@@ -395,21 +395,17 @@ impl Handoff {
         for index in 0..self.endpoints.len() {
             let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
             worker.engine.flush();
-            let wishes = &mut self.actions;
+            let actions = &mut self.actions;
             match role {
                 EndpointKind::Prefill { manager, mover } => {
                     mover.flush();
-                    manager.expire(
-                        now,
-                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
-                    );
+                    manager
+                        .expire(now, &mut Effects { worker, mover, actions, offer: &self.offer });
                 }
                 EndpointKind::Decode { manager, mover, .. } => {
                     mover.flush();
-                    manager.expire(
-                        now,
-                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
-                    );
+                    manager
+                        .expire(now, &mut Effects { worker, mover, actions, offer: &self.offer });
                 }
                 EndpointKind::Mixed => {}
             }
@@ -424,11 +420,11 @@ impl Handoff {
     pub fn refuse_early(&mut self, cause: Cause, now: Instant) {
         for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
             if let EndpointKind::Prefill { manager, mover } = role {
-                let wishes = &mut self.actions;
+                let actions = &mut self.actions;
                 manager.refuse_early(
                     cause,
                     now,
-                    &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                    &mut Effects { worker, mover, actions, offer: &self.offer },
                 );
             }
         }
@@ -477,12 +473,12 @@ impl Handoff {
         let link = LinkId::Remote(conn);
         self.bound.remove(&link);
         for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
-            let wishes = &mut self.actions;
+            let actions = &mut self.actions;
             match role {
                 EndpointKind::Prefill { manager, mover } => {
                     manager.link_down(
                         link,
-                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                        &mut Effects { worker, mover, actions, offer: &self.offer },
                     );
                 }
                 EndpointKind::Decode { manager, mover, .. } => {
@@ -490,7 +486,7 @@ impl Handoff {
                         link,
                         cause,
                         now,
-                        &mut Effects { worker, mover, actions: wishes, offer: &self.offer },
+                        &mut Effects { worker, mover, actions, offer: &self.offer },
                     );
                 }
                 EndpointKind::Mixed => {}

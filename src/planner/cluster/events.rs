@@ -68,10 +68,10 @@ impl LoadCluster<'_> {
                 open.tokens += 1;
                 if open.tokens == 1 {
                     open.first = now;
-                    if let Some(Open { booked: [None, Some(booking)], .. }) =
+                    if let Some(Open { booked: [None, Some(reservation)], .. }) =
                         self.open.get_mut(&(request.0 as usize))
                     {
-                        self.router.mark_read(booking, self.bench.instant(now));
+                        self.router.mark_read(reservation, self.bench.instant(now));
                     }
                 } else {
                     self.samples.gap(now - last);
@@ -155,7 +155,7 @@ impl LoadCluster<'_> {
                 format!("its {role} leg ends with {outcome:?}"),
             ));
         }
-        let booking = open.booked[role as usize].take();
+        let reservation = open.booked[role as usize].take();
         let is_alone = open.legs[Leg::Prefill as usize].is_none();
         if role == Leg::Prefill || is_alone {
             open.cached = cached;
@@ -177,7 +177,7 @@ impl LoadCluster<'_> {
             let next = open.core.apply_event(AttemptEvent::Finished, terms);
             debug_assert_eq!(next, AttemptAction::Finish);
         }
-        booking.into_iter().for_each(|booking| self.router.release(booking, now));
+        reservation.into_iter().for_each(|reservation| self.router.release(reservation, now));
         if is_served {
             self.samples.served(Served {
                 ttft: first - arrival.at,

@@ -99,7 +99,7 @@ impl LoadCluster<'_> {
         open.booked
             .iter_mut()
             .filter_map(Option::take)
-            .for_each(|booking| self.router.release(booking, now));
+            .for_each(|reservation| self.router.release(reservation, now));
     }
 
     /// Sends both legs. Each holds its slot from now on.

@@ -243,9 +243,9 @@ impl WorkerPool {
     }
 
     /// Ends a reservation. After the last one of a worker that has left, the worker is forgotten.
-    pub fn release(&mut self, booking: Reservation, now: Instant) {
-        let worker = booking.worker();
-        self.balancer.release(booking, now);
+    pub fn release(&mut self, reservation: Reservation, now: Instant) {
+        let worker = reservation.worker();
+        self.balancer.release(reservation, now);
         if !self.balancer.knows(worker) {
             let target = self.targets.remove(&worker);
             debug_assert!(

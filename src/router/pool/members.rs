@@ -128,20 +128,20 @@ mod tests {
             },
             move || waker.wake(),
         );
-        let mut fleet = WorkerPool::new(LoadBalancer::new(Policy::RoundRobin), names.unwrap());
-        let moved = fleet.join(Leg::Decode, WorkerTarget::new(url, Some(gone), None), begun);
-        let stays = fleet.join(Leg::Decode, WorkerTarget::new(other_url, Some(there), None), begun);
+        let mut pool = WorkerPool::new(LoadBalancer::new(Policy::RoundRobin), names.unwrap());
+        let moved = pool.join(Leg::Decode, WorkerTarget::new(url, Some(gone), None), begun);
+        let stays = pool.join(Leg::Decode, WorkerTarget::new(other_url, Some(there), None), begun);
         while worker.accept().is_err() {
             let now = Instant::now();
             assert!(begun.elapsed() < Duration::from_secs(60), "it is never found");
-            fleet.probe(&mut reactor, now);
+            pool.probe(&mut reactor, now);
             reactor.poll(Some(now + Duration::from_millis(50))).unwrap();
             while let Some(event) = reactor.next_event() {
-                fleet.handle(&mut reactor, event, now);
+                pool.handle(&mut reactor, event, now);
             }
-            fleet.resolve(now);
+            pool.resolve(now);
         }
-        assert_eq!(fleet.target(moved).unwrap().address, Some(here));
-        assert_eq!(fleet.target(stays).unwrap().address, Some(there), "it was well where it is");
+        assert_eq!(pool.target(moved).unwrap().address, Some(here));
+        assert_eq!(pool.target(stays).unwrap().address, Some(there), "it was well where it is");
     }
 }

@@ -184,27 +184,27 @@ impl WorkerPool {
         &mut self,
         reactor: &mut Reactor,
         owner: Owner,
-        booking: Reservation,
+        reservation: Reservation,
         until: Instant,
         now: Instant,
     ) -> Result<(ConnId, bool), CloseReason> {
-        let worker = booking.worker();
+        let worker = reservation.worker();
         let target = self.targets.get_mut(&worker);
         let idle = target.and_then(|target| target.idle.pop());
         if let Some(Idle { conn, .. }) = idle {
             let kept_for = self.kept.remove(&conn);
             debug_assert_eq!(kept_for, Some(worker), "a connection is used for its own worker");
-            self.calls.insert(conn, Call::new(owner, booking, until, true));
+            self.calls.insert(conn, Call::new(owner, reservation, until, true));
             return Ok((conn, true));
         }
         match self.dial(reactor, worker, now) {
             Ok(conn) => {
-                let before = self.calls.insert(conn, Call::new(owner, booking, until, false));
+                let before = self.calls.insert(conn, Call::new(owner, reservation, until, false));
                 debug_assert!(before.is_none(), "a new connection carries no call");
                 Ok((conn, false))
             }
             Err(reason) => {
-                self.release(booking, now);
+                self.release(reservation, now);
                 Err(reason)
             }
         }
@@ -259,9 +259,9 @@ impl WorkerPool {
         body: Vec<u8>,
         now: Instant,
     ) {
-        let booking = self.balancer.reserve_visit(worker);
+        let reservation = self.balancer.reserve_visit(worker);
         if let Ok((conn, _)) =
-            self.open_call(reactor, Owner::Detached, booking, now + ROUTER_ABORT_TIME, now)
+            self.open_call(reactor, Owner::Detached, reservation, now + ROUTER_ABORT_TIME, now)
         {
             self.send_request(reactor, conn, order, &Arc::new(body), now);
         }

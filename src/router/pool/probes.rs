@@ -45,8 +45,8 @@ impl WorkerPool {
     }
 
     fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, now: Instant) {
-        let booking = self.balancer.reserve_visit(worker);
-        match self.open_call(reactor, owner, booking, now + self.health.1, now) {
+        let reservation = self.balancer.reserve_visit(worker);
+        match self.open_call(reactor, owner, reservation, now + self.health.1, now) {
             Ok((conn, _)) => {
                 let path = match owner {
                     Owner::Introduction => identity::PATH,
@@ -346,29 +346,29 @@ mod tests {
             let mut reactor = Reactor::new().unwrap();
             let waker = reactor.waker();
             let names = Resolver::over(|_| Ok(Vec::new()), move || waker.wake());
-            let mut fleet = WorkerPool::new(LoadBalancer::new(Policy::RoundRobin), names.unwrap());
-            let leaves = fleet.join(Leg::Decode, WorkerTarget::new(url, None, None), begun);
-            fleet.balancer().probed(leaves, true, begun);
+            let mut pool = WorkerPool::new(LoadBalancer::new(Policy::RoundRobin), names.unwrap());
+            let leaves = pool.join(Leg::Decode, WorkerTarget::new(url, None, None), begun);
+            pool.balancer().probed(leaves, true, begun);
             let waits =
-                fleet.balancer().choose_one(Leg::Decode, 1, &AvoidList::default(), begun).unwrap();
+                pool.balancer().choose_one(Leg::Decode, 1, &AvoidList::default(), begun).unwrap();
             if leaves_while_it_is_asked {
-                fleet.probe(&mut reactor, begun + Duration::from_secs(10));
+                pool.probe(&mut reactor, begun + Duration::from_secs(10));
             }
-            fleet.part_with(&mut reactor, leaves, &"it drains");
+            pool.part_with(&mut reactor, leaves, &"it drains");
             let mut seen = Vec::new();
             while seen.len() < 3 {
                 let now = Instant::now();
                 assert!(begun.elapsed() < Duration::from_secs(60), "it is asked no more: {seen:?}");
-                fleet.probe(&mut reactor, now);
+                pool.probe(&mut reactor, now);
                 reactor.poll(Some(now + Duration::from_millis(50))).unwrap();
                 while let Some(event) = reactor.next_event() {
-                    fleet.handle(&mut reactor, event, now);
+                    pool.handle(&mut reactor, event, now);
                 }
                 seen.extend(paths.try_iter());
             }
             let first = if leaves_while_it_is_asked { identity::PATH } else { "/health" };
             assert_eq!(seen, [first, "/health", "/health"]);
-            fleet.release(waits, begun);
+            pool.release(waits, begun);
         }
     }
 }

@@ -87,12 +87,12 @@ impl ProxiedRequest {
     ) -> Result<u32, CloseReason> {
         let until = self.until();
         let mut result = Ok(0);
-        for (owner, booking) in calls {
+        for (owner, reservation) in calls {
             let Ok(awaited) = &mut result else {
-                cx.pool.release(booking, cx.now);
+                cx.pool.release(reservation, cx.now);
                 continue;
             };
-            match cx.pool.open_call(cx.reactor, owner, booking, until, cx.now) {
+            match cx.pool.open_call(cx.reactor, owner, reservation, until, cx.now) {
                 Ok((conn, stands)) => {
                     *awaited += u32::from(!stands);
                     let leg = if matches!(owner, Owner::Lead(_)) {

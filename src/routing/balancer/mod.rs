@@ -38,7 +38,7 @@ struct Member {
     health: Health,
     breaker: Breaker,
     /// Open reservations, including those without weight.
-    bookings: u32,
+    reservations: u32,
     /// Its reservations at the time when a load report was requested.
     asked: Option<ReservedLoad>,
     /// It leaves, and is known only for its reservations.
@@ -139,7 +139,7 @@ impl LoadBalancer {
             kind: Compatibility::default(),
             health: Health::new(self.health, now),
             breaker: Breaker::new(self.breaker),
-            bookings: 0,
+            reservations: 0,
             asked: None,
             is_leaving: false,
         });
@@ -241,8 +241,8 @@ impl LoadBalancer {
 
     /// Forgets a worker that leaves and has no reservation.
     fn remove_if_over(&mut self, place: usize) {
-        let Member { number, role, bookings, is_leaving, .. } = self.members[place];
-        if is_leaving && bookings == 0 {
+        let Member { number, role, reservations, is_leaving, .. } = self.members[place];
+        if is_leaving && reservations == 0 {
             self.members.remove(place);
             self.tables[role as usize].remove(number);
         }
@@ -261,7 +261,7 @@ impl LoadBalancer {
     /// A reservation without weight, for a request to this very worker.
     pub fn reserve_visit(&mut self, worker: WorkerNumber) -> Reservation {
         if let Some(place) = self.place(worker) {
-            self.members[place].bookings += 1;
+            self.members[place].reservations += 1;
         }
         Reservation { worker, weight: 0, unread: 0, reading: Duration::ZERO, context: 0 }
     }
@@ -297,25 +297,25 @@ impl LoadBalancer {
     }
 
     /// A worker has computed the prompt of a reservation, and now generates.
-    pub fn mark_read(&mut self, booking: &mut Reservation, now: Instant) {
+    pub fn mark_read(&mut self, reservation: &mut Reservation, now: Instant) {
         let (unread, reading) =
-            (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
+            (std::mem::take(&mut reservation.unread), std::mem::take(&mut reservation.reading));
         if unread > 0 {
-            self.change(booking.worker, |load| load.has_read(unread, reading, now));
+            self.change(reservation.worker, |load| load.has_read(unread, reading, now));
         }
     }
 
     /// Ends a reservation.
-    pub fn release(&mut self, booking: Reservation, now: Instant) {
-        let Some(place) = self.place(booking.worker) else { return };
-        self.change(booking.worker, |load| {
-            load.booked -= booking.weight;
-            load.context -= booking.context;
-            if booking.unread > 0 {
-                load.has_read(booking.unread, booking.reading, now);
+    pub fn release(&mut self, reservation: Reservation, now: Instant) {
+        let Some(place) = self.place(reservation.worker) else { return };
+        self.change(reservation.worker, |load| {
+            load.booked -= reservation.weight;
+            load.context -= reservation.context;
+            if reservation.unread > 0 {
+                load.has_read(reservation.unread, reservation.reading, now);
             }
         });
-        self.members[place].bookings -= 1;
+        self.members[place].reservations -= 1;
         self.remove_if_over(place);
     }
 

@@ -412,7 +412,7 @@ impl LoadBalancer {
         let Picked { worker, missing, reading, .. } = picked;
         self.last[role as usize] = Some(worker);
         let place = self.place(worker).expect("a picked worker is present");
-        self.members[place].bookings += 1;
+        self.members[place].reservations += 1;
         let (unread, reading) = match leg {
             Purpose::Decode => (0, Duration::ZERO),
             Purpose::Prefill | Purpose::Whole => (missing, reading),

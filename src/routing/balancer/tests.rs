@@ -48,7 +48,7 @@ fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
         prefill
             .into_iter()
             .chain([decode])
-            .for_each(|booking| router.release(booking, Instant::now()));
+            .for_each(|reservation| router.release(reservation, Instant::now()));
         Ok::<_, NoWorker>(chosen)
     };
     let none = AvoidList::default();
@@ -383,7 +383,7 @@ fn what_a_prefill_worker_keeps_is_for_who_fits_it_and_has_not_failed() {
     let work = Demand::of(1);
     let choose = |router: &mut LoadBalancer| {
         let chosen = router.choose_behind(reader, &work, &avoid, Instant::now());
-        chosen.map(|booking| booking.worker())
+        chosen.map(|reservation| reservation.worker())
     };
     for (worker, weights) in [(reader, "a"), (failed, "a"), (other, "a"), (misfit, "b")] {
         router.introduced(worker, kind(weights));
@@ -424,7 +424,9 @@ fn what_a_worker_has_is_forgotten_with_it() {
     };
     let serve = |router: &mut LoadBalancer| {
         let pair = router.choose_pair(&work, &AvoidList::default(), now).unwrap();
-        [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+        [pair.prefill, pair.decode]
+            .into_iter()
+            .for_each(|reservation| router.release(reservation, now));
     };
     serve(&mut router);
     assert_eq!(cached(&router), 2);
@@ -483,7 +485,7 @@ fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
                     router.mark_read(&mut pair.prefill, now);
                     [pair.prefill, pair.decode]
                         .into_iter()
-                        .for_each(|booking| router.release(booking, now));
+                        .for_each(|reservation| router.release(reservation, now));
                 }
             }
             for router in &mut routers {
@@ -550,7 +552,7 @@ fn a_router_sees_what_another_has_booked_when_workers_report_it() {
             let workers = [pair.prefill.worker(), pair.decode.worker()];
             [pair.prefill, pair.decode]
                 .into_iter()
-                .for_each(|booking| router.release(booking, now));
+                .for_each(|reservation| router.release(reservation, now));
             workers
         };
         assert_eq!(chosen(&mut second, now), busy, "{policy:?}: it knows of nothing");
@@ -572,7 +574,9 @@ fn a_router_sees_what_another_has_booked_when_workers_report_it() {
         tell(&mut first, now);
         assert!(first.workers().all(|(_, _, load)| load.others == Default::default()));
         for pair in running {
-            [pair.prefill, pair.decode].into_iter().for_each(|booking| first.release(booking, now));
+            [pair.prefill, pair.decode]
+                .into_iter()
+                .for_each(|reservation| first.release(reservation, now));
         }
     }
 }

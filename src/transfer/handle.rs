@@ -87,6 +87,7 @@ impl Sender {
         pages: &[PageId],
         lease: Lease,
     ) {
+        debug_assert!(!pages.is_empty(), "a prompt has pages");
         self.pages.store(slot, pages);
         self.send_command(SourceCommand::Begin { slot, generation, target, lease });
     }
@@ -100,6 +101,7 @@ impl Sender {
         tokens: Range<u32>,
         last: Option<AuxRecord>,
     ) {
+        debug_assert!(tokens.start <= tokens.end, "tokens are in order");
         self.send_command(SourceCommand::Chunk { slot, generation, tokens, last });
     }
 }
@@ -117,6 +119,7 @@ impl Receiver {
         pages: &[PageId],
         lease: Lease,
     ) -> bool {
+        debug_assert!(tokens.start < tokens.end, "a prefix leaves tokens to transfer");
         self.pages.store(slot, pages);
         let (session, room) = from;
         let granted = self.status.advance(slot, generation, Move::Grant).is_ok();

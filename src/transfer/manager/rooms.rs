@@ -481,6 +481,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
             self.tombstones.pop_front();
             self.exhume(room);
         }
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
     }
 
     /// Rooms that are over here, but the destination may not have noticed that everything was
@@ -492,6 +495,34 @@ impl<L: Copy + PartialEq> Rooms<L> {
     /// Rooms that are not over.
     pub fn open(&self) -> usize {
         self.entries.values().filter(|entry| !matches!(entry, Entry::Over)).count()
+    }
+
+    /// Asserts what holds between calls; debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// A slot and its room do not name each other, early Destinations are miscounted, or a room
+    /// that is not over counts as unheard.
+    pub fn invariants(&self) {
+        let (mut early, mut with_slot) = (0, 0);
+        for (room, entry) in &self.entries {
+            match entry {
+                Entry::Early { .. } => early += 1,
+                Entry::Waiting { slot, .. }
+                | Entry::Open { slot, .. }
+                | Entry::Draining { slot, .. } => {
+                    with_slot += 1;
+                    assert_eq!(self.by_slot.get(slot), Some(room), "a slot leads to its room");
+                }
+                Entry::Over => {}
+            }
+        }
+        assert_eq!(self.early, early, "early Destinations are counted");
+        assert!(early <= EARLY_DESTINATIONS_MAX, "early Destinations are bounded");
+        assert_eq!(self.by_slot.len(), with_slot, "a slot leads to a room that is not over");
+        for room in self.unheard.keys() {
+            let is_over = matches!(self.entries.get(room), Some(Entry::Over));
+            assert!(is_over, "only a room that is over can be unheard");
+        }
     }
 
     fn bury(&mut self, room: Room, now: Instant) {

@@ -376,3 +376,19 @@ fn what_is_written_is_unheard_until_its_destination_says_so() {
     let mut rooms = over(false);
     assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (AbortOutcome::Answer, 0));
 }
+
+#[test]
+fn invariants_find_a_room_that_outlives_its_request() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    rooms.enter(ROOM, OURS, PROMPT, now);
+    rooms.arrive(ROOM, wanted(5), now);
+    rooms.leave(OURS, true, now);
+    rooms.invariants();
+    assert_eq!(rooms.unheard(), 1);
+    // As if the room's end had been forgotten.
+    rooms.entries.remove(&ROOM);
+    let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rooms.invariants()));
+    let message = found.unwrap_err().downcast::<&str>().unwrap();
+    assert!(message.contains("only a room that is over can be unheard"), "{message}");
+}

@@ -174,6 +174,8 @@ impl DestinationMover {
     fn expect(&mut self, slot: SlotId, expected: Expected) {
         let Expected { session, generation, room, landing, received, .. } = expected;
         debug_assert!(self.live.slots[slot.index()].is_none(), "slot {slot} expected twice");
+        debug_assert_eq!(expected.lease.slot(), slot, "the lease is the slot's");
+        debug_assert!(received < expected.tokens, "a prefix leaves tokens to transfer");
         self.live.slots[slot.index()] = Some(expected);
         self.live.current = session;
         if !self.live.links.status.is_open(slot, generation) {
@@ -273,6 +275,10 @@ impl Landings for ExpectedSlots {
 
     fn landed(&mut self, slot: SlotId, end: u32) {
         if let Some(expected) = self.slots[slot.index()].as_mut() {
+            debug_assert!(
+                (expected.received..=expected.tokens).contains(&end),
+                "KV lands in order, within the prompt"
+            );
             expected.received = end;
         }
     }

@@ -146,6 +146,8 @@ impl SourceMover {
             let lost = Move::Fail(Cause::PeerLost);
             let _ = self.links.status.advance(slot, transfer.generation, lost);
         }
+        debug_assert_eq!(transfer.lease.slot(), slot, "the lease is the slot's");
+        debug_assert!(!self.active.contains(&slot), "a slot is active once");
         self.slots[slot.index()] = Some(transfer);
         self.active.push(slot);
         if !open {
@@ -265,6 +267,10 @@ impl SourceMover {
     /// Reports before the lease ends. The end of the lease frees the slot for a new use, and `ctl`
     /// must know about this use by then.
     fn withdrawn(&mut self, slot: SlotId, generation: Generation) {
+        debug_assert!(
+            !self.links.status.is_open(slot, generation),
+            "a slot is withdrawn after it has ended"
+        );
         self.report(Report::Withdrawn { slot, generation });
         self.end_lease(slot);
     }
@@ -331,6 +337,7 @@ impl Transfer {
         }
         self.pending = Some(match self.pending.take() {
             Some((waiting, _)) if !is_failpoint_active("waiting chunk is dropped") => {
+                debug_assert_eq!(waiting.end, tokens.start, "chunks come in order");
                 (waiting.start..tokens.end, last)
             }
             _ => (tokens, last),

@@ -373,6 +373,10 @@ impl WorkerPool {
                 "an idle connection is in its worker's list"
             );
         }
+        self.balancer.invariants();
+        for worker in self.targets.keys() {
+            assert!(self.balancer.knows(*worker), "a worker of the pool can be chosen or leaves");
+        }
         let listed: usize = self.targets.values().map(|target| target.idle.len()).sum();
         assert_eq!(listed, self.kept.len(), "each idle connection is listed once");
         for call in self.calls.values() {

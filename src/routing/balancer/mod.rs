@@ -319,6 +319,26 @@ impl LoadBalancer {
         self.remove_if_over(place);
     }
 
+    /// Asserts what holds between calls.
+    ///
+    /// # Panics
+    /// A worker has no row in the table of its role or a row has no worker, a worker that leaves
+    /// can be chosen, or one without reservations is still known.
+    pub fn invariants(&self) {
+        assert!(self.members.is_sorted_by_key(|member| member.number), "members are sorted");
+        for member in &self.members {
+            assert!(member.number.0 < self.next, "a number is never given twice");
+            let load = self.tables[member.role as usize].load(member.number);
+            let load = load.expect("a member has a row");
+            if member.is_leaving {
+                assert!(!load.usable, "a worker that leaves is not chosen");
+                assert!(member.reservations > 0, "a worker is known for its reservations");
+            }
+        }
+        let rows: usize = self.tables.iter().map(LoadTable::invariants).sum();
+        assert_eq!(rows, self.members.len(), "each row has a member");
+    }
+
     /// Whether there is a usable pair, or a usable decode worker that serves requests alone.
     pub fn is_ready(&self) -> bool {
         self.has_pair() || self.usable(Leg::Decode).any(|decode| decode.reads_alone)

@@ -187,6 +187,28 @@ impl LoadTable {
     }
 }
 
+impl LoadTable {
+    /// Asserts what holds between choices. Returns the number of workers.
+    ///
+    /// # Panics
+    /// The columns differ, or a choice has left marks.
+    pub fn invariants(&self) -> usize {
+        assert!(
+            self.seats.is_sorted_by_key(|seat| seat.number),
+            "rows are in the order of joining"
+        );
+        assert_eq!(self.seats.len(), self.loads.len(), "a worker has one load");
+        assert_eq!(self.seats.len(), self.rows.len(), "a worker has one row");
+        assert!(self.marked.is_empty(), "marks end with their choice");
+        let readers = self.seats.iter().filter(|seat| seat.reads_alone).count();
+        assert_eq!(self.readers, readers, "workers that serve alone are counted");
+        for (load, row) in self.loads.iter().zip(&self.rows) {
+            assert_eq!(load.usable, row.usable, "a row is derived from its load");
+        }
+        self.seats.len()
+    }
+}
+
 fn since_base(base: Option<Instant>, time: Instant) -> Duration {
     base.map_or(Duration::ZERO, |base| time.saturating_duration_since(base))
 }

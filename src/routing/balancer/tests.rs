@@ -580,3 +580,28 @@ fn a_router_sees_what_another_has_booked_when_workers_report_it() {
         }
     }
 }
+
+#[test]
+fn invariants_hold_through_reservations_and_find_a_worker_that_leaves_and_can_be_chosen() {
+    let now = Instant::now();
+    let mut router = router(Policy::CacheAware, 3, 3);
+    let mut pairs = Vec::new();
+    for tokens in 1..40 {
+        pairs.push(router.choose_pair(&Demand::of(tokens), &AvoidList::default(), now).unwrap());
+        router.invariants();
+    }
+    router.leave(WorkerNumber(1));
+    router.invariants();
+    for pair in pairs {
+        [pair.prefill, pair.decode].into_iter().for_each(|one| router.release(one, now));
+        router.invariants();
+    }
+    assert!(!router.knows(WorkerNumber(1)));
+
+    let visit = router.reserve_visit(WorkerNumber(2));
+    router.members[1].is_leaving = true;
+    let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| router.invariants()));
+    let message = found.unwrap_err().downcast::<&str>().unwrap();
+    assert!(message.contains("a worker that leaves is not chosen"), "{message}");
+    router.release(visit, now);
+}

@@ -141,13 +141,13 @@ impl CompatibilityMatrix {
         all: impl Iterator<Item = &'a Compatibility>,
     ) -> (CompatibilityMatrix, Vec<usize>) {
         let mut distinct: Vec<&Compatibility> = Vec::new();
-        let mut class = |kind: &'a Compatibility| {
+        let class = |kind: &'a Compatibility| {
             distinct.iter().position(|known| *known == kind).unwrap_or_else(|| {
                 distinct.push(kind);
                 distinct.len() - 1
             })
         };
-        let classes = all.map(&mut class).collect();
+        let classes = all.map(class).collect();
         let pairs =
             distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
         let fit: Vec<bool> = pairs.map(|difference| difference.is_none()).collect();

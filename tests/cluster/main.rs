@@ -35,6 +35,7 @@ mod successors;
 mod tls;
 mod turns;
 mod unfit;
+mod upgrade;
 
 use baton::limits::DIAL_HOLD_OFF;
 use process::{PATIENCE, Process, get, post};

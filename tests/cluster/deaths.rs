@@ -13,6 +13,7 @@ use crate::process::{PATIENCE, Process, post};
 use crate::{body, choices, dual, prefill, start, with_room};
 use baton::limits::PEER_SILENCE_MAX;
 use serde_json::{Value, json};
+use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -344,4 +345,33 @@ fn a_pause_of_the_whole_host_ends_no_session() {
     assert_eq!(answer(2), before);
     assert_eq!(decode.times_said("link to a prefill worker stands"), 1);
     assert!(!prefill.has_said("silent for too long") && !decode.has_said("silent for too long"));
+}
+
+/// SGLang's two counters tell an operator whether the fabric or the bootstrap is at fault.
+#[test]
+fn failures_count_as_those_before_and_after_kv_could_move() {
+    let decode = start("decode", &[]);
+    let counted = || {
+        ["bootstrap", "transfer"]
+            .map(|phase| decode.metric(&format!("sglang:num_{phase}_failed_reqs_total{{"), ""))
+    };
+    let (free, mut prefill) = (TcpListener::bind("127.0.0.1:0").unwrap(), prefill(&[]));
+    let closed = free.local_addr().unwrap().port();
+    drop(free);
+    let mut lost = body(1, 40, 4);
+    lost["bootstrap_host"] = json!("127.0.0.1");
+    lost["bootstrap_port"] = json!(closed);
+    lost["bootstrap_room"] = json!(1);
+    assert_ne!(decode.post("/v1/completions", &lost.to_string()).0, 200);
+    assert_eq!(counted(), [1.0, 0.0]);
+
+    // Its pages are allocated; the prefill leg never comes.
+    let waits = with_room(body(2, 40, 4), &prefill, 2);
+    let address = decode.address;
+    let answer = thread::spawn(move || post(address, "/v1/completions", &waits));
+    let queue = "sglang:num_decode_transfer_queue_reqs{";
+    await_metric(&decode, queue, |waiting| waiting == 1.0);
+    prefill.kill();
+    assert_ne!(answer.join().unwrap().0, 200);
+    assert_eq!(counted(), [1.0, 1.0]);
 }

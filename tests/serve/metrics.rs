@@ -127,6 +127,35 @@ fn stages_sum_to_the_time_to_first_token() {
     }
 }
 
+/// The worker ends the generation itself, which is no failure.
+#[test]
+fn a_stop_string_is_a_normal_end_with_its_latencies() {
+    for (layout, legs) in
+        [(&["--mixed"][..], 2.0), (&[], 4.0), (&["--first-token", "prefill"], 4.0)]
+    {
+        let server = Server::start(layout);
+        let every_letter: Vec<String> = ('a'..='z').map(String::from).collect();
+        let body = json!({"prompt": "The Seine", "max_tokens": 40, "n": 2, "ignore_eos": true,
+            "stop": every_letter, "temperature": 0});
+        let answer = server.post("/v1/completions", &body).ok();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+        let [ended, failed] = ["vllm:request_success_total", "baton_request_failures_total"];
+        server.wait_until("all legs counted", |metrics| {
+            metrics.sum(ended, "") + metrics.sum(failed, "") == legs
+        });
+        let metrics = server.metrics();
+        assert!(metrics.sum(ended, "finished_reason=\"stop\"") >= 2.0, "{layout:?}");
+        assert_eq!(metrics.sum(failed, ""), 0.0, "{layout:?}");
+        for histogram in ["vllm:e2e_request_latency_seconds", "vllm:time_to_first_token_seconds"] {
+            assert_eq!(
+                metrics.sum(&format!("{histogram}_count"), ""),
+                2.0,
+                "{histogram} {layout:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn labels_name_model_and_worker_and_are_bounded() {
     let server = Server::start(&["--prefill-workers", "2", "--served-model-name", "a \"model\""]);

@@ -44,6 +44,10 @@ pub(super) struct ActiveLeg {
     pub(super) room: Room,
     pub(super) partner: Option<RequestId>,
     pub(super) finished: bool,
+    /// It takes part in a hand-off.
+    pub(super) hands_over: bool,
+    /// A stop string has ended its choice. Its abort is no failure.
+    pub(super) stopped: bool,
     /// It was aborted because no decode worker has asked for it.
     pub(super) given_up: bool,
     /// When its last token came.
@@ -157,6 +161,8 @@ impl RequestTable {
                 room,
                 partner,
                 finished: false,
+                hands_over: source.is_some() || part != LegKind::Visible,
+                stopped: false,
                 given_up: false,
                 last_token: None,
                 held: None,
@@ -206,7 +212,13 @@ impl RequestTable {
         else {
             return live.stream(&out, cx);
         };
-        live.timings[leg.choice].ended = Some(cx.now);
+        for id in &live.legs {
+            if let Some(of_choice) = self.legs.get_mut(id).filter(|one| one.choice == leg.choice) {
+                of_choice.stopped = true;
+            }
+        }
+        self.end_timing(leg, cx);
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
         let cached = live.timings[leg.choice].cached();
         let wants_timings = live.request.return_timings;
         let timings = wants_timings.then(|| self.timings(leg, cx.handoff));
@@ -242,7 +254,7 @@ impl RequestTable {
             FinishReason::Failed(cause) => Some(cause),
             _ => None,
         };
-        self.count(&leg, outcome);
+        self.count(&leg, outcome, stamps);
         cx.handoff.handle_finished(leg.worker, leg.slot, failure, cx.now);
         let Some(live) = self.active.get_mut(&leg.key) else { return };
         let times = &mut live.timings[leg.choice];
@@ -304,9 +316,7 @@ impl RequestTable {
         cached: u32,
         cx: &mut Context<'_>,
     ) {
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        live.timings[leg.choice].ended.get_or_insert(cx.now);
-        self.record(leg, cx);
+        self.end_timing(leg, cx);
         let Some(live) = self.active.get(&leg.key) else { return };
         let timings = live.request.return_timings.then(|| self.timings(leg, cx.handoff));
         let Some(live) = self.active.get_mut(&leg.key) else { return };

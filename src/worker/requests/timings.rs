@@ -5,30 +5,45 @@
 
 use super::{ActiveLeg, ActiveRequest, Context, LegKind, RequestTable};
 use crate::api::render::Timings;
+use crate::cause::Cause;
 use crate::peer::handoff::Handoff;
 use crate::sched::messages::FinishReason;
+use crate::sched::request::Stamps;
 use crate::wire::message::Transport;
+use crate::worker::metrics::WorkerMetrics;
 
 impl RequestTable {
     /// Counts the end of a leg for `/metrics`.
-    pub(super) fn count(&self, leg: &ActiveLeg, outcome: FinishReason) {
+    pub(super) fn count(&self, leg: &ActiveLeg, outcome: FinishReason, stamps: &Stamps) {
         let metrics = &self.metrics[leg.worker.index()];
         match outcome {
             FinishReason::Stop => metrics.finished_stop.inc(),
+            // The leg was aborted then, or had generated all its tokens before the abort came.
+            FinishReason::Length | FinishReason::Failed(_) if leg.stopped => {
+                metrics.finished_stop.inc();
+            }
             FinishReason::Length | FinishReason::HandedOver => metrics.finished_length.inc(),
             FinishReason::Failed(cause) => {
-                let ended = self.active.get(&leg.key);
-                // A choice that ended at a stop string was aborted here; that is no failure.
-                match ended.is_some_and(|live| live.timings[leg.choice].ended.is_some()) {
-                    true => metrics.finished_stop.inc(),
-                    false => metrics.failed(cause),
+                metrics.failed(cause);
+                let is_of_client = matches!(cause, Cause::ClientGone | Cause::Aborted);
+                if leg.hands_over && !is_of_client {
+                    count_handoff_failure(leg, stamps, metrics);
                 }
             }
         }
     }
 
-    /// Records where the time of a choice went.
-    pub(super) fn record(&self, leg: &ActiveLeg, cx: &Context<'_>) {
+    /// The answer of a choice is complete: records where its time went, once.
+    pub(super) fn end_timing(&mut self, leg: &ActiveLeg, cx: &Context<'_>) {
+        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let ended = &mut live.timings[leg.choice].ended;
+        if ended.is_none() {
+            *ended = Some(cx.now);
+            self.record(leg, cx);
+        }
+    }
+
+    fn record(&self, leg: &ActiveLeg, cx: &Context<'_>) {
         let Some(live) = self.active.get(&leg.key) else { return };
         let metrics = &self.metrics[leg.worker.index()];
         metrics.ended(cx.now.saturating_duration_since(live.arrived));
@@ -61,6 +76,24 @@ impl RequestTable {
         let prompt = prompt_tokens(leg, handoff);
         let generated = live.response.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
         live.timings[leg.choice].timings((prompt, generated), carried(leg, handoff))
+    }
+}
+
+/// Counts a failed hand-off. SGLang's two counters tell whether the KV had begun to move: on prefill
+/// that is possible once the destination is known, on decode once its pages are allocated. A decode
+/// leg that has its KV did not fail in the hand-off.
+fn count_handoff_failure(leg: &ActiveLeg, stamps: &Stamps, metrics: &WorkerMetrics) {
+    let begun = match leg.kind {
+        LegKind::Visible if stamps.filled.is_some() => return,
+        LegKind::Visible => stamps.admitted,
+        LegKind::Prefill
+        | LegKind::TokenAfterHandover
+        | LegKind::TokenBeforeHandover
+        | LegKind::KvKept => stamps.bootstrapped,
+    };
+    match begun {
+        Some(_) => metrics.transfer_failures.inc(),
+        None => metrics.bootstrap_failures.inc(),
     }
 }
 

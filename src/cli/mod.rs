@@ -81,7 +81,7 @@ const PORTS: [(&str, u16); 4] = [
 ];
 
 /// The command definition for clap, with the help texts that differ between commands.
-fn command_line() -> clap::Command {
+pub fn command_line() -> clap::Command {
     let cli =
         PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
             let help = format!("Port of the HTTP interface; 0 takes a free port [default: {port}]");

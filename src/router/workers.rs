@@ -269,7 +269,7 @@ impl WorkerAdmin {
         let (nonce, proof) = (head.headers.get(NONCE), head.headers.get(PROOF));
         self.nonces.verify_request(&self.trust.keys, asked, nonce, proof, now).map_err(|why| {
             match why {
-                ProofError::TooMany => ApiError::new(429, "overloaded", why.to_string()),
+                ProofError::TooMany => ApiError::busy(why.to_string()),
                 _ => ApiError::new(401, "not_proven", why.to_string()),
             }
         })
@@ -527,7 +527,7 @@ fn is_spoken_to(seat: &WorkerAddress, pool: &WorkerPool) -> bool {
 }
 
 fn full(full: MembershipFull) -> ApiError {
-    ApiError::new(429, "overloaded", full.to_string())
+    ApiError::busy(full.to_string())
 }
 
 fn json_of(body: &impl Serialize) -> JsonReply {

@@ -1,7 +1,7 @@
 //! `docs/api/cli.md` is written from the flags. `BATON_WRITE_DOCS=1` writes it anew.
 
-use baton::cli::flags::Cli;
-use clap::{Arg, Command, CommandFactory};
+use baton::cli::command_line;
+use clap::{Arg, Command};
 use std::fmt::Write;
 
 const PAGE: &str = "docs/api/cli.md";
@@ -11,7 +11,7 @@ fn page() -> String {
     let mut page = String::from(
         "# Command line\n\nThis page is generated from the flags. `baton COMMAND --help` shows the same text.\n",
     );
-    let mut root = Cli::command();
+    let mut root = command_line();
     root.build();
     sections(&root, "baton", &mut page);
     page
@@ -62,6 +62,16 @@ fn meaning(arg: &Arg) -> String {
     if !values.is_empty() && !is_switch {
         let end = if meaning.ends_with('.') { "" } else { "." };
         let _ = write!(meaning, "{end} Values: {}.", values.join(", "));
+    }
+    let aliases: Vec<String> = arg
+        .get_all_aliases()
+        .unwrap_or_default()
+        .iter()
+        .map(|name| format!("`--{name}`"))
+        .collect();
+    if !aliases.is_empty() {
+        let end = if meaning.ends_with('.') { "" } else { "." };
+        let _ = write!(meaning, "{end} Also {}.", aliases.join(", "));
     }
     meaning.trim().to_owned()
 }

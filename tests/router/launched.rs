@@ -196,6 +196,11 @@ fn health_is_looked_at_where_and_as_often_as_was_said() {
         }
     }
     router.wait_for("/readiness", 200);
+    // After three failures in a row the worker is down, and the log has the reason.
+    for _ in 0..3 {
+        decode.asked().answer("500 Sick", "{}");
+    }
+    router.await_said("/ready answers with status 500");
 }
 
 #[test]

@@ -96,7 +96,9 @@ impl WorkerPool {
             Owner::Report => self.reported(worker, &answer, now),
             // The worker itself reports that it hangs.
             Owner::Probe => {
-                self.ails(worker, format!("/health {}", answer.complaint()));
+                let path = &self.health.0;
+                let reason = format!("{path} {}", answer.complaint());
+                self.ails(worker, reason);
                 self.unwell(reactor, worker, now);
             }
             _ => self.news.push_back(PoolEvent { owner, conn, event: CallEvent::Ended(answer) }),

@@ -79,9 +79,9 @@ impl RequestTable {
     }
 }
 
-/// Counts a failed hand-off. SGLang's two counters tell whether the KV had begun to move: on prefill
-/// that is possible once the destination is known, on decode once its pages are allocated. A decode
-/// leg that has its KV did not fail in the hand-off.
+/// Counts a failed hand-off. SGLang's two counters tell whether the KV could move already: on
+/// prefill from the time when the destination is known, on decode when its pages are allocated. A
+/// decode leg that has its KV did not fail in the hand-off.
 fn count_handoff_failure(leg: &ActiveLeg, stamps: &Stamps, metrics: &WorkerMetrics) {
     let begun = match leg.kind {
         LegKind::Visible if stamps.filled.is_some() => return,

@@ -51,6 +51,8 @@ struct Transfer {
     generation: Generation,
     target: Target,
     lease: Lease,
+    /// The end of the last chunk.
+    handed: Option<u32>,
     /// Sent by the scheduler, not yet posted.
     pending: Option<(Range<u32>, Option<AuxRecord>)>,
     /// Cancel was handled.
@@ -121,9 +123,16 @@ impl SourceMover {
             }
             SourceCommand::Close { session } => self.close(session, SessionLost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
-                let (pending, cancelled, complete, told) = (None, false, false, false);
-                let transfer =
-                    Transfer { generation, target, lease, pending, cancelled, complete, told };
+                let transfer = Transfer {
+                    generation,
+                    target,
+                    lease,
+                    handed: None,
+                    pending: None,
+                    cancelled: false,
+                    complete: false,
+                    told: false,
+                };
                 self.begin(slot, transfer);
             }
             SourceCommand::Chunk { slot, generation, tokens, last } => {
@@ -335,6 +344,10 @@ impl Transfer {
         if self.cancelled {
             return;
         }
+        // Merged chunks would cover a gap, and the destination would take the page's old content.
+        let follows = self.handed.is_none_or(|end| end == tokens.start);
+        assert!(follows, "a chunk at {} does not follow the last", tokens.start);
+        self.handed = Some(tokens.end);
         self.pending = Some(match self.pending.take() {
             Some((waiting, _)) if !is_failpoint_active("waiting chunk is dropped") => {
                 (waiting.start..tokens.end, last)

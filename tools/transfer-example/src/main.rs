@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prefill runs in this process. Decode runs in a child, with the other end of the link as its stdin.
+/// Prefill runs in this process. Decode runs in a child, with the other end of the link as stdin.
 fn run_both(until: Instant) -> io::Result<()> {
     let (link, other) = Link::pair()?;
     let mut child = Command::new(env::current_exe()?).arg("decode").stdin(other).spawn()?;

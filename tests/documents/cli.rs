@@ -1,4 +1,4 @@
-//! `docs/api/cli.md` is written from the flags. `BATON_WRITE_DOCS=1` writes it anew.
+//! `docs/api/cli.md` must agree with the flags. `BATON_WRITE_DOCS=1` writes the page again.
 
 use baton::cli::command_line;
 use clap::{Arg, Command};
@@ -9,7 +9,8 @@ const PAGE: &str = "docs/api/cli.md";
 /// The page: a section for each command, a table row for each flag.
 fn page() -> String {
     let mut page = String::from(
-        "# Command line\n\nThis page is generated from the flags. `baton COMMAND --help` shows the same text.\n",
+        "# Command line\n\nThis page is generated from the flags. \
+         `baton COMMAND --help` shows the same text.\n",
     );
     let mut root = command_line();
     root.build();
@@ -22,11 +23,12 @@ fn sections(command: &Command, name: &str, page: &mut String) {
         let name = format!("{name} {}", sub.get_name());
         let _ = write!(page, "\n## {name}\n\n");
         if let Some(about) = sub.get_long_about().or(sub.get_about()) {
-            let _ = writeln!(page, "{}\n", plain(&about.to_string()));
+            let _ = writeln!(page, "{}\n", wrapped(&plain(&about.to_string())));
         }
         let args: Vec<&Arg> = sub
             .get_arguments()
             .filter(|arg| !["help", "version"].contains(&arg.get_id().as_str()))
+            .filter(|arg| !arg.is_hide_set())
             .collect();
         if !args.is_empty() {
             page.push_str("| Flag | Meaning | Default |\n|---|---|---|\n");
@@ -86,6 +88,21 @@ fn default(arg: &Arg) -> String {
 /// One line that a table can hold.
 fn plain(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+/// The text in lines of at most 100 columns.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("one line at least");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > 100 {
+            lines.push(word.to_owned());
+        } else {
+            let space = if line.is_empty() { "" } else { " " };
+            line.extend([space, word]);
+        }
+    }
+    lines.join("\n")
 }
 
 #[test]

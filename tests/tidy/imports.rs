@@ -1,4 +1,4 @@
-//! Which file imports which: layers, and cycles between files.
+//! Imports between files: layers and cycles.
 
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet};

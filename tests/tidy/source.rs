@@ -1,4 +1,4 @@
-//! A Rust source as the rules see it: code without comments and strings, and the prose in both.
+//! A Rust source, split for the rules: code without comments and strings, and the prose in both.
 
 /// A file of the repository.
 pub struct Source {

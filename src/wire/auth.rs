@@ -1,11 +1,11 @@
 //! Proof of the cluster key, and the seals that bind later messages to it.
 //!
-//! `Proof = HMAC-SHA-256(key, "baton proof" · side · both Hellos, length-prefixed)`; a direction's
-//! seal key is the same with "baton seal". A seal is the first 16 bytes of an HMAC over a counter
-//! and all length-prefixed parts. It exposes forged, repeated, lost, reordered and reflected
-//! messages. The Hellos hold ids, incarnations and fresh nonces, so a proof is valid for one
-//! connection only. A key's id, the first four bytes of `HMAC-SHA-256(key, "baton key id")`, allows
-//! key rotation.
+//! `Proof = HMAC-SHA-256(key, "baton proof" · side · both Hellos, length-prefixed)`; the seal key
+//! of a direction is the same HMAC with "baton seal". A seal is the first 16 bytes of an HMAC over
+//! a counter and all length-prefixed parts. It reveals forged, repeated, lost, reordered and
+//! reflected messages. The Hellos hold ids, incarnations and fresh nonces, so a proof is valid for
+//! one connection only. A key's id, the first four bytes of `HMAC-SHA-256(key, "baton key id")`,
+//! allows key rotation.
 //! Invariants: comparisons take constant time; keys are never printed.
 //! Not here: the order of messages (`link`).
 
@@ -19,13 +19,13 @@ use std::fmt;
 type HmacSha256 = Hmac<Sha256>;
 const SEAL_LEN: usize = 16;
 
-/// Which end of the connection.
+/// One of the two ends of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Side {
-    /// Dialled: the decode worker.
+    /// The end that dialled: the decode worker.
     Dialer = 1,
-    /// Accepted: the prefill worker.
+    /// The end that accepted: the prefill worker.
     Acceptor = 2,
 }
 
@@ -53,7 +53,7 @@ pub struct KeyTooShort {
 impl fmt::Display for KeyTooShort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let min = limits::CLUSTER_KEY_MIN;
-        write!(f, "cluster key has {} bytes, at least {min} random ones are needed", self.len)
+        write!(f, "cluster key has {} bytes, at least {min} random bytes are needed", self.len)
     }
 }
 
@@ -124,8 +124,8 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// The keys of a worker: it proves the first and accepts each of them. An empty keyring proves
-/// nothing and requires no proof.
+/// The keys of a worker. It proves that it knows the first one, and accepts a proof of each of
+/// them. An empty keyring proves nothing and requires no proof.
 #[derive(Clone, Default, Debug)]
 pub struct Keyring(Vec<(KeyId, ClusterKey)>);
 
@@ -135,7 +135,7 @@ impl Keyring {
         self.0.iter().map(|(id, _)| id.to_string()).collect()
     }
 
-    /// These keys, at most [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX); further ones are
+    /// A keyring of these keys. Keys beyond [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX) are
     /// dropped.
     pub fn new(keys: impl IntoIterator<Item = ClusterKey>) -> Keyring {
         Keyring(
@@ -176,8 +176,8 @@ pub struct Hellos<'a> {
     pub acceptor: &'a [u8],
 }
 
-/// Seals one direction of a connection: the sender's copy closes messages, the receiver's opens
-/// them.
+/// The seal of one direction of a connection. The sender's copy closes messages, and the receiver's
+/// copy opens them.
 #[derive(Clone)]
 pub struct Seal {
     mac: HmacSha256,
@@ -244,7 +244,7 @@ mod tests {
         let error = ClusterKey::new(&[7; 31]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "cluster key has 31 bytes, at least 32 random ones are needed"
+            "cluster key has 31 bytes, at least 32 random bytes are needed"
         );
         assert_eq!(format!("{:?}", key()), "ClusterKey(..)");
     }

@@ -1,12 +1,11 @@
-//! A connection between two workers: ZMTP, then a Hello each way. With a cluster key, a Proof each
-//! way follows, and all later messages are sealed with it.
+//! A connection between two workers: ZMTP, then a Hello from each side. With a cluster key, a Proof
+//! from each side follows, and the key seals all later messages.
 //!
 //! ```text
 //!  Greeting … READY ──▶ Hello ◀─▶ Hello ──▶ (Proof ◀─▶ Proof) ──▶ Open: messages
 //! ```
 //! The contract is that of [`zmtp`](super::zmtp): `handle_input`, then `poll_event` until `None`.
-//! Invariants: until it is open, only Hello and Proof pass in either direction, under narrow
-//! bounds.
+//! Invariants: until the link is open, only Hello and Proof pass, with small bounds on their size.
 //! Not here: deadlines of proof and heartbeat, which peer may connect (`peer`, `transfer`).
 
 use super::Multipart;
@@ -35,18 +34,18 @@ pub struct ControlLink {
 /// Life of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Waits for ZMTP and the peer's Hello,
+    /// Waits for ZMTP and the peer's Hello.
     Hello,
-    /// then, with a cluster key, for its Proof,
+    /// With a cluster key: waits for the peer's Proof.
     Proof,
-    /// then carries messages.
+    /// Carries messages.
     Open,
 }
 
-/// What has happened on the link.
+/// An event of the link.
 #[derive(PartialEq, Debug)]
 pub enum LinkEvent<'a> {
-    /// The peer has identified itself, and has proven the cluster key if one is required.
+    /// The peer has sent its Hello and, if a cluster key is required, a valid Proof.
     Open(&'a Hello),
     /// A message.
     Message(Message<'a>),
@@ -66,9 +65,10 @@ pub enum LinkError {
     Message(MessageError),
     /// A message came too early.
     OutOfOrder,
-    /// The peer proved a key, but this worker has none.
+    /// The peer sent a Proof, but this worker has no key.
     UnexpectedProof,
-    /// The peer sent something else when its Proof was due: it has no key, but this worker has one.
+    /// The peer sent another message when its Proof was due: it has no key, but this worker has
+    /// one.
     NoProof,
     /// The peer's proof is wrong: it used another key.
     WrongProof,
@@ -147,7 +147,8 @@ impl ControlLink {
         }
     }
 
-    /// Takes bytes from the peer and returns how many; fewer than given if an event is due.
+    /// Takes bytes from the peer and returns their number. It takes fewer than given if an event is
+    /// due.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<usize, LinkError> {
         Ok(self.zmtp.handle_input(input)?)
     }
@@ -174,7 +175,7 @@ impl ControlLink {
         })
     }
 
-    /// Queues a message. All or nothing.
+    /// Queues the whole message. On an error it queues nothing.
     pub fn send(&mut self, message: &Message<'_>) -> Result<(), ZmtpSendError> {
         if self.state != State::Open {
             return Err(ZmtpSendError::NotOpen);
@@ -239,7 +240,7 @@ impl ControlLink {
         Ok(None)
     }
 
-    /// The peer's Hello has come. Ours was sent earlier, when ZMTP was ready.
+    /// Handles the peer's Hello. Ours was sent earlier, when ZMTP was ready.
     fn greeted(&mut self) -> Result<Option<LinkEvent<'_>>, LinkError> {
         let Some(key) = self.keys.first() else { return Ok(Some(self.open())) };
         let tag = key.proof(self.side, &self.hellos());
@@ -249,9 +250,9 @@ impl ControlLink {
         Ok(None)
     }
 
-    /// Each side names the missing key before either has proven anything. A false claim of a
-    /// stranger only costs the stranger its link. A peer without key ids (minor 0) shows by its
-    /// proof whether it has the right key.
+    /// Compares the key ids of both Hellos, so that each side can log the missing key before any
+    /// proof. A stranger that claims a false id only loses its own link. A peer without key ids
+    /// (minor 0) shows by its proof whether it has the right key.
     fn compare_keys(&self) -> Result<(), LinkError> {
         let (ours, theirs) =
             (self.keys.ids(), self.peer.map_or(Default::default(), |peer| peer.keys));
@@ -434,8 +435,9 @@ mod tests {
         settle(&mut dialer, &mut acceptor).1.unwrap();
     }
 
-    /// Key rotation: old; both with the old one proven; both with the new one proven; new. Each
-    /// step links with the step before it, but not with the one before that.
+    /// The steps of a key rotation: the old key; both keys, the old one first; both keys, the new
+    /// one first; the new key. Two workers link if they are at the same step or one step apart, but
+    /// not if they are two steps apart.
     #[test]
     fn keys_are_exchanged_while_links_are_made() {
         let steps = [&[1][..], &[1, 2], &[2, 1], &[2]];

@@ -1,9 +1,8 @@
-//! Bytes between peers, without I/O. A message is a [`Multipart`]: [`zmtp`] frames it, [`message`]
-//! gives it meaning and [`auth`] seals it. [`link`] joins the three into a connection between
-//! workers.
+//! The protocol between workers, without I/O. A message is a [`Multipart`]: [`message`] encodes it,
+//! [`auth`] seals it and [`zmtp`] frames it. [`link`] joins the three into a connection.
 //!
 //! Thread: any; used by `ctl`.
-//! Invariants: no input panics; nothing waits, and no buffer grows, beyond `limits`.
+//! Invariants: no input causes a panic; no buffer grows beyond its bound in `limits`.
 //! Not here: sockets (`net`), the effects of a message (`transfer`, `peer`).
 
 pub mod auth;

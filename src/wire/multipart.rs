@@ -23,7 +23,7 @@ impl Multipart {
         Multipart { bytes: Vec::new(), ends: Vec::new() }
     }
 
-    /// Forgets all parts. Keeps the buffer, unless it grew beyond `keep_bytes`.
+    /// Removes all parts. Keeps the buffer, unless it has grown beyond `keep_bytes`.
     pub fn clear(&mut self, keep_bytes: usize) {
         self.bytes.clear();
         self.ends.clear();

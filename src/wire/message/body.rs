@@ -4,7 +4,7 @@ use super::MessageError;
 use crate::wire::{Multipart, Parts};
 use bytemuck::Pod;
 
-/// Reads a body. Fields that a later version appended are cut.
+/// Reads a body. Fields that a later version has appended are ignored.
 pub fn read_body<T: Pod>(bytes: &[u8], what: &'static str) -> Result<T, MessageError> {
     let needed = size_of::<T>();
     match bytes.get(..needed) {
@@ -43,7 +43,7 @@ pub fn write_body<T: Pod>(body: &T, out: &mut Multipart) {
     out.extend(bytemuck::bytes_of(body));
 }
 
-/// Refuses a message with another number of parts than `count`.
+/// Refuses a message that does not have `count` parts.
 pub fn exactly(parts: Parts<'_>, count: usize) -> Result<(), MessageError> {
     if parts.len() == count {
         Ok(())

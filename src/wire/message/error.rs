@@ -12,7 +12,7 @@ pub enum MessageError {
         /// The sender's; ours is [`VERSION`](super::VERSION).
         theirs: u8,
     },
-    /// The kind is unknown here, and its flag says that it must be understood.
+    /// The kind is unknown to this version, and its flag says that the receiver must understand it.
     Kind(u8),
     /// The number of parts differs from the header's, or from what the kind requires.
     Parts {
@@ -52,7 +52,7 @@ pub enum MessageError {
 impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            MessageError::Magic(magic) => write!(f, "not a message of ours (magic {magic:#06x})"),
+            MessageError::Magic(magic) => write!(f, "not a Baton message (magic {magic:#06x})"),
             MessageError::Version { theirs } => {
                 write!(
                     f,

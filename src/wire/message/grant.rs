@@ -1,5 +1,5 @@
 //! Grants in Announce and Welcome: how the other side can reach a process's memory, and the secrets
-//! that open it. Each is a claim of the sender until the planner has checked it.
+//! that it needs. The content of a grant is untrusted until the planner has checked it.
 
 use super::MessageError;
 use super::body::within;
@@ -58,9 +58,9 @@ impl fmt::Debug for SocketName {
 pub struct ShmGrant {
     /// The sender's machine.
     pub host: HostId,
-    /// The socket that hands them out,
+    /// The socket that passes the descriptors.
     pub socket: SocketName,
-    /// to any process that sends this token.
+    /// A process must send this token to get them.
     pub token: Token,
 }
 
@@ -97,8 +97,8 @@ pub struct RailGrant {
     pub lid: u16,
     /// Payload bytes of a packet.
     pub mtu: u16,
-    /// The destination's number of its own NIC. The source's answer names the NIC that it is
-    /// connected to.
+    /// In Announce: the destination's number for this NIC. In Welcome: the number of the
+    /// destination's NIC to which this NIC is connected.
     pub number: u16,
     /// Number of keys below, 1 to [`RailGrant::SLABS_MAX`].
     pub slabs: u16,
@@ -113,7 +113,8 @@ impl RailGrant {
     /// most ranks have.
     pub const SLABS_MAX: usize = 64;
 
-    /// This grant with a key for each slab of `bytes`, in order; keys that do not fit are dropped.
+    /// This grant with one key for each slab of `bytes`, in order. Keys that do not fit are
+    /// dropped.
     pub fn with_keys(self, bytes: u64, keys: impl Iterator<Item = u32>) -> RailGrant {
         let mut grant = RailGrant { slab_bytes: bytes, slabs: 0, ..self };
         for (place, key) in grant.keys.iter_mut().zip(keys) {
@@ -172,8 +173,8 @@ impl RdmaGrant {
         RdmaGrant { kv_address, records_address, ..RdmaGrant::zeroed() }
     }
 
-    /// Adds a NIC with a number of its own and as many queue pairs as each NIC before it. A NIC
-    /// that does not fit is dropped.
+    /// Adds a NIC. Its number is unique, and it has as many queue pairs as each NIC before it. A
+    /// NIC that does not fit is dropped.
     pub fn push(&mut self, rail: RailGrant, names: &[QueuePairName]) {
         let (place, lanes) = (usize::from(self.rails), names.len());
         if let (Some(nic), Some(pairs)) =

@@ -14,7 +14,8 @@ use bytemuck::{Pod, Zeroable};
 pub struct Hello {
     /// Name and incarnation.
     pub peer: Peer,
-    /// Counted by the sender; a higher number ends earlier connections and the transfers on them.
+    /// The sender counts its connections. A higher number ends earlier connections and the
+    /// transfers on them.
     pub connection: u64,
     /// Bits of the sender's abilities beyond this version; unknown ones are ignored.
     pub capabilities: u64,

@@ -1,5 +1,5 @@
-//! Messages about a session: Announce, and its answers Welcome and Refused. Their statements about
-//! the sender's memory are claims until the planner has checked strides and lengths.
+//! Messages about a session: Announce, and its answers Welcome and Refused. The receiver does not
+//! trust what they say about the sender's memory until the planner has checked strides and lengths.
 
 use super::MessageError;
 use super::body::{exactly, read_body, read_part, within, write_body};
@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Transports; each value is the number and the bit on the wire.
+/// A transport. Its value is its number on the wire and the position of its bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Transport {
@@ -22,12 +22,12 @@ pub enum Transport {
     Rdma = 2,
     /// Frames over streams.
     Tcp = 3,
-    /// Nothing moves.
+    /// No bytes move; for tests.
     Fake = 4,
 }
 
 impl Transport {
-    /// From the best to the worst.
+    /// All transports, the preferred one first.
     pub const ALL: [Transport; 4] =
         [Transport::Shm, Transport::Rdma, Transport::Tcp, Transport::Fake];
 
@@ -67,7 +67,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Hashes of everything that two workers must share so that their KV is compatible.
+/// Hashes of everything that must be equal on two workers, so that one can use the KV of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Fingerprint {
@@ -115,7 +115,7 @@ pub struct KvLayoutClaim {
     pub head_dim: u32,
     /// Pages of the pool.
     pub pages: u32,
-    /// Element type: 1 f32, 2 f16, 3 bf16. The receiver refuses others by name.
+    /// Element type: 1 f32, 2 f16, 3 bf16. The receiver refuses other numbers.
     pub dtype: u32,
     /// Bytes from a page to the next.
     pub page_stride: u64,

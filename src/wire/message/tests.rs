@@ -380,7 +380,8 @@ proptest! {
         let mut raw = Multipart::new();
         parts.iter().for_each(|part| raw.push(part));
         let _ = Message::decode(raw.parts(), None);
-        let header = Header { magic: MAGIC, version: VERSION, kind, flags: 0, parts: parts.len() as u16 };
+        let header =
+            Header { magic: MAGIC, version: VERSION, kind, flags: 0, parts: parts.len() as u16 };
         let mut headed = Multipart::new();
         headed.extend(bytemuck::bytes_of(&header));
         headed.push(&[1; 300]);
@@ -390,7 +391,10 @@ proptest! {
     }
 
     #[test]
-    fn what_decodes_encodes_to_the_same(noise in proptest::collection::vec(any::<u8>(), 120), kind in 0usize..13) {
+    fn what_decodes_encodes_to_the_same(
+        noise in proptest::collection::vec(any::<u8>(), 120),
+        kind in 0usize..13,
+    ) {
         let whole = encoded(&every_kind()[kind]);
         let first = whole.parts().get(0).unwrap();
         let changed: Vec<u8> = first.iter().zip(&noise).enumerate()

@@ -1,6 +1,6 @@
-//! Messages about one transfer. Each names room, slot and generation, so that a late message does
-//! not match a newer transfer. Without the generation, the second AbortAck of one room would free
-//! the pages of the next.
+//! Messages about one transfer. Each has the room, slot and generation, so that a late message does
+//! not match a newer transfer. Without the generation, a second AbortAck for one room would free
+//! the pages of the next room.
 
 use super::MessageError;
 use super::body::{exactly, read_body, within, write_body};
@@ -68,7 +68,7 @@ impl<'a> From<&'a [PageId]> for PageList<'a> {
     }
 }
 
-/// The pages for the KV of one room. Valid in the session it names.
+/// The pages for the KV of one room. Valid in the session that it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination<'a> {
     /// The room, and the slot that waits for its KV.
@@ -86,7 +86,7 @@ pub struct Destination<'a> {
     pub aux_index: u32,
     /// Milliseconds until the request's deadline.
     pub deadline_ms: u32,
-    /// Pages for the tokens behind the prefix.
+    /// Pages for the tokens after the prefix.
     pub pages: PageList<'a>,
 }
 
@@ -167,8 +167,9 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// The destination will need one room's KV. Sent if the source allocates late: the source can then
-/// compute, answers [`Ready`], and Destination follows. Valid in the session it names.
+/// The destination will need one room's KV. It sends this if the hand-off uses late allocation. The
+/// source computes and answers [`Ready`]; then the destination sends [`Destination`]. Valid in the
+/// session that it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interest {
     /// The room, and the slot that waits for its KV.
@@ -211,7 +212,8 @@ impl Interest {
     }
 }
 
-/// The source has computed and keeps the KV that an [`Interest`] announced: Destination can come.
+/// The source has computed the KV for an [`Interest`] and keeps it. The destination can now send
+/// [`Destination`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ready {
     /// The transfer.
@@ -279,7 +281,7 @@ impl Abort {
 pub struct AbortAck {
     /// The transfer.
     pub id: TransferId,
-    /// No byte of the transfer can arrive any more. If false, this is unknown.
+    /// True: no byte of the transfer can arrive any more. False: bytes may still arrive.
     pub quiet: bool,
     /// Why the answering side has ended the transfer.
     pub cause: Cause,

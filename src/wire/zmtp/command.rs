@@ -30,7 +30,8 @@ impl<'a> Command<'a> {
                 Some((reason, [])) => Ok(Command::Error { reason }),
                 _ => Err(ZmtpError::Command("ERROR")),
             },
-            // Two bytes of time to live come first; the caller sets the deadlines here.
+            // The first two bytes are the time to live. They are ignored, because the caller sets
+            // the deadlines.
             b"PING" => match body.get(2..) {
                 Some(context) if context.len() <= PING_CONTEXT_MAX => Ok(Command::Ping { context }),
                 _ => Err(ZmtpError::Command("PING")),

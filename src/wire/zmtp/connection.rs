@@ -56,7 +56,7 @@ impl Limits {
     };
 }
 
-/// What has happened on the connection.
+/// An event of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ZmtpEvent<'a> {
     /// The handshake is complete; messages can be sent.
@@ -75,7 +75,7 @@ pub enum ZmtpEvent<'a> {
 pub struct ZmtpPeer<'a> {
     /// Its socket type.
     pub socket: Socket,
-    /// Its routing identity; empty if the peer leaves the choice to us.
+    /// Its routing identity. If it is empty, this side chooses one.
     pub identity: &'a [u8],
     /// Whether it answers PING (version 3.1).
     pub heartbeats: bool,
@@ -109,11 +109,11 @@ pub struct Connection {
 /// Life of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Waits for the peer's 64 bytes,
+    /// Waits for the peer's 64 bytes.
     Greeting,
-    /// then for its READY,
+    /// Waits for the peer's READY.
     Handshake,
-    /// then carries messages and heartbeats to the end.
+    /// Carries messages and heartbeats until the connection ends.
     Open,
 }
 
@@ -149,8 +149,8 @@ impl Connection {
         }
     }
 
-    /// Takes bytes from the peer and returns how many; fewer than given if an event is ready. An
-    /// error is final: further calls return it again.
+    /// Takes bytes from the peer and returns their number. It takes fewer than given if an event is
+    /// ready. An error is final: further calls return it again.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<usize, ZmtpError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -181,7 +181,7 @@ impl Connection {
         })
     }
 
-    /// Queues a message of at least one part. All or nothing.
+    /// Queues a whole message of at least one part. On an error it queues nothing.
     pub fn send(&mut self, parts: Parts<'_>) -> Result<(), ZmtpSendError> {
         assert!(!parts.is_empty(), "a message has at least one part");
         if self.state != State::Open || self.failed.is_some() {
@@ -210,7 +210,7 @@ impl Connection {
             .map_err(|_| ZmtpSendError::Full { limit: self.limits.queued_bytes })
     }
 
-    /// Whether PINGs are answered. A worker that hangs withholds its PONGs, so that it looks dead.
+    /// Whether PINGs are answered. A hung worker sends no PONG, so that its peers count it as dead.
     pub fn answer_pings(&mut self, answer: bool) {
         self.answers_pings = answer;
     }
@@ -610,7 +610,10 @@ mod tests {
         #[test]
         fn no_input_panics_and_cutting_it_changes_nothing(
             noise in proptest::collection::vec(any::<u8>(), 0..300),
-            frames in proptest::collection::vec((0u8..8, proptest::collection::vec(any::<u8>(), 0..40)), 0..8),
+            frames in proptest::collection::vec(
+                (0u8..8, proptest::collection::vec(any::<u8>(), 0..40)),
+                0..8,
+            ),
             step in 1usize..50,
         ) {
             let mut bytes = Vec::new();

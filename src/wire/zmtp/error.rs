@@ -1,4 +1,4 @@
-//! Protocol errors of a peer, and why a message of ours was not queued.
+//! Protocol errors of a peer, and the reasons why a message is not queued.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ pub enum ZmtpError {
     },
     /// A command's body is malformed.
     Command(&'static str),
-    /// READY names no socket type, or one that cannot talk to ours.
+    /// READY names no socket type, or one that does not match ours.
     SocketType,
     /// The peer refused the connection with ERROR and this reason.
     Refused(String),

@@ -1,5 +1,5 @@
-//! The 64 bytes that open a connection. They are checked as they arrive, so that the first wrong
-//! byte already ends the connection.
+//! The 64 bytes that open a connection. Each byte is checked when it arrives, so that the first
+//! wrong byte ends the connection.
 
 use super::ZmtpError;
 
@@ -20,7 +20,7 @@ pub fn greeting() -> [u8; GREETING_LEN] {
 }
 
 /// Checks the first bytes of a peer's greeting. The eight bytes inside the signature and the filler
-/// carry nothing. A peer of a higher version falls back to ours.
+/// are ignored. A peer with a higher version uses ours.
 pub fn check_greeting(bytes: &[u8]) -> Result<(), ZmtpError> {
     if bytes.first().is_some_and(|&first| first != 0xff)
         || bytes.get(9).is_some_and(|&last| last != 0x7f)

@@ -3,8 +3,9 @@
 //! ```text
 //!  Greeting ── 64 bytes each way ──▶ Handshake ── READY each way ──▶ Open ── frames, PING, PONG
 //! ```
-//! Contract of [`Connection`]: `handle_input` stops after each event; empty `poll_event` before the
-//! next call. Write the bytes of `transmit` and report them to `transmitted`.
+//! Contract of [`Connection`]: `handle_input` stops after each event. Call `poll_event` until it
+//! returns `None`, then `handle_input` again. Write the bytes of `transmit`, then report their
+//! number to `transmitted`.
 //! Invariants: an error is final; memory is bounded by [`Limits`]; a buffer that grew for one large
 //! message shrinks after it. In a steady state neither direction allocates.
 //! Not here: sockets, deadlines of handshake and heartbeat, the content of messages.

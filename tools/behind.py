@@ -56,7 +56,7 @@ class Process:
         self.child.wait()
 
     def end(self):
-        """Ends it as an operator does. Returns its exit status."""
+        """Ends it with SIGTERM, as an operator does. Returns its exit status."""
         self.child.send_signal(signal.SIGTERM)
         try:
             return self.child.wait(timeout=30)
@@ -154,7 +154,7 @@ def streamed(request):
 
 
 def essence(path, answer):
-    """What two answers to one body have in common: no names, no times, no cache counts."""
+    """The parts of an answer that are equal for equal bodies: no names, times or cache counts."""
     if path == GENERATE:
         one = lambda item: [item["text"], item["output_ids"]] + [
             item["meta_info"][name]

@@ -3,7 +3,7 @@ import contextlib, re, socket, threading
 
 
 class Proxy:
-    """Stands before a worker, passes all bytes on, and keeps the requests of each connection."""
+    """A proxy for one worker. It forwards all bytes and records the requests of each connection."""
 
     def __init__(self, worker):
         self.worker, self.connections = worker, []
@@ -32,7 +32,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_WR if end is sink else socket.SHUT_RD)
 
     def take(self):
-        """The requests since the last call."""
+        """The requests recorded since the last call."""
         requests = []
         for kept in self.connections:
             while kept:
@@ -47,9 +47,9 @@ def first_request(stream):
     if stream.startswith(b"PRI "):
         return stream
     head, end, body = stream.partition(b"\r\n\r\n")
-    assert end, f"half a head: {stream!r}"
+    assert end, f"incomplete head: {stream!r}"
     assert b"transfer-encoding" not in head.lower(), head
     length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     length = int(length[1]) if length else 0
-    assert len(body) >= length, f"half a body: {stream!r}"
+    assert len(body) >= length, f"incomplete body: {stream!r}"
     return head + end + body[:length]

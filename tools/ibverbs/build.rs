@@ -1,5 +1,5 @@
-//! Writes the comparison of our bindings with the crate's as code: a line for each size, offset and
-//! number that ours name.
+//! Generates the code that compares Baton's bindings with those of the crate: a line for each size,
+//! offset and number of Baton's bindings.
 
 #[path = "../../src/sys/verbs/abi.rs"]
 #[allow(dead_code)]
@@ -9,7 +9,7 @@ use abi::{HEADS, NUMBERS, STRUCTS};
 use std::fmt::Write as _;
 use std::{env, fs, path::Path};
 
-/// The crate writes this one by hand, with private fields.
+/// The crate has this struct in hand-written form, with private fields.
 const BY_HAND: &str = "struct ibv_wc";
 
 /// The crate's path of a field in C.
@@ -17,7 +17,7 @@ fn path(structure: &str, field: &str) -> String {
     match (structure, field) {
         ("struct ibv_send_wr", "imm_data") => "__bindgen_anon_1.imm_data".into(),
         ("struct ibv_send_wr", "bind_mw.mw") => "__bindgen_anon_2.bind_mw.mw".into(),
-        // A word of Rust.
+        // A keyword of Rust.
         (_, "type") => "type_".into(),
         _ => field.into(),
     }

@@ -1,16 +1,16 @@
-/* How a mover parks and how it is woken: src/stdx/event_count.rs, EventLoop::step in
+/* How a mover parks and wakes: src/stdx/event_count.rs, EventLoop::step in
  * src/transfer/event_loop.rs, the word PARKED of src/transfer/transport/shm/ring.rs.
  *
  * The listener is a mover. One ringer is a thread of its process, which notifies its event count.
  * The other is a source in another process, which writes an offer and looks at the destination's
  * page. Every thread has a store buffer: others see its stores later, unless a fence or an atomic
- * exchange has emptied it. (Both can be weaker on other machines; the SeqCst fences are there for
+ * exchange has emptied it. (Both can be weaker on other machines. The SeqCst fences are needed for
  * the store buffer.) The wait has no time-out here, unlike in the code.
  *
- * Holds: no wake-up is lost; both pieces of work are taken, and no thread waits for ever (no
+ * It checks: no wake-up is lost, both pieces of work are taken, and no thread waits for ever (no
  * invalid end state).
  *
- * Rules that can be removed, each of which is needed:
+ * Each of these rules is needed. A check removes one of them:
  *   NO_RINGER_FENCE    the ringer fences between its work and its look at `parked`  EventCount::notify
  *   NO_OFFER_FENCE     the source fences between its offer and its look at PARKED   Writer::write
  *   NO_LISTENER_FENCE  the listener fences between `parked` and its last look       EventCount::prepare_wait
@@ -22,7 +22,7 @@
 
 /* Memory, and per thread a store buffer for each word it stores. */
 bit work[2], parked[2];             /* 0: event count, 1: the session's page */
-bit late_work[2], late_parked[2];   /* stored, not yet seen */
+bit late_work[2], late_parked[2];   /* stored, not yet visible */
 bit value[2];                       /* of late_parked */
 bit doorbell;                       /* eventfd */
 bit waits;

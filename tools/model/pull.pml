@@ -1,19 +1,19 @@
 /* The hand-off over shm, in which the destination's mover copies out of the source's pages:
  * src/transfer/transport/shm/mod.rs and src/transfer/pages.rs (lease words). src/transfer/manager
- * and src/transfer/mover are modelled as far as this transport needs them.
+ * and src/transfer/mover are modelled only for this transport.
  *
  * Two rooms, A and B, go one after the other through the same slot and pages on either side. A can be
  * cancelled on either side at any time; the link can be cut (FAULTS). There is one process per
  * thread, and other processes can come between any two steps. A missing fence is modelled as the
  * reordering that it forbids.
  *
- * Holds, whatever the order:
+ * It checks, for every order of steps:
  *   bytes land only in pages leased to their room        every copy asserts it
  *   Success only with all bytes and the record           when decode takes the room over
  *   every lease ends, every room ends, on both sides     when nothing more can happen
  *   B, which is never cancelled, succeeds without fault  the same
  *
- * Rules that can be removed, each of which is needed:
+ * Each of these rules is needed. A check removes one of them:
  *   NO_MARK_FIRST        marked Failed, then Cancel                              manager::*::fail
  *   NO_MOVER_ENDS        only the mover ends a lease, not a cancel               kv/lease.rs
  *   NO_OFFER_COMPARED    an offer names room and generation                      ExpectedSlots::expected

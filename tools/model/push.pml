@@ -11,7 +11,7 @@
  * mover's command, and before or after the other poster. If the mover posts itself, they follow at
  * once, which is one of the orders.
  *
- * Holds, whatever the order:
+ * It checks, for every order of steps:
  *   bytes land only in pages leased to their room        every landing asserts it
  *   bytes leave only pages leased to their room          every departure asserts it
  *   Success only with all bytes                          when decode takes the room over
@@ -19,7 +19,7 @@
  *   an Abort is answered as long as its link stands      the same
  *   B, which is never cancelled, succeeds without fault  the same
  *
- * Rules that can be removed, each of which is needed:
+ * Each of these rules is needed. A check removes one of them:
  *   NO_MARK_FIRST         marked Failed, then Cancel                                  manager::*::fail
  *   NO_LEASE_TO_QUIET     a lease that a peer writes to does not end on Cancel        Landing::Written
  *   NO_QUIET_OF_ITS_OWN   if Destination was not sent, ctl sends Quiet itself         DestinationManager::leave

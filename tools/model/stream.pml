@@ -1,6 +1,6 @@
 /* The hand-off over tcp, in which the destination's mover reads frames from streams into its pages:
  * src/transfer/transport/tcp/{source,destination}.rs. src/transfer/manager and src/transfer/mover
- * are modelled as far as this transport needs them.
+ * are modelled only for this transport.
  *
  * Two rooms, A and B, go one after the other through the same slot and pages on either side, and over
  * the same two lanes. A can be cancelled on either side at any time. A fault (FAULTS) cuts the link or
@@ -8,7 +8,7 @@
  * them. A frame is a head and one piece of KV; a lane's one frame of a room is its last. A room's
  * number is also its slots' generation.
  *
- * Holds, whatever the order:
+ * It checks, for every order of steps:
  *   bytes land only in pages leased to their room        every landing asserts it
  *   bytes leave only pages leased to their room          every departure asserts it
  *   a lane stays in step with its frames                 every piece that is read
@@ -16,7 +16,7 @@
  *   every lease ends, every room ends, on both sides     when nothing more can happen
  *   B, which is never cancelled, succeeds without fault  the same
  *
- * Rules that can be removed, each of which is needed:
+ * Each of these rules is needed. A check removes one of them:
  *   NO_MARK_FIRST        marked Failed, then Cancel                              manager::*::fail
  *   NO_MOVER_ENDS        only the mover ends a lease, not a cancel               kv/lease.rs
  *   NO_REVOKE            Cancel discards the rest of an open frame               TcpDestination::revoke

@@ -3,8 +3,8 @@
 #[allow(clippy::wildcard_imports)]
 use ibverbs_sys::*;
 
-/// The crate's rdma-core has one more word at the end of this struct than Debian's header. We call
-/// the library's exported symbol, which fills only the old fields.
+/// The crate's rdma-core has one more word at the end of this struct than Debian's header. Baton
+/// calls the library's exported symbol, which fills only the old fields.
 const GROWN: &str = "struct ibv_port_attr";
 
 /// Compares all values, and panics if any of them differ.

@@ -1,4 +1,4 @@
-//! Connects the crate's queue pairs to ours on one device.
+//! Connects queue pairs of the crate to Baton's queue pairs on one device.
 #![allow(unsafe_code)]
 
 use baton::kv::region::Region;
@@ -50,8 +50,8 @@ fn alone(context: &ibverbs::Context) {
     println!("exchange: SEND and RECV between two queue pairs of the crate");
 }
 
-/// Our WRITE with an immediate goes into the crate's memory and consumes a receive of the crate.
-/// The crate's SEND of no bytes consumes a receive of ours.
+/// Baton's WRITE with an immediate goes into the crate's memory and consumes a receive of the
+/// crate. The crate's SEND of no bytes consumes a receive of Baton.
 fn together(context: &ibverbs::Context) {
     let (device, route) = first_route();
     let ours = Domain::new(&device).expect("a domain");
@@ -114,7 +114,7 @@ fn together(context: &ibverbs::Context) {
     unsafe { theirs.post_send(&mut memory, ..0, SENT) }.expect("posted");
     let received = await_ours(&mut completions);
     assert_eq!(received.id, 3, "{received:?}");
-    // A SEND carries no notice: our side knows only the number of its kind.
+    // A SEND carries no notice, so Baton's side gets only the number of its kind.
     assert!(matches!(received.outcome, Ok(CompletionKind::Other(_))), "{received:?}");
     assert_eq!(await_crate(&queue).wr_id(), SENT);
     println!("exchange: the crate's SEND with us");

@@ -1,8 +1,8 @@
-//! Compares our bindings with the `ibverbs` crate, which is generated from rdma-core's headers.
+//! Compares Baton's bindings with the `ibverbs` crate, which is generated from rdma-core's headers.
 //!
-//! `abi` compares sizes, offsets and numbers. `exchange` needs a device. It checks that our WRITE
-//! arrives at the crate and that the crate's SEND arrives at our side. It also checks SEND and RECV
-//! between two queue pairs of the crate.
+//! `abi` compares sizes, offsets and numbers. `exchange` needs a device. It checks that Baton's
+//! WRITE arrives at the crate and that the crate's SEND arrives at Baton. It also checks SEND and
+//! RECV between two queue pairs of the crate.
 
 mod abi;
 mod exchange;

@@ -1,4 +1,4 @@
-//! Parses one HTTP/1.1 answer while it is received: where it ends, and how many events it has.
+//! Parses one HTTP/1.1 answer while it arrives, to find its end and the number of its events.
 
 use std::io;
 

@@ -1,5 +1,5 @@
 //! A prefill and a decode worker that compute nothing. Each answers at once. Each event of a stream
-//! is a write of its own, as in an engine.
+//! is a separate write, as in an engine.
 //!
 //! Thread: one for both workers.
 //! Invariants: they answer the queries that routers send to workers, and accept only bodies with a
@@ -122,15 +122,22 @@ impl Caller {
         let told = match path {
             "/health" => json!({}),
             "/v1/models" => {
-                json!({"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "sglang"}]})
+                json!({"object": "list",
+                       "data": [{"id": "mock", "object": "model", "owned_by": "sglang"}]})
             }
             "/server_info" | "/get_server_info" => {
-                json!({"model_path": "mock", "served_model_name": "mock", "disaggregation_mode": mode, "tp_size": 1, "dp_size": 1})
+                json!({"model_path": "mock", "served_model_name": "mock",
+                       "disaggregation_mode": mode, "tp_size": 1, "dp_size": 1})
             }
-            "/model_info" | "/get_model_info" => json!({"model_path": "mock", "is_generation": true}),
-            _ => return self.send(
-                b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}",
-            ),
+            "/model_info" | "/get_model_info" => {
+                json!({"model_path": "mock", "is_generation": true})
+            }
+            _ => {
+                return self.send(
+                    b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\
+                      Content-Type: application/json\r\n\r\n{}",
+                );
+            }
         };
         self.json(&told)
     }
@@ -212,8 +219,9 @@ fn whole(tokens: usize) -> String {
     ))
 }
 
-/// The fields of a body that matter here. Each router writes bodies in its own form, so the fields
-/// are searched. The search is cheap: a long body must cost time in the router, not in the worker.
+/// The fields of a body that matter here. Each router writes bodies in its own form, so the code
+/// searches for the fields. The search must be cheap, so that a long body costs time only in the
+/// router.
 struct Asked {
     stream: bool,
     tokens: usize,

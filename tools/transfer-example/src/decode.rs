@@ -29,7 +29,7 @@ struct Decode {
     side: Side,
 }
 
-/// What the manager's effects change.
+/// The state that the manager's effects change.
 struct Side {
     worker: Worker<DestinationCommand>,
     is_dialled: bool,

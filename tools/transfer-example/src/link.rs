@@ -1,5 +1,5 @@
-//! The link between the processes: a socket that keeps packets apart. A message is one packet, and
-//! each of its parts stands behind its length.
+//! The link between the processes: a socket that keeps the boundaries of packets. A message is one
+//! packet. Each of its parts follows its length.
 
 use baton::wire::{Multipart, message::Message};
 use rustix::net::{self, RecvFlags, SendFlags, sockopt};
@@ -50,7 +50,8 @@ impl Link {
         theirs.ok_or(io::Error::other("the other side sent other descriptors"))
     }
 
-    /// Sends without waiting. The socket holds more than both engines send, so a full one is over.
+    /// Sends without waiting. The socket's buffer holds more than both engines send, so a full
+    /// buffer counts as a lost link.
     pub fn send(&mut self, message: &Message<'_>) {
         let (mut encoded, mut packet) = (Multipart::new(), Vec::new());
         message.encode(None, &mut encoded);
@@ -62,7 +63,7 @@ impl Link {
         self.has_ended |= sent.is_err();
     }
 
-    /// The parts of the next message that is here.
+    /// The parts of the next message that has arrived.
     pub fn receive(&mut self) -> Option<Multipart> {
         let mut packet = vec![0; PACKET_MAX];
         let read = net::recv(&self.socket, &mut packet[..], RecvFlags::DONTWAIT);

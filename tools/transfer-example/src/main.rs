@@ -5,9 +5,9 @@
 //!   main: SourceManager ◀── unix socket ──▶ main: DestinationManager
 //!   move: SourceMover ════ shared memory ══▶ move: DestinationMover
 //! ```
-//! One request arrives. The destination cancels a second one during its transfer. The exit code is
-//! 0 only if both processes found what they expect. The processes know each other, so there is no
-//! handshake. A real engine proves its peer first.
+//! One request completes. The destination cancels a second one during its transfer. The exit code
+//! is 0 only if both processes find the expected results. The processes know each other, so there
+//! is no handshake. A real engine proves its peer first.
 
 mod decode;
 mod link;
@@ -23,7 +23,7 @@ use std::{env, io, thread};
 /// A hand-off takes milliseconds. On a machine that is busy with other tests, it takes longer.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What both engines learn about a request. A router would send it.
+/// The data of a request that both engines need. A router would send it.
 struct Request {
     room: Room,
     tokens: u32,

@@ -27,7 +27,7 @@ struct Prefill {
     side: Side,
 }
 
-/// What the manager's effects change.
+/// The state that the manager's effects change.
 struct Side {
     worker: Worker<SourceCommand>,
     /// This side of the transport, until the destination announces the session.

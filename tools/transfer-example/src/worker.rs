@@ -1,5 +1,5 @@
-//! What both engines have: KV memory, pages, a slot, the scheduler's ends of the rings, and a
-//! thread that moves. This engine serves one request at a time, so one slot is enough.
+//! The parts that both engines have: KV memory, pages, a slot, the scheduler's ends of the rings,
+//! and the mover's thread. This engine serves one request at a time, so one slot is enough.
 
 use crate::link::Link;
 use baton::ids::{PageId, Room, SlotId};
@@ -122,7 +122,7 @@ impl<C: Cancel + Send + 'static> Worker<C> {
         self.handle.bell.notify();
     }
 
-    /// What this worker says about itself in a session.
+    /// This worker's description of itself in a session.
     pub fn rank(&self) -> Rank {
         // The descriptors have been exchanged, so there is no socket to name.
         let socket = SocketName::new(b"-").expect("one byte fits");
@@ -192,7 +192,7 @@ pub trait Engine {
     }
 }
 
-/// What both legs must agree on. The ids of this prompt are counted from 0.
+/// The values that must be equal for both legs. The ids of this prompt are 0, 1, 2 and so on.
 pub fn prompt(tokens: u32) -> Prompt {
     Prompt { tokens, hash: ids_hash(&(0..tokens).collect::<Vec<u32>>()) }
 }

@@ -14,8 +14,8 @@ fn await_empty(phase: &Barrier) {
     }
 }
 
-/// A helper that joins a phase finds the job of that phase. It has done the job when the caller
-/// finds the phase empty. Then the job belongs to the caller again.
+/// A helper that joins a phase finds the job of that phase. When the caller finds the phase empty,
+/// the helper has done the job, and the job belongs to the caller again.
 pub fn a_job_is_there_for_who_joins_and_done_when_all_have_left() {
     let phase = Arc::new(Barrier::new());
     let job = Arc::new(AtomicU64::new(0));

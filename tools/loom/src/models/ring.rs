@@ -32,7 +32,8 @@ fn take(reader: &mut Reader<OFFERS>, taken: &mut u64) -> bool {
     new
 }
 
-/// Also an entry in a reused place: an entry is not written while it is read.
+/// Entries arrive complete and in order, also in a reused place: an entry is not written while it
+/// is read.
 pub fn entries_come_whole_and_in_order() {
     let (mut writer, mut reader) = ends();
     let source = thread::spawn(move || {

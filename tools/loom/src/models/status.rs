@@ -53,7 +53,7 @@ fn all_there(parts: &Parts) -> bool {
     parts.iter().all(|part| part.load(Ordering::Relaxed) == 1)
 }
 
-/// A reader of Success finds every part, also that of a lane that ended before another.
+/// A reader of Success finds every part, also that of a lane that did not end last.
 pub fn who_reads_success_finds_the_parts() {
     let (table, generation) = granted();
     let parts: Arc<Parts> = Arc::default();

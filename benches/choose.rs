@@ -3,8 +3,9 @@
 //! of this thread, so that other programs do not count; `wall p99` is wall time.
 //!
 //! Each round makes the same decisions in every row, and the rounds go over all rows in turn. Each
-//! decision counts with the median of its times. Noise of the host hits other decisions in each
-//! round; a slow decision is slow in all. `one round` is the p99 of the worst single round.
+//! decision counts with the median of its times. Noise of the host affects different decisions in
+//! each round; a slow decision is slow in all rounds. `one round` is the p99 of the worst single
+//! round.
 
 #![allow(unsafe_code, reason = "the standard library has no CPU time of a thread")]
 
@@ -107,17 +108,17 @@ fn decisions(policy: Policy) -> Vec<[Duration; 2]> {
     times
 }
 
-/// Runs a closure: its time on the CPU, and its wall time.
+/// Runs a closure. Also returns its CPU time and its wall time.
 fn timed<R>(what: impl FnOnce() -> R) -> ([Duration; 2], R) {
     let (begun, busy) = (Instant::now(), on_cpu());
     let result = what();
     ([on_cpu() - busy, begun.elapsed()], result)
 }
 
-/// How long this thread has been on a CPU.
+/// CPU time of this thread.
 fn on_cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes one `timespec`, which is ours.
+    // SAFETY: it writes one `timespec`, which this function owns.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     assert_eq!(failed, 0, "each thread has a clock");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

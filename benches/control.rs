@@ -55,7 +55,7 @@ fn message(pages: &[PageId]) -> Message<'_> {
     })
 }
 
-/// Runs all three in turn, so that noise of the machine hits them alike.
+/// Runs all three in turn, so that noise of the machine affects them equally.
 fn compare(
     what: &str,
     repeats: usize,

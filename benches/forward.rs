@@ -1,8 +1,8 @@
 //! Decode and prefill steps of a model with SmolLM2-135M's shapes and types, and random weights.
 //!
-//! `cargo bench --bench forward [-- FILTER]`; the variables `THREADS` and `KERNEL` select how to
-//! run. One line per case: the median step, tokens per second, and tokens per second of CPU time.
-//! The last one is the more reliable on a shared machine.
+//! `cargo bench --bench forward [-- FILTER]`; the variables `THREADS` and `KERNEL` select threads
+//! and kernel family. One line per case: the median step, tokens per second, and tokens per second
+//! of CPU time. On a shared machine, the last one is more reliable.
 
 #[path = "../tests/forward/model.rs"]
 #[allow(dead_code)]

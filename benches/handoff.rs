@@ -1,9 +1,9 @@
 //! The hand-off of one request over each transport beside a bare copy of the same bytes,
 //! interleaved in one run; and the plan alone: `cargo bench --bench handoff`.
 //!
-//! One thread steps both movers in turn, as in `baton serve`; so it does for the bare stream.
-//! Figures are medians; ratios are medians over repeats. The layout is SmolLM2's: 30 layers, 3 KV
-//! heads of dimension 64, f16.
+//! One thread steps both movers in turn, as in `baton serve`, and also both ends of the bare
+//! stream. Figures are medians; ratios are medians over repeats. The layout is SmolLM2's: 30
+//! layers, 3 KV heads of dimension 64, f16.
 
 #[path = "../tests/transports/rig.rs"]
 #[allow(dead_code)]
@@ -55,7 +55,7 @@ fn layout(page_size: u32) -> KvLayout {
 fn plan(name: &str, from: &KvLayout, to: &KvLayout) {
     let template = Template::new(from, to).expect("layouts that fit");
     let (mut runs, mut bytes) = (0, 0);
-    // Every second page, so that nothing merges across pages.
+    // Every second page, so that runs do not merge across pages.
     let page = |index: usize| PageId(index as u32 * 2);
     let times = (0..101).map(|_| {
         (runs, bytes) = (0, 0);
@@ -121,7 +121,7 @@ fn one(rig: &mut Rig, handoff: &Handoff) -> f64 {
     micros(begun.elapsed())
 }
 
-/// The baseline of a transport: the same bytes with nothing around.
+/// The baseline of a transport: a copy of the same bytes without a hand-off.
 enum Bare {
     Copy { from: Vec<u8>, to: Vec<u8> },
     Stream { lanes: Vec<(TcpStream, TcpStream)>, from: Vec<u8>, to: Vec<u8> },

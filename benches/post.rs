@@ -1,11 +1,11 @@
-//! What posting a hand-off over RDMA costs without a NIC: `cargo bench --bench post`.
+//! The cost of posting a hand-off over RDMA, without a NIC: `cargo bench --bench post`.
 //!
 //! One thread plans, fills chains, rings doorbells, and takes completions. The provider writes a
 //! 64-byte entry for each work request, as for a NIC, and completes at once. Two other forms run in
 //! turn. In the split form this thread posts and another one polls, as `post-n` and `poll-n` do.
-//! The leaf alone fills the same chains from a list made in advance. Both layouts are layer-major
-//! with pages in random order. So each page of each buffer is a work request: 1024 pages of 2 KiB
-//! in each of 56 buffers. Figures are medians over repeats.
+//! The verbs leaf alone fills the same chains from a list made in advance. Both layouts are
+//! layer-major with pages in random order. So each page of each buffer is a work request: 1024
+//! pages of 2 KiB in each of 56 buffers. Figures are medians over repeats.
 
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
@@ -153,13 +153,13 @@ impl Session {
         source.lists.store(SLOT, &pages(401));
         from.targets.store(SLOT, &pages(613));
         fabric.set_pace(StepMode::Discarded);
-        // They stay: the provider looks nothing up once all is discarded.
+        // They are never dropped. The provider does not need them, because it discards all work.
         std::mem::forget((offer, destination, fabric));
         Session { half, memory: source, poster, poller }
     }
 
-    /// Time from the post to the last completion, and the part of it in which a poster posted. In
-    /// nanoseconds.
+    /// Time from the post to the last completion, and the part of that time in which a poster
+    /// posted; in nanoseconds.
     fn hand_over(&mut self) -> (f64, f64) {
         let target = Target {
             session: SessionId(0),

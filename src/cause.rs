@@ -5,7 +5,10 @@
 use std::fmt;
 
 macro_rules! causes {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal, $status:literal, $retry:literal;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $number:literal, $text:literal, $status:literal, $retry:literal;
+    )*) => {
         /// A typed failure. The number has five bits and travels in the status word and in
         /// messages.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -84,9 +87,9 @@ causes! {
     /// A NIC could not send, or its retries were never acknowledged. The two workers reach each
     /// other over their control link, but not over the fabric.
     Unreachable = 13, "unreachable", 502, true;
-    /// Stopped because another transfer of the same session failed.
+    /// The transfer was stopped because another transfer of the same session failed.
     Flushed = 14, "flushed", 502, true;
-    /// A request to abort it arrived.
+    /// The worker received an abort for the request.
     Aborted = 15, "aborted", 499, false;
 }
 

@@ -57,6 +57,11 @@ index!(
     RequestId(u64)
 );
 
+index!(
+    /// A client's request in the table of a worker: the key of its legs, texts and replies.
+    RequestKey(u64)
+);
+
 /// A worker process: an id that survives restarts and a random incarnation. Compare only for
 /// equality.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Pod, Zeroable)]

@@ -1,7 +1,8 @@
 //! Baton serves large language models with prefill and decode on different workers. It transfers
 //! the KV cache from the memory of the prefill worker into the memory of the decode worker.
 //!
-//! Modules import downwards only. The table of layers stands in `docs/internals/architecture.md`.
+//! A module imports from lower layers only. `docs/internals/architecture.md` has the table of
+//! layers.
 
 #[cfg(feature = "serve")]
 pub mod api;

@@ -1,6 +1,7 @@
-//! Every bound on input from outside and on what waits inside, each with its reason.
+//! All bounds on input from outside and on queues inside, each with its reason.
 //!
-//! Not here: sizes that follow from a format or an algorithm; those stand in its module.
+//! Not here: sizes that follow from a format or an algorithm; they are in the module that uses
+//! them.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ pub const HTTP_BODY_MAX: usize = 256 << 20;
 /// Extra bytes that a body may have at a worker that takes part in hand-offs. A router adds, for
 /// each prompt, the address of the other leg. After a failover it also adds the ids of the stream.
 pub const HTTP_BODY_ADDED: usize = 1 << 20;
-/// Bytes of the bodies of all unanswered requests. Many large bodies together cannot exhaust
-/// memory; a few of the longest fit. A router holds each body twice while it sends it.
+/// Bytes of the bodies of all unanswered requests. The limit protects memory from many large bodies
+/// at once; a few of the longest bodies fit. A router holds each body twice while it sends it.
 pub const HTTP_BODIES_MAX: usize = 1 << 30;
 /// A body up to this size is always accepted, whatever other requests hold: some thousand tokens.
 /// All clients together fill at most a quarter of [`HTTP_BODIES_MAX`].
@@ -43,13 +44,13 @@ pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(600);
 /// Time for each step from dialling a prefill worker to an open session. A live worker answers in
 /// milliseconds; one that computes a long layer answers within a second.
 pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long an unreachable prefill worker is not dialled again. Its requests fail at once and can
-/// be retried elsewhere.
+/// Time from a failed dial of a prefill worker to the next dial. Until then its requests fail at
+/// once, and other workers can retry them.
 pub const DIAL_HOLD_OFF: Duration = Duration::from_secs(1);
-/// RDMA sessions that may break in a row without any transfer. One can be an accident.
+/// RDMA sessions that may break in a row without any transfer. One break can be an accident.
 pub const RDMA_BREAKS_MAX: u32 = 2;
-/// How long the NIC, or RDMA to that peer, is not used after that. Each attempt costs its requests
-/// seconds of retransmission.
+/// How long a worker does not use the NIC, or RDMA to the peer, after [`RDMA_BREAKS_MAX`] breaks.
+/// Each attempt costs its requests seconds of retransmission.
 pub const RDMA_BARRED: Duration = Duration::from_secs(60);
 
 // wire::zmtp
@@ -58,7 +59,7 @@ pub const RDMA_BARRED: Duration = Duration::from_secs(60);
 pub const ZMTP_MESSAGE_MAX: usize = (4 << 20) + (64 << 10);
 /// Parts of a message. An Announce has one for each process of a worker, and a few of its own.
 pub const ZMTP_PARTS_MAX: usize = 128;
-/// Bytes that wait for a peer: two of the largest messages. A peer further behind is stuck.
+/// Bytes that wait for a peer: two of the largest messages. If more bytes wait, the peer is stuck.
 pub const ZMTP_QUEUED_MAX: usize = 2 * ZMTP_MESSAGE_MAX;
 /// Bytes of a message from a peer without a verified proof. Hello and Proof take 200.
 pub const ZMTP_UNPROVEN_MESSAGE_MAX: usize = 1 << 10;
@@ -103,35 +104,36 @@ pub const NET_LISTENERS_MAX: usize = 16;
 /// Bytes received on a connection and not consumed. At this limit reading pauses and other
 /// connections continue. A whole HTTP head fits.
 pub const NET_RECEIVED_MAX: usize = 128 << 10;
-/// Reads of a TLS connection in one turn, each of some records at most. A peer can send tickets and
-/// similar records without end, with little or no data. Eight thousand of them take about 10 ms.
-/// Full records fill the buffer in fewer reads.
+/// Reads of a TLS connection in one turn; a read takes a few records at most. A peer can send
+/// records without data, such as tickets, without end. Eight thousand such records take about 10
+/// ms. Full records fill the buffer in fewer reads.
 pub const NET_TLS_READS_MAX: usize = 16;
-/// Bytes that wait to be sent on a connection; above this the reader is too slow. Two of the
-/// largest control messages fit, as does the longest answer with logprobs.
+/// Bytes that wait to be sent on a connection. If more bytes wait, the reader is too slow. Two of
+/// the largest control messages fit, as does the longest answer with logprobs.
 pub const NET_QUEUED_MAX: usize = 16 << 20;
 /// Bytes waiting to be sent on all connections, so that many slow readers cannot exhaust memory.
 pub const NET_QUEUED_TOTAL_MAX: usize = 256 << 20;
 /// Bytes of a buffer that is kept while empty. Most messages fit.
 pub const NET_BUFFER_KEPT: usize = 16 << 10;
-/// Buffers of [`NET_BUFFER_KEPT`] bytes kept for connections without one: more than fill and empty
-/// again in one turn.
+/// Spare buffers of [`NET_BUFFER_KEPT`] bytes for connections without a buffer. Fewer connections
+/// than this fill and empty a buffer in one turn.
 pub const NET_BUFFERS_SPARE: usize = 64;
 /// Connections accepted on one listener before other listeners continue.
 pub const NET_ACCEPT_TURN: usize = 64;
 /// Readiness events taken from the kernel at once.
 pub const NET_READY_MAX: usize = 1024;
-/// How long the remote host of an outgoing connection may stay silent. Silent means that even its
-/// kernel acknowledges nothing, or takes no byte of the queued data. A busy or stopped process does
-/// not count unless both kernels' buffers are full. The time outlasts a lost packet, a switch
-/// restart and a machine migration.
+/// How long the remote host of an outgoing connection may stay silent. A host is silent if its
+/// kernel acknowledges nothing, or takes no byte of the queued data. A host with a busy or stopped
+/// process is not silent, unless the buffers of both kernels are full. The time outlasts a lost
+/// packet, a switch restart and a machine migration.
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time for a closing connection to send its last bytes and for the peer to close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
 /// Time for the TLS handshake of an accepted connection: two round trips, a lost packet, a slow
 /// client.
 pub const NET_HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// Such handshakes in progress. Above this the oldest ends. Each holds tens of KiB.
+/// TLS handshakes in progress at a time. If there are more, the oldest is closed. Each holds tens
+/// of KiB.
 pub const NET_HANDSHAKES_MAX: usize = 512;
 /// Bytes that a TLS session encrypts ahead of its socket: one record.
 pub const TLS_SEALED_MAX: usize = 16 << 10;
@@ -139,16 +141,16 @@ pub const TLS_SEALED_MAX: usize = 16 << 10;
 pub const TLS_FILE_MAX: usize = 1 << 20;
 /// Wait before the next accept if the process has no free descriptors.
 pub const NET_ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Descriptors passed at once, and held for a connection until taken. A pool, a ring and a doorbell
-/// in each direction use half of them.
+/// Descriptors that one message passes, and that a connection holds until they are taken. A pool, a
+/// ring and a doorbell in each direction use half of them.
 pub const DESCRIPTORS_MAX: usize = 8;
 
 const _: () = assert!(NET_RECEIVED_MAX > HTTP_HEAD_MAX);
 const _: () = assert!(NET_QUEUED_MAX >= ZMTP_QUEUED_MAX);
 
 // http
-/// Longest chunk-size line of a chunked body: 16 digits and extensions, which are not used in
-/// practice.
+/// Longest chunk-size line of a chunked body: 16 digits and extensions. No common client sends
+/// extensions.
 pub const HTTP_CHUNK_LINE_MAX: usize = 256;
 /// Bytes of trailers after a chunked body; they are skipped.
 pub const HTTP_TRAILERS_MAX: usize = 8 << 10;
@@ -161,8 +163,8 @@ pub const SSE_EVENT_MAX: usize = 32 << 20;
 // api
 /// Fields of one JSON object of a request; OpenAI's chat request has about 35.
 pub const JSON_FIELDS_MAX: usize = 256;
-/// Values in a part of a request that is kept as a JSON tree (messages, template arguments). A tree
-/// takes about 100 bytes a value where the text takes two.
+/// Values in a part of a request that is kept as a JSON tree (messages, template arguments). A
+/// value takes about 100 bytes in the tree and can take only two in the text.
 pub const JSON_NODES_MAX: usize = 1 << 17;
 /// Choices of one request, prompts times samples; each is a sequence of its own.
 pub const CHOICES_MAX: usize = 1024;
@@ -172,7 +174,7 @@ pub const SAMPLES_MAX: u32 = 128;
 pub const TOP_LOGPROBS_MAX: usize = 20;
 /// Stop strings of one request; OpenAI takes 4, other engines any number.
 pub const STOP_STRINGS_MAX: usize = 32;
-/// Bytes of one stop string. As many bytes of a stream may be held back.
+/// Bytes of one stop string. A stream holds back at most as many bytes.
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Stop token ids of one request.
 pub const STOP_IDS_MAX: usize = 256;
@@ -205,25 +207,26 @@ pub const RUNNING_REQUESTS_MAX: u32 = 4096;
 pub const QUEUED_REQUESTS_MAX: u32 = 65_536;
 /// Most clients that wait for prefix caches to be flushed. One flush serves all of them.
 pub const FLUSHES_MAX: usize = 16;
-/// How long such a client waits. An engine looks for commands between layers, so a slower one
-/// hangs.
+/// How long a client waits for a flush. An engine takes commands between layers, so an engine that
+/// needs longer hangs.
 pub const FLUSH_TIME: Duration = Duration::from_secs(10);
 /// Prompts that one turn looks up in the prefix cache before admission. A lookup of a long prompt
 /// takes some microseconds. Prompts behind them in the queue wait for pages as if nothing were
 /// cached.
 pub const PREFIX_LOOKUPS_PER_TURN: u32 = 16;
-/// Most workers of one role in one process. They share its cores, so more of them only split
+/// Most workers of one role in one process. They share its cores, so more workers only divide the
 /// memory.
 pub const WORKERS_MAX: u32 = 16;
-/// Most threads of a team: beyond any machine of today.
+/// Most threads of a team: more than any present machine runs.
 pub const THREADS_MAX: u32 = 1024;
-/// Longest context in tokens that can be configured: beyond any model of today.
+/// Longest context in tokens that can be configured: longer than that of any present model.
 pub const CONTEXT_MAX: u32 = 1 << 24;
 /// Longest chunk of a prompt in ms. A longer chunk stalls the streams of its worker.
 pub const CHUNK_MS_MAX: u32 = 60_000;
 /// Least KV memory of a worker in bytes. Less does not hold even a few pages of a toy model.
 pub const KV_MEMORY_MIN: u64 = 1 << 20;
-/// Most KV memory of a worker in bytes: beyond any machine of today; guards sums against overflow.
+/// Most KV memory of a worker in bytes: more than any present machine has. It keeps sums from
+/// overflow.
 pub const KV_MEMORY_MAX: u64 = 1 << 46;
 /// Most bytes of a cluster key. A longer file is not a key.
 pub const CLUSTER_KEY_MAX: usize = 4096;
@@ -256,8 +259,8 @@ pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 /// Time from a change of the cluster's keys at a router until all workers have read theirs. It
 /// covers some checks and the time to copy the files to all hosts.
 pub const KEYS_CHANGE_TIME: Duration = Duration::from_secs(30);
-/// Client connections at a time. Above this, new ones are closed at once. A stream uses one, and a
-/// router uses two more to workers for it.
+/// Client connections at a time. If there are more, the new connection is closed at once. A stream
+/// uses one, and a router opens two more to workers for it.
 pub const HTTP_CONNECTIONS_MAX: usize = 16 << 10;
 
 const _: () = assert!(HTTP_CONNECTIONS_MAX * HTTP_BODY_USUAL <= HTTP_BODIES_MAX / 4);
@@ -273,7 +276,8 @@ pub const TOKENISE_SHORT: usize = 64 << 10;
 /// A request that does not end is stuck.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);
 /// How long destinations may take, once nothing runs, to confirm that they have seen all writes.
-/// One turn of theirs suffices. The link to a longer silent peer is closed by its own timeout.
+/// One turn of a destination suffices. If a peer is silent for longer, its own timeout closes the
+/// link.
 pub const DRAIN_DONE_TIME: Duration = Duration::from_secs(5);
 /// How long clients may take, once nothing runs, to read their answers.
 pub const DRAIN_FLUSH_TIME: Duration = Duration::from_secs(60);
@@ -285,7 +289,7 @@ pub const DRAIN_NOTICE_TIME: Duration = Duration::from_secs(5);
 /// by then, and a longer pause would cost too much capacity.
 pub const ROLE_CHANGE_TIME: Duration = Duration::from_secs(60);
 /// The same for a role change by a router's rebalancing. Requests that a decode worker must finish
-/// may wait for the very queue that caused the change.
+/// can wait for the same queue that caused the change.
 pub const BALANCE_CHANGE_TIME: Duration = Duration::from_secs(600);
 /// Longest wait that a role change can be given: as long as a drain.
 pub const ROLE_CHANGE_TIME_MAX: Duration = DRAIN_TIME_MAX;
@@ -300,18 +304,18 @@ const _: () = assert!(DRAIN_TIME_MAX.as_secs() > REQUEST_TIME_MAX.as_secs());
 /// Commands that an engine takes in one turn. A flood of them must not delay the next token of
 /// streams.
 pub const COMMANDS_PER_TURN: usize = 64;
-/// How often later requests that fit may pass a request that does not fit. Then none passes it any
-/// more.
+/// How many later requests may pass a waiting request that does not fit. After that, no request
+/// passes it.
 pub const PASSES_MAX: u32 = 32;
 /// A prompt waits for the pass that computes its prefix if the shared part is large enough. The
-/// threshold is this fraction of a pass (one in so many). That is about the fixed cost of a pass
-/// (16.5 of 137 ms, in the fit under `benches/data`).
+/// threshold is the size of a pass divided by this number. Computing that part takes about as long
+/// as the fixed cost of a pass (16.5 of 137 ms, in the fit under `benches/data`).
 pub const SHARED_PART_OF_PASS: u32 = 8;
 /// Tokens compared for shared prefixes in one turn: some milliseconds at most. Prompts behind them
 /// begin at once.
 pub const SHARED_TOKENS_PER_TURN: u32 = 1 << 20;
-/// Tokens for which a running request is promised pages ahead. The value is that of SGLang's
-/// `--num-reserved-decode-tokens` and longer than most answers.
+/// Tokens for which admission reserves pages ahead for a running request. The value is that of
+/// SGLang's `--num-reserved-decode-tokens`. Most answers are shorter.
 pub const RESERVED_TOKENS: u32 = 512;
 /// Time between two log lines about retracted requests. If memory is scarce, retractions occur many
 /// times a second.
@@ -329,15 +333,16 @@ pub const SESSIONS_MAX: usize = 256;
 /// Most layers of a model with dummy weights. The deepest published models have under two hundred.
 pub const DUMMY_LAYERS_MAX: usize = 1024;
 /// Elements of the largest tensor of such a model, which is held in memory. Embeddings of the
-/// largest published models have two thousand million.
+/// largest published models have two billion.
 pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 /// Unix connections that pass descriptors, at a time. Each lives for milliseconds.
 pub const PASSING_CONNECTIONS_MAX: usize = 64;
 /// Time from the start of a control connection to its proof.
 pub const PEER_PROOF_TIME_MAX: Duration = Duration::from_secs(1);
-/// Unproven connections at a time, counted separately for the control port and the data port. The
-/// workers of a large cluster that connect together prove themselves within milliseconds. Above
-/// this the oldest one is closed, so that strangers cannot block workers with open connections.
+/// Connections without a verified proof at a time, counted separately for the control port and the
+/// data port. If all workers of a large cluster connect at once, each sends its proof within
+/// milliseconds. If there are more, the oldest is closed, so that strangers cannot block workers
+/// with open connections.
 pub const UNPROVEN_CONNECTIONS_MAX: usize = 64;
 /// Time between two PINGs on a quiet link.
 pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
@@ -346,7 +351,7 @@ pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
 pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Incoming control connections at a time: the decode workers of a large cluster.
 pub const CONTROL_CONNECTIONS_MAX: usize = 1024;
-/// Host names in lookup or waiting for it: prefill workers seen for the first time.
+/// Host names with a lookup that runs or waits: those of prefill workers seen for the first time.
 pub const NAMES_ASKED_MAX: usize = 64;
 /// Host names looked up at once. Names with a silent name server block no more than these threads.
 pub const NAME_THREADS: usize = 4;
@@ -368,8 +373,8 @@ pub const REGISTRY_RANKS_MAX: usize = 4096;
 pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
 /// How long such a room is remembered: SGLang's value.
 pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
-/// How long an engine's progress counter may stand still: many times the longest layer of a forward
-/// pass.
+/// How long an engine's progress counter may stay unchanged: many times the longest layer of a
+/// forward pass.
 pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);
 /// Longest time between two checks of the counter; there are ten a second. After a longer gap the
 /// process, or its host, was paused.
@@ -377,9 +382,9 @@ pub const LOOK_GAP_MAX: Duration = Duration::from_secs(1);
 
 // transfer::plan
 /// Pieces of one tile in the plan of a session. A piece is a head's K or V of a token in a layer,
-/// for one rank. A peer's layout decides how many pieces `ctl` must compute. They take 16 MiB
-/// during sorting and at worst twice as much afterwards. A model of 128 layers and 8 KV heads in
-/// pages of 256 tokens has half as many.
+/// for one rank. A peer's layout decides how many pieces `ctl` must compute. The pieces take 16 MiB
+/// while they are sorted, and at most twice as much afterwards. A model of 128 layers and 8 KV
+/// heads in pages of 256 tokens has half as many.
 pub const PLAN_PIECES_MAX: u64 = 1 << 20;
 
 // transfer::transport
@@ -391,12 +396,13 @@ pub const EARLY_LANES_MAX: usize = 64;
 // routing, registry, router
 
 /// Time between two health probes of a worker. A hung worker is detected, and its streams fail
-/// over, within this and two probes: 4 s.
+/// over, within this time plus the time of two probes: 4 s.
 pub const ROUTER_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a probe may take. A busy worker answers from `ctl` in milliseconds, and the kernel
 /// retransmits a lost packet after 0.2 s.
 pub const ROUTER_PROBE_TIME: Duration = Duration::from_millis(1500);
-/// Failed probes in a row before a worker is down. One may be lost. The second is sent at once.
+/// Failed probes in a row before a worker is down. One probe can get lost. The second is sent at
+/// once.
 pub const ROUTER_PROBE_FAILURES: u32 = 2;
 /// How long a connection to a worker may take, including its TLS handshake. The kernel retransmits
 /// a lost packet after 1 s.
@@ -405,27 +411,27 @@ pub const ROUTER_CONNECT_TIME: Duration = Duration::from_secs(3);
 pub const ROUTER_PAIRS_MAX: u32 = 4;
 /// Requests that may be retried at once after a fault: usually all streams of a worker that dies.
 pub const RETRIES_AT_ONCE: u32 = 256;
-/// Requests that may be retried each second beyond that. A cluster that fails every request must
-/// not get much more load than its clients send.
+/// Requests that may be retried each second beyond [`RETRIES_AT_ONCE`]. A cluster that fails every
+/// request must not get much more load than its clients send.
 pub const RETRIES_PER_SECOND: u32 = 100;
-/// Longest wait before the first retry, and the maximum to which the wait grows. The first wait is
-/// short because another worker is usually available. Later waits outlast short outages of all
-/// workers, such as a link that is dialled again.
+/// Longest wait before the first retry. The wait grows up to [`RETRY_DELAY_MAX`]. The first wait is
+/// short because another worker is usually available. Later waits are longer than short outages of
+/// all workers, such as a new dial of a link.
 pub const RETRY_DELAY: Duration = Duration::from_millis(10);
 /// See [`RETRY_DELAY`].
 pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 /// How long a failed request is retried, from its first failure. A restarted worker is ready by
 /// then if its model is small.
 pub const RETRY_TIME_MAX: Duration = Duration::from_secs(15);
-/// How much later than a worker the router ends a request at its deadline. The worker's answer has
-/// more detail.
+/// Time from a request's deadline until the router ends the request itself. The worker ends it at
+/// the deadline, and its answer has more detail.
 pub const ROUTER_GRACE: Duration = Duration::from_secs(1);
 /// How long a worker may take to end an aborted request before its connection is closed. A worker
 /// that has received the abort needs milliseconds.
 pub const ROUTER_ABORT_TIME: Duration = Duration::from_secs(1);
-/// How long a worker with a failed request is the last choice. A worker that fails at once has the
-/// least load and would attract all requests. The time equals the hold-off of an unreachable
-/// prefill worker.
+/// How long the router chooses a worker last after a failed request. A worker that fails requests
+/// at once has the least load and would get all requests. The time equals the hold-off of an
+/// unreachable prefill worker.
 pub const ROUTER_SUSPECT_TIME: Duration = DIAL_HOLD_OFF;
 /// Most failures to open a circuit, or successes to close it, that can be configured. Each one is
 /// remembered for each worker.
@@ -448,16 +454,16 @@ pub const RETRIES_DEFAULT: u32 = 4;
 pub const ROUTER_IDLE_TIME: Duration = Duration::from_secs(4);
 /// Idle connections kept, to all workers together.
 pub const ROUTER_IDLE_MAX: usize = 1024;
-/// Bytes of a non-streamed answer of a worker that are collected before any is passed on. Whole
-/// answers then have a length, and the loss of a worker becomes an error instead of a truncated
-/// answer.
+/// Bytes of a non-streamed answer of a worker that are collected before any is passed on. A short
+/// answer then has a length, and the client gets an error instead of a truncated answer if the
+/// worker is lost.
 pub const ROUTER_ANSWER_MAX: usize = 1 << 20;
 /// Bytes of a request body queued at once on a connection to a worker.
 pub const ROUTER_PIECE: usize = 256 << 10;
 /// Bytes that wait for a client before the router stops reading from its worker.
 pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
-/// How long after such a stop a closed connection of the worker counts as the fault of a slow
-/// reader. The worker may have given up its slow reader.
+/// Time after the router has stopped reading from a worker for a slow client. If the worker closes
+/// the connection in this time, the slow client counts as the cause.
 pub const ROUTER_CATCH_UP_TIME: Duration = Duration::from_secs(2);
 /// Pieces of answers in [`ROUTER_DENSE_TIME`] above which traffic is dense. That equals 320 streams
 /// of 50 tokens a second, or 32 streams of a worker that computes nothing.
@@ -466,25 +472,25 @@ pub const ROUTER_DENSE_PIECES: usize = 16;
 pub const ROUTER_DENSE_TIME: Duration = Duration::from_millis(1);
 /// Requests from which on the router coalesces dense traffic.
 pub const ROUTER_DENSE_STREAMS: usize = 16;
-/// How long a router rests after a turn in dense traffic, so that each stream collects more. It is
-/// less than a step of any model that is worth a router. With 32 streams without pauses, 300 us
-/// passed the most events; 100 and 1,000 us passed a third fewer.
+/// How long a router pauses after a turn in dense traffic, so that each stream collects more. The
+/// decode step of a model that needs a router takes longer. Measured with 32 streams that never
+/// pause: 300 µs relayed the most events, and 100 and 1,000 µs relayed a third fewer.
 pub const ROUTER_REST_TIME: Duration = Duration::from_micros(300);
-/// Requests from a decode worker to prefill workers at once, in the decode-first flow: as many as a
-/// worker runs at most.
+/// Requests from a decode worker to prefill workers at a time, in the decode-first flow. The number
+/// equals the most running requests of a worker.
 pub const PREFILL_ASKS_MAX: usize = 4096;
-/// Bytes of one event of their answers, or of a non-stream answer. It holds the place of the KV, or
-/// a token with its alternatives.
-pub const ASKED_ANSWER_MAX: usize = 64 << 10;
-/// How long a prefill worker may accept a request without announcing where the KV will be. It
-/// announces that after tokenisation, which takes a second or two for a million tokens. A worker
-/// with a queue of such prompts is better avoided.
-pub const ASKED_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Bytes of one event of a prefill worker's answer, or of a non-streamed answer. It holds the place
+/// of the KV, or a token with its alternatives.
+pub const PREFILL_REPLY_MAX: usize = 64 << 10;
+/// How long a prefill worker may take to announce where the KV of a request will be. It announces
+/// that after tokenisation, which takes a second or two for a million tokens. If a worker has a
+/// queue of such prompts, another worker is the better choice.
+pub const PREFILL_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// How long decode waits for prefill's own error message after the hand-off has reported a failure.
 /// Both arrive at about the same time.
-pub const ASKED_WORD_TIME: Duration = Duration::from_millis(250);
-/// How long decode may still decide about a request with a lost prefill worker. Decode detects the
-/// loss within milliseconds, or it has all the KV and answers.
+pub const PREFILL_REPLY_TIME: Duration = Duration::from_millis(250);
+/// How long a request may continue at its decode worker after its prefill worker is lost. Decode
+/// detects the loss within milliseconds, or it has all the KV and answers.
 pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
 /// Bytes of an error code in a worker's answer that is logged: one word.
 pub const ERROR_CODE_MAX: usize = 64;
@@ -492,8 +498,8 @@ pub const ERROR_CODE_MAX: usize = 64;
 pub const MODEL_NAME_MAX: usize = 4096;
 /// Time between two checks of worker load. Windows are seconds long.
 pub const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest prefill queue time that can be configured as a threshold. Requests end before they wait
-/// longer.
+/// Longest prefill queue time that can be configured as a threshold. A request reaches its deadline
+/// before it waits longer.
 pub const BALANCE_MS_MAX: u32 = 600_000;
 /// Longest window, and dwell time: a day.
 pub const BALANCE_SECONDS_MAX: u32 = 86_400;
@@ -503,11 +509,12 @@ pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 const _: () = assert!(DRAIN_NOTICE_TIME.as_secs() > 2 * ROUTER_PROBE_INTERVAL.as_secs());
 /// How long a registry entry lives without renewal. Two renewals may be lost.
 pub const REGISTRY_ENTRY_LIFE: Duration = Duration::from_secs(6);
-/// Between two renewals.
+/// Time between two renewals.
 pub const REGISTRY_RENEWAL: Duration = Duration::from_secs(2);
-/// Time after a failed renewal. A restarted registry soon knows its workers again.
+/// Time from a failed renewal to the next one. A restarted registry thus soon knows its workers
+/// again.
 pub const REGISTRY_RETRY: Duration = Duration::from_millis(500);
-/// How long a registry may take for one renewal: less than the time between two.
+/// How long a registry may take for one renewal: less than the time between two renewals.
 pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_millis(1500);
 /// Bytes of a registry's answer, or of a line of etcd's watch: the maximum number of entries in
 /// base 64.
@@ -517,23 +524,23 @@ pub const ETCD_LINE_MAX: usize = ERRAND_ANSWER_MAX;
 /// Keys of etcd that are read at once. As many entries of 1 KiB take about a tenth of
 /// [`ERRAND_ANSWER_MAX`].
 pub const ETCD_PAGE_MAX: usize = 256;
-/// Keys under etcd's prefix that are not worker entries and are logged one by one. This many
+/// Keys under etcd's prefix that are not worker entries and get a log line each. So many lines
 /// suffice to find the cause.
 pub const ETCD_ODD_MAX: usize = 32;
-/// How long a watch of etcd lasts before all keys are read again. An isolated member continues to
-/// watch a state that no longer changes.
+/// How long a watch of etcd lasts before all keys are read again. A member that is cut off from the
+/// others would show a state that no longer changes.
 pub const REGISTRY_STREAM_LIFE: Duration = Duration::from_secs(10);
 /// Routers, or members of an etcd, that one process can be given.
 pub const REGISTRY_HOSTS_MAX: usize = 16;
 /// Entries of a registry: as many workers of both roles as a router accepts.
 pub const REGISTRY_ENTRIES_MAX: usize = 2 * ROUTER_WORKERS_MAX;
-/// Departed workers for which a router remembers the successor: more than change their roles in an
-/// hour.
+/// Departed workers for which a router remembers the successor. Fewer workers than that change
+/// their roles in an hour.
 pub const PAST_WORKERS_MAX: usize = 256;
 /// How long a nonce is valid. A registration follows within milliseconds.
 pub const REGISTRY_NONCE_LIFE: Duration = Duration::from_secs(10);
-/// Used nonces that are still valid: the renewals of all entries within a nonce's life. There is
-/// room for workers that come and go.
+/// Used nonces that are still valid: one for each renewal of each entry within a nonce's life.
+/// There is room for workers that come and go.
 pub const REGISTRY_NONCES_USED_MAX: usize = 32 << 10;
 
 const _: () = assert!(
@@ -542,7 +549,8 @@ const _: () = assert!(
             / REGISTRY_RENEWAL.as_millis()
 );
 
-// A client, its two legs, and a probe of every worker.
+// Each client needs three connections: its own, and one for each of its two legs. Each worker needs
+// one for probes.
 const _: () = assert!(
     3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX + SCRAPERS_MAX
         <= NET_CONNECTIONS_MAX

@@ -1,4 +1,4 @@
-//! `baton bench transfer` as users run it: rows, two processes on their own, and what goes wrong.
+//! `baton bench transfer` as users run it: rows, two separate processes, and errors.
 
 use baton::cmd::bench::transfer::Survey;
 use serde_json::Value;
@@ -61,7 +61,8 @@ fn lanes_and_busy_polling_move_the_same_bytes() {
         "--case smol-128 --transport tcp --layout page-major --lanes 32 --duration 0 --json",
         "--case smol-128 --transport tcp --layout layer-major --busy-poll --duration 0 --json",
         "--case smol-128 --transport shm --layout layer-major --busy-poll --duration 0 --json",
-        "--pages 7 --layers 3 --item-bytes 4096 --fragmented --layout layer-major --duration 0 --json",
+        "--pages 7 --layers 3 --item-bytes 4096 --fragmented --layout layer-major --duration 0 \
+         --json",
     ] {
         assert!(rows(arguments).iter().all(|row| row["verified"] == true), "{arguments}");
     }
@@ -209,14 +210,13 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
         let begun = Instant::now();
         let output = run(&format!("--connect {peer} --case small"));
         let said = text(&output.stderr);
-        let wanted =
-            format!("error: {peer} does not answer as `baton bench transfer --listen` does: {why}");
+        let wanted = format!("error: no `baton bench transfer --listen` at {peer}: {why}");
         assert!(said.starts_with(&wanted) && said.lines().count() == 1, "{said}");
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         let output = doctor(&peer);
         let said = text(&output.stdout);
-        assert!(said.contains(&format!("{peer} cannot be asked: {why}")), "{said}");
+        assert!(said.contains(&format!("{peer} does not answer: {why}")), "{said}");
         assert!(said.contains("-> run baton bench transfer"), "{said}");
         assert_eq!(output.status.code(), Some(1));
     }
@@ -252,7 +252,7 @@ fn doctor_knows_a_router_when_it_meets_one() {
     router.kill().unwrap();
     router.wait().unwrap();
     assert!(
-        said.contains(&format!("{address} cannot be asked: an HTTP server is there")),
+        said.contains(&format!("{address} does not answer: an HTTP server is there")),
         "{said}"
     );
     assert_eq!(output.status.code(), Some(1));

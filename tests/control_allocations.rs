@@ -1,5 +1,5 @@
-//! Once warm, control messages pass from one worker to another without an allocation: encoded,
-//! sealed, framed, sent, received, unframed, opened, decoded.
+//! After a warm-up, control messages between two workers need no allocation. The test covers every
+//! step: encode, seal, frame, send, receive, unframe, open, decode.
 #![allow(unsafe_code)]
 
 use baton::ids::{Generation, PageId, Peer, Role, Room, SessionGeneration, SlotId};

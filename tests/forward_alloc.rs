@@ -1,4 +1,4 @@
-//! After loading, a step allocates nothing, whatever its batch.
+//! After the load, a step with any batch allocates nothing.
 #![allow(unsafe_code)]
 
 #[path = "forward/model.rs"]

@@ -1,5 +1,5 @@
 //! Logprobs of real forward passes against an independent float32 implementation (`tools/goldens`),
-//! on each kernel family. The reference's ids are fed back, so that one near tie does not change
+//! on each kernel family. The test feeds the reference's ids, so that one near tie does not change
 //! the rest.
 
 use baton::ids::PageId;

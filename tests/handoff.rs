@@ -463,7 +463,10 @@ fn legs_that_mean_different_prompts_both_fail() {
         cluster.settle();
         assert_eq!(cluster.decode.handle.status(decode.id).cause, Some(Cause::Mismatch));
         let told = cluster.prefill.commands.try_iter().any(|command| {
-            matches!(command, EngineCommand::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id)
+            matches!(
+                command,
+                EngineCommand::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id
+            )
         });
         assert!(told);
         cluster.end_decode(decode, &pages, Some(Cause::Mismatch));

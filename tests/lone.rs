@@ -1,4 +1,4 @@
-//! A prefill or a decode worker on its own, and decode with a prefill worker at a host name.
+//! A single prefill or decode worker, and a decode worker with a prefill worker at a host name.
 
 #[path = "cluster/process.rs"]
 #[allow(dead_code)] // Others use the rest.
@@ -31,7 +31,8 @@ fn start(command: &str, more: &[&str]) -> Process {
 fn body(prefill: &Process, host: &str, room: u64) -> String {
     let prompt: Vec<u32> = (10..310).collect();
     json!({
-        "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": true, "return_timings": true,
+        "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": true,
+        "return_timings": true,
         "bootstrap_host": host, "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": room,
     })
     .to_string()

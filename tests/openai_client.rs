@@ -1,6 +1,6 @@
 //! The official `openai` client against the real binary and the real model (`tools/openai-client`).
-//! Where the virtual environment of `tools/venv` or the model is missing the test is skipped,
-//! loudly, or fails where `BATON_REQUIRE_VENV=1` or `BATON_REQUIRE_MODEL=1`.
+//! If the virtual environment of `tools/venv` or the model is missing, the test is skipped with a
+//! message. With `BATON_REQUIRE_VENV=1` or `BATON_REQUIRE_MODEL=1`, it fails.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! `tools/quickstart` around a stand-in for `baton serve`, so that its own duties are seen: order
-//! and place of what it prints, exit status, nothing left running. The real thing is tried by
-//! `serve`'s tests.
+//! `tools/quickstart` with a substitute for `baton serve`. The test checks the script itself: order
+//! and place of its output, exit status, no process left over. The tests of `serve` use the real
+//! server.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -38,9 +38,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(400, b'{"error": {"message": "no"}}')
         deltas = [{"role": "assistant"}, {"content": "It is "}, {"content": "Pàris."}]
         chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
-        chunks.append({"choices": [], "usage": {}, "timings": {"prefill_tokens": 38, "prefill_ms": 41.2,
-            "handover_bytes": 1100000, "handover_ms": 0.42, "transport": "shm", "decode_tokens": 241,
-            "decode_ms": 2500.0}})
+        chunks.append({"choices": [], "usage": {}, "timings": {"prefill_tokens": 38,
+            "prefill_ms": 41.2, "handover_bytes": 1100000, "handover_ms": 0.42,
+            "transport": "shm", "decode_tokens": 241, "decode_ms": 2500.0}})
         events = [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]
         self.answer(200, "".join(f"data: {event}\n\n" for event in events).encode())
     def log_message(self, *_):
@@ -99,7 +99,8 @@ fn the_answer_and_what_it_took_are_on_standard_output() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(
         text(&output.stdout),
-        "It is Pàris.\n\nprefill 38 tokens 41 ms · KV 1.1 MB handed over in 0.4 ms (shm) · decode 96 tok/s\n"
+        "It is Pàris.\n\nprefill 38 tokens 41 ms · KV 1.1 MB handed over in 0.4 ms (shm) · \
+         decode 96 tok/s\n"
     );
     assert!(text(&output.stderr).contains("loading the model\n"), "{}", text(&output.stderr));
     assert!(!text(&output.stderr).contains('\r'), "plain lines where there is no terminal");

@@ -1,5 +1,5 @@
-//! What the reactor does with the process's own state, descriptors and signals: hence a process of
-//! its own, and one test after the other.
+//! The reactor and the state of the whole process: descriptors and signals. The tests need their
+//! own process and run one after the other.
 #![allow(unsafe_code)]
 
 use baton::net::{Event, Reactor};

@@ -1,4 +1,5 @@
-//! The scheduler with a pseudo-model, movers that copy pages, and a `ctl` that passes messages on.
+//! The scheduler with a pseudo-model, movers that copy pages, and a `ctl` that only passes messages
+//! on.
 
 #[allow(dead_code)]
 mod support;

@@ -1,4 +1,4 @@
-//! The engine's thread neither allocates nor frees once it runs.
+//! The engine's thread neither allocates nor frees after its start.
 
 #[allow(dead_code)]
 mod support;

@@ -1,6 +1,6 @@
-//! `baton serve` in this process under an allocator that watches: over a full life of requests the
-//! engine's thread and the mover's neither allocate nor free. Real model, real pages, real hand-off
-//! through shm.
+//! `baton serve` in this process with a counting allocator. Over the full life of requests, the
+//! threads of engine and mover neither allocate nor free. Model, pages and hand-off over shm are
+//! real.
 
 #[allow(dead_code)]
 #[path = "serve/client.rs"]
@@ -48,8 +48,8 @@ fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
     // The port was free a moment ago. No other test here takes ports by number.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let arguments = format!(
-        "baton serve {model} --port {} --kv-memory 2MiB --max-running-requests 4 --max-queued-requests 6 \
-         --chunked-prefill-size 32 --threads 2 {flags}",
+        "baton serve {model} --port {} --kv-memory 2MiB --max-running-requests 4 \
+         --max-queued-requests 6 --chunked-prefill-size 32 --threads 2 {flags}",
         address.port()
     );
     let parsed = cli::parse(
@@ -101,10 +101,11 @@ fn use_it(address: SocketAddr, user: u64) {
 fn body(seed: u64) -> Value {
     let prompt: Vec<u64> = (0..1 + seed * 37 % 300).map(|i| 3 + (seed + i * 31) % 380).collect();
     json!({
-        "prompt": prompt, "max_tokens": 1 + seed * 13 % 90, "ignore_eos": seed.is_multiple_of(2), "stream": !seed.is_multiple_of(3),
+        "prompt": prompt, "max_tokens": 1 + seed * 13 % 90, "ignore_eos": seed.is_multiple_of(2),
+        "stream": !seed.is_multiple_of(3),
         "n": 1 + seed % 2, "rid": format!("user-{}-{seed}", seed / 100),
-        "temperature": (seed % 4) as f32 * 20.0, "seed": seed, "top_p": 0.9, "top_k": seed % 7 * 10, "min_p": 0.01,
-        "presence_penalty": 0.2, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
+        "temperature": (seed % 4) as f32 * 20.0, "seed": seed, "top_p": 0.9, "top_k": seed % 7 * 10,
+        "min_p": 0.01, "presence_penalty": 0.2, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
         "logprobs": seed % 21, "stop": ["never said", "e"], "stop_token_ids": [9, 10],
     })
 }

@@ -1,6 +1,6 @@
-//! The binary needs no shared library but the system's libc and its loader.
+//! The binary needs no shared libraries except the system's libc and its loader.
 //!
-//! Reads the ELF file itself, as a tool to do so need not be there.
+//! The test reads the ELF file itself, because a tool for that can be missing.
 
 /// A little-endian number of `N` bytes at `offset`.
 fn number<const N: usize>(elf: &[u8], offset: usize) -> u64 {

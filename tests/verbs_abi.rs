@@ -1,6 +1,6 @@
-//! Our bindings of libibverbs and the header say the same: a C compiler is asked for every size,
-//! offset and number. Needs the header (Debian: libibverbs-dev); without it the test says so and is
-//! skipped, or fails where `BATON_REQUIRE_RDMA` is set.
+//! Our bindings of libibverbs must agree with the header. A C compiler reports every size, offset
+//! and number. The test needs the header (Debian: libibverbs-dev). Without it, the test is skipped
+//! with a message, or fails if `BATON_REQUIRE_RDMA` is set.
 
 use baton::sys::verbs::abi::{HEADS, NUMBERS, STRUCTS};
 use std::fmt::Write as _;
@@ -27,7 +27,8 @@ fn probe() -> String {
         let _ = writeln!(lines, "    printf(\"{name} %u\\n\", (unsigned)({name}));");
     }
     format!(
-        "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {{\n{lines}    return 0;\n}}\n"
+        "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n\
+         int main(void) {{\n{lines}    return 0;\n}}\n"
     )
 }
 

@@ -1,6 +1,7 @@
-//! Our framing against the real libzmq, both ways: handshake, multipart messages, long frames,
-//! PINGs between parts, and its going away. Needs the environment of `tools/venv`; without it the
-//! test is skipped, loudly, or fails where `BATON_REQUIRE_VENV=1`.
+//! Our framing against the real libzmq, in both directions: handshake, multipart messages, long
+//! frames, PINGs between parts, and the end of the connection. The test needs the environment of
+//! `tools/venv`. Without it, the test is skipped with a message, or fails with
+//! `BATON_REQUIRE_VENV=1`.
 
 use baton::net::{Address, ConnId, Event, Reactor};
 use baton::wire::Multipart;

@@ -1,6 +1,6 @@
-//! Feeds bytes to the code that reads bytes from outside. A target is a file in `targets/` with a
-//! function `run(&[u8])`, which panics when something is wrong, and a folder of small inputs in
-//! `corpus/`.
+//! Runs the code that reads bytes from outside on many inputs. A target is a file in `targets/` and
+//! a folder of small inputs in `corpus/`. The file has a function `run(&[u8])`, which panics if a
+//! result is wrong.
 //!
 //! `cargo run -- [--runs N] [--seed S] [TARGET [FILE]]` replays the corpora and then mutates them,
 //! in the same way each time (`tools/test` does this). `./run TARGET` searches with libFuzzer,

@@ -15,7 +15,7 @@ static COUNTED: Counted = Counted;
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The peak of memory held inside `f`, in bytes, beyond what was held before.
+/// The peak of memory that `f` holds in addition to the memory held before, in bytes.
 pub fn peak_of(f: impl FnOnce()) -> usize {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -1,5 +1,5 @@
-//! Fuzzing without coverage: replays a corpus, then mutates it. A run follows from its seed alone,
-//! so it finds the same on every machine.
+//! Fuzzing without coverage: replays a corpus, then mutates it. A run depends only on its seed, so
+//! it gives the same result on every machine.
 
 use crate::targets;
 use std::panic::catch_unwind;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, io};
 
-/// Longest input made, in bytes.
+/// Longest generated input in bytes.
 const INPUT_MAX: usize = 4 << 10;
 /// Typical limits of ranges.
 const NUMBERS: [&str; 12] = [
@@ -24,7 +24,7 @@ const NUMBERS: [&str; 12] = [
     "ffffffffffffffff",
     "x",
 ];
-/// Mutants that are kept to be mutated again.
+/// Mutated inputs that are kept to be mutated again.
 const POOL_MAX: usize = 64;
 
 /// The command line.
@@ -173,8 +173,8 @@ fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
             input[at..end].copy_from_slice(&bytes[..end - at]);
         }
         _ => {
-            // Replaces the next number as a whole: readers often fail at lengths, counts and
-            // ranges.
+            // Replaces the next number completely, because readers often fail at lengths, counts
+            // and ranges.
             let skip = |from: usize, digits: bool| {
                 let rest = input[from..].iter().position(|byte| byte.is_ascii_digit() != digits);
                 rest.map_or(input.len(), |offset| from + offset)

@@ -8,7 +8,7 @@ pub fn run(data: &[u8]) {
     check(generate::parse(data, &Sampling::default()));
 }
 
-/// What every endpoint guarantees for a request.
+/// Checks the guarantees of every endpoint for a request.
 pub fn check(result: Result<GenerateRequest, ApiError>) {
     let request = match result {
         Ok(request) => request,

@@ -1,4 +1,4 @@
-//! A worker's registry entry: an entry that was read and written again reads the same.
+//! A worker's registry entry: if an entry is read, written and read again, both results are equal.
 
 use baton::registry::entry::Entry;
 

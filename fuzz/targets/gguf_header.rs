@@ -1,5 +1,5 @@
-//! Headers of GGUF files. All that a header names lies inside the file. A file cut short is
-//! refused. A header that was read and written again reads the same.
+//! Headers of GGUF files. All data that a header names lies inside the file. A truncated file is
+//! refused. If a header is read, written and read again, both results are equal.
 
 use baton::model::gguf::header::{Header, TensorInfo, Value};
 use baton::model::gguf::metadata::Metadata;
@@ -52,7 +52,7 @@ fn check_value(value: &Value, data: &[u8]) {
     }
 }
 
-/// A value reads as one kind, and as an error for every other kind.
+/// A value can be read as one type only; every other type gives an error.
 fn check_access(metadata: &Metadata<'_>, key: &str) {
     let kinds = [
         metadata.string(key).is_ok(),

@@ -26,7 +26,7 @@ pub fn layout() -> KvLayout {
 /// A pool filled with `word`, and a page list with the slot's pages.
 pub fn memory(word: u64) -> Memory {
     let lists = Arc::new(PageLists::new(SLOTS, 8).expect("memory"));
-    // The rest of the list is of an earlier use, and must not be followed.
+    // The rest of the list is from an earlier use of the slot, and must not be used.
     lists.store(NOTICE.slot, &[&LEASED[..], &[PageId(1); 6]].concat());
     let layout = layout();
     let bytes = (u64::from(PAGES) * layout.page_stride) as usize;

@@ -1,5 +1,5 @@
-//! Messages between workers: a decoded message comes back from its own bytes, bare and sealed, and
-//! a seal detects every change.
+//! Messages between workers: a decoded message is encoded and decoded again without a change, with
+//! and without a seal. A seal detects every change of a byte.
 //!
 //! An input is a byte that selects a change, then the parts, each after a length of two bytes.
 

@@ -29,6 +29,6 @@ targets! {
     zmtp,
 }
 
-/// Targets with slow runs: they make memory files and descriptors, or check every page after every
-/// step.
+/// Targets with slow runs. They create memory files and descriptors, or check every page after
+/// every step.
 pub const SLOW: &[&str] = &["prefix", "shm_offers", "tcp_frames"];

@@ -23,7 +23,7 @@ impl Bytes<'_> {
         let rank = match self.below(3) {
             0 => KvLayout::page_major(page_size, layers, held, dim, KvDtype::F16),
             1 => KvLayout::layer_major(page_size, layers, held, dim, KvDtype::F16, PAGES),
-            // One side can keep as pages of tokens what the other keeps as slots.
+            // One side can use pages of tokens while the other uses slots for the same data.
             _ => KvLayout::state_slots(layers, held, 2 * dim, KvDtype::F16).expect("halves"),
         };
         rank.on_ranks(ranks, u64::from(PAGES) * rank.page_bytes(), heads).expect("even")

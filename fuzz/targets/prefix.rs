@@ -1,6 +1,6 @@
-//! The prefix cache beside a naive one, a list of pages. Requests come, grow, share pages, are
-//! leased and leave. Both caches find, keep and evict the same pages, and a found page holds the
-//! right KV.
+//! The prefix cache, compared with a naive one, which is a list of pages. Requests arrive, grow,
+//! share pages, are leased and leave. Both caches find, keep and evict the same pages, and a found
+//! page holds the right KV.
 
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::lease::{Lease, MoverRight};
@@ -11,7 +11,7 @@ const PAGES: u32 = 24;
 const PAGE_SIZE: usize = 2;
 const REQUESTS_MAX: usize = 12;
 
-/// What decides a page's KV: the tenant, then all ids up to the page's end.
+/// The input that determines a page's KV: the tenant, then all ids up to the end of the page.
 type Text = Vec<u32>;
 
 #[derive(Clone, Default)]

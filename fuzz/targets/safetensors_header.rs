@@ -1,6 +1,6 @@
 //! Headers of safetensors files. The tensors fill the file without gap or overlap, and each has the
-//! size of its shape. A file cut short or made longer is refused. A header that was read and
-//! written again reads the same.
+//! size of its shape. A truncated or extended file is refused. If a header is read, written and
+//! read again, both results are equal.
 
 use baton::model::hf::header::{TensorPlace, parse};
 use baton::model::tensor::TensorType;
@@ -91,7 +91,7 @@ fn width(place: &TensorPlace) -> usize {
     }
 }
 
-/// A file with the same header and data, and where its data begin.
+/// A file with the same header and data, and the offset of its data.
 fn written(tensors: &BTreeMap<String, TensorPlace>, data: &[u8]) -> (Vec<u8>, usize) {
     let start = tensors.values().map(|place| place.data.start).min().unwrap_or_default();
     let header: serde_json::Map<_, _> = tensors

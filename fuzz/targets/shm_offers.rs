@@ -1,4 +1,4 @@
-//! The ring that a source writes in a session over shm. Whatever it offers, bytes land in the
+//! The ring that a source writes in a session over shm. For any offers, bytes are written to the
 //! slot's pages or nowhere, and pages outside the source's pool are never read.
 
 use super::landing::{Slot, layout, memory};
@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 const STRIDE: usize = 256;
 const ENTRIES: usize = 1024;
 
-/// Entries one after the other. If the first byte of an entry is even, its first word is set right.
+/// The input has entries one after the other. If the first byte of an entry is even, its first word
+/// is replaced by the correct one.
 pub fn run(data: &[u8]) {
     let (ours, theirs) = (memory(0), memory(u64::MAX));
     let ring = Region::new(c"fuzz", ENTRIES * STRIDE).expect("memory");

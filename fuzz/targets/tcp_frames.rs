@@ -1,5 +1,5 @@
-//! Bytes on a TCP lane after its preamble. Whatever a source sends, bytes land in the slot's pages
-//! or nowhere, and an invalid frame ends the session.
+//! Bytes on a TCP lane after its preamble. For any input, bytes are written to the slot's pages or
+//! nowhere, and an invalid frame ends the session.
 
 use super::landing::{SLOTS, Slot, layout, memory};
 use baton::sys::event::WaitSet;
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// The first byte says how many of the rest `ctl` has already read.
+/// The first byte is the number of following bytes that `ctl` has already read.
 pub fn run(data: &[u8]) {
     let Some((&early, bytes)) = data.split_first() else { return };
     let (early, late) = bytes.split_at(usize::from(early).min(bytes.len()));
@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     let template = Template::new(&layout(), &layout()).expect("the same");
     let mut half =
         TcpDestination::new(template, 1, SLOTS, Arc::new(WaitSet::new().expect("epoll")));
-    // A stream like any other that uses no port.
+    // A stream that needs no port.
     let (mut near, far) = UnixStream::pair().expect("sockets");
     let stream = TcpStream::from(OwnedFd::from(far)).into();
     half.join(Arrival { lane: 0, stream, early: early.to_vec() });

@@ -1,5 +1,6 @@
 //! A ZMTP connection from the first byte of its greeting. The same bytes give the same events,
-//! however they are split. They stay within the limits, and come back when they are sent.
+//! however they are split. They stay within the limits. A received message can be sent and is
+//! received unchanged.
 
 use baton::wire::Multipart;
 use baton::wire::zmtp::{
@@ -21,7 +22,7 @@ pub fn run(data: &[u8]) {
     }));
 }
 
-/// A header that was read and written again reads the same.
+/// If a header is read, written and read again, both results are equal.
 fn header(bytes: &[u8]) {
     let Some(&flags) = bytes.first() else { return };
     let Some(bytes) = bytes.get(..FrameHeader::header_len(flags)) else { return };
@@ -47,7 +48,7 @@ enum Seen {
     Pong(u64),
 }
 
-/// Nothing that the connection sends is taken, so its queue is tested as well.
+/// The bytes that the connection sends are not taken, so that its queue is tested, too.
 fn receive(bytes: &[u8], step: usize) -> Received {
     let mut connection = Connection::new(Socket::Router, b"", LIMITS);
     let mut received = Received { seen: Vec::new(), error: None, sent: Vec::new() };
@@ -96,13 +97,13 @@ fn see(event: ZmtpEvent<'_>) -> Seen {
     }
 }
 
-/// Sends messages over an open connection. They arrive unchanged, and nothing else does.
+/// Sends messages over an open connection. They arrive unchanged, and no other messages arrive.
 fn send_back<'a>(messages: impl Iterator<Item = &'a Vec<Vec<u8>>>) {
     let mut messages = messages.peekable();
     if messages.peek().is_none() {
         return;
     }
-    // Each queues a whole message; its frames' headers come on top.
+    // Each queues a whole message and the headers of its frames.
     let limits = Limits { queued_bytes: 2 * LIMITS.message_bytes, ..LIMITS };
     let mut dealer = Connection::new(Socket::Dealer, b"", limits);
     let mut router = Connection::new(Socket::Router, b"", limits);

@@ -8,16 +8,16 @@ use super::fields::{Fields, OneOrMany};
 use crate::ids::Room;
 use crate::limits::{CHOICES_MAX, NAME_BYTES_MAX};
 
-/// The request field that names the prefill worker. It is the `param` of an error if that worker
-/// failed, not the worker that reports the error.
+/// The request field that names the prefill worker. If an error has this `param`, the prefill
+/// worker failed, and not the worker that reports the error.
 pub const SOURCE_PARAM: &str = "bootstrap_host";
 
-/// Where the KV cache of one choice is handed over.
+/// The registry and the room of the hand-off of one choice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BootstrapParams {
     /// Host of the prefill worker's bootstrap registry. Prefill itself does not need it.
     pub host: Option<String>,
-    /// Port of that registry. `None`: the decode worker's configured one.
+    /// Port of that registry. `None`: the port from the decode worker's configuration.
     pub port: Option<u16>,
     /// This choice's room.
     pub room: Room,
@@ -118,8 +118,8 @@ pub(super) fn room_behind(first: u64, choice: usize) -> Room {
     Room(first.wrapping_add(choice as u64) & ROOM_MAX)
 }
 
-/// The room of sample `s` if all samples were given `room`. Sample 0 gets `room` itself. The others
-/// get a mix of both, which collides with other rooms as rarely as a random room does.
+/// The room of sample `s` if `room` is given for all samples. Sample 0 gets `room` itself. The
+/// others get a hash of both, which collides with other rooms as rarely as a random room.
 fn room_of_sample(room: u64, s: u64) -> u64 {
     if s == 0 {
         return room;
@@ -185,7 +185,8 @@ mod tests {
         );
         assert_eq!(
             read_json(
-                r#"{"bootstrap_host":["a","b"],"bootstrap_port":[null,9],"bootstrap_room":[7,9223372036854775807]}"#,
+                r#"{"bootstrap_host":["a","b"],"bootstrap_port":[null,9],
+                "bootstrap_room":[7,9223372036854775807]}"#,
                 2,
                 1
             ),

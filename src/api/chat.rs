@@ -1,7 +1,7 @@
 //! The body of `POST /v1/chat/completions`.
 //!
-//! Owns: the accepted forms of a message. Invariant: every accepted message has a string role and a
-//! string content, so templates need not know OpenAI's lists of parts.
+//! Owns: the accepted forms of a message. Invariant: in every accepted message, role and content
+//! are strings, so that templates need not handle OpenAI's lists of parts.
 
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
@@ -155,7 +155,8 @@ mod tests {
         assert_eq!(
             messages(
                 r#"[{"role":"system","content":"be"},
-                {"role":"user","name":"u","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+                {"role":"user","name":"u",
+                "content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
                 {"role":"assistant","content":null,"tool_calls":[{"id":"c"}]},
                 {"role":"assistant","content":[{"type":"refusal","refusal":"no"}],"audio":null},
                 {"role":"tool","content":"4","tool_call_id":"c"}]"#
@@ -228,17 +229,22 @@ mod tests {
         ] {
             let error = with(&format!("\"{field}\":{value}")).expect_err(field);
             assert_eq!(
-                (error.status, error.code, error.param.as_deref()),
+                (error.status, error.code.name(), error.param.as_deref()),
                 (400, "unsupported_field", Some(field))
             );
         }
         let plain = with("\"n\":1").unwrap();
         for rest in [
-            r#""tools":[],"tool_choice":"auto","functions":[],"function_call":"none","parallel_tool_calls":true"#,
-            r#""response_format":{ "type": "text" },"modalities":["text"],"logit_bias":{},"store":false"#,
-            r#""user":"u","metadata":{"a":"b"},"safety_identifier":"s","prompt_cache_key":"k","audio":null"#,
-            r#""service_tier":"auto","verbosity":"medium","reasoning_effort":null,"logprobs":false,"top_logprobs":0"#,
-            r#""separate_reasoning":true,"stream_reasoning":true,"continue_final_message":false,"routed_dp_rank":0"#,
+            r#""tools":[],"tool_choice":"auto","functions":[],"function_call":"none",
+            "parallel_tool_calls":true"#,
+            r#""response_format":{ "type": "text" },"modalities":["text"],"logit_bias":{},
+            "store":false"#,
+            r#""user":"u","metadata":{"a":"b"},"safety_identifier":"s","prompt_cache_key":"k",
+            "audio":null"#,
+            r#""service_tier":"auto","verbosity":"medium","reasoning_effort":null,"logprobs":false,
+            "top_logprobs":0"#,
+            r#""separate_reasoning":true,"stream_reasoning":true,"continue_final_message":false,
+            "routed_dp_rank":0"#,
         ] {
             assert_eq!(with(rest), Ok(plain.clone()), "{rest}");
         }

@@ -1,8 +1,8 @@
-//! A JSON object read field by field. The reader of a field gives its type and range; fields that
-//! are never read are reported as unknown.
+//! Reads a JSON object field by field. The code that reads a field gives its type and range. Fields
+//! that are never read are reported as unknown.
 //!
-//! Invariants: values stay slices of the body until they are read, so an object costs no more than
-//! its fields. Null counts as absent. An error names the field at fault with its path.
+//! Invariants: values stay slices of the body until they are read, so an object takes memory only
+//! for its list of fields. Null counts as absent. An error names the field at fault with its path.
 
 use super::error::ApiError;
 use crate::limits::{JSON_FIELDS_MAX, JSON_NODES_MAX, NAME_BYTES_MAX};
@@ -22,7 +22,7 @@ pub(super) struct Fields<'a> {
     ignored: Vec<String>,
 }
 
-/// A field of the API, and its values without effect, as JSON without whitespace.
+/// A field of the API, and the values for which it has no effect, as JSON without whitespace.
 pub(super) type Neutral<'s> = (&'s str, &'s [&'s str]);
 
 impl<'a> Fields<'a> {
@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         (raw.get() != "null").then_some(raw)
     }
 
-    /// Reads the field `name` as a `T`; `must` says what it must be.
+    /// Reads the field `name` as a `T`; `must` describes the allowed values for the error.
     pub(super) fn get<T: Deserialize<'a>>(
         &mut self,
         name: &str,
@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads a whole number within `range`; `1.0` counts as one.
+    /// Reads a whole number within `range`. `1.0` is a whole number, too.
     pub(super) fn integer<T: TryFrom<i128>>(
         &mut self,
         name: &str,
@@ -103,7 +103,7 @@ impl<'a> Fields<'a> {
         value.map(Some).ok_or_else(|| self.invalid(name, must))
     }
 
-    /// Reads a number for which `valid` holds; `must` says the same in words.
+    /// Reads a number for which `valid` is true; `must` describes the same condition for the error.
     pub(super) fn number(
         &mut self,
         name: &str,
@@ -175,8 +175,8 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Removes fields of other engines that have no effect here. Fields with a value that would
-    /// have an effect are reported as ignored.
+    /// Removes fields of other engines that this server ignores. If a value would have an effect in
+    /// those engines, the field is reported as ignored.
     pub(super) fn ignore(&mut self, fields: &[Neutral<'_>]) {
         for (name, defaults) in fields {
             if self.take(name).is_some_and(|raw| !is_one_of(raw.get(), defaults)) {
@@ -366,13 +366,13 @@ mod tests {
         ] {
             let error = parse(body).err().unwrap_or_else(|| panic!("{body} was accepted"));
             assert_eq!(
-                (error.status, error.code, error.param),
+                (error.status, error.code.name(), error.param),
                 (400, "invalid_json", None),
                 "{body}"
             );
         }
         assert_eq!(
-            Fields::parse(b"{\"a\":\"\xff\"}").err().map(|error| error.code),
+            Fields::parse(b"{\"a\":\"\xff\"}").err().map(|error| error.code.name()),
             Some("invalid_json")
         );
     }

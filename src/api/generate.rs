@@ -12,7 +12,8 @@ const DIALECT: Dialect = Dialect {
     seed: &["sampling_seed", "seed"],
 };
 
-/// Inputs and constraints that this server does not support but must not drop.
+/// Inputs and constraints that this server does not support. It refuses them, because an answer
+/// without them would be wrong.
 const UNSUPPORTED: &[Neutral<'_>] = &[
     ("input_embeds", &[]),
     ("image_data", &["[]"]),
@@ -92,11 +93,12 @@ mod tests {
     #[test]
     fn reads_what_sglangs_router_sends() {
         let request = read(
-            r#"{"model":null,"input_ids":[[1,2],[3]],"sampling_params":{"temperature":0,"max_new_tokens":8,
-            "ignore_eos":true,"sampling_seed":3,"n":1,"no_stop_trim":false,"skip_special_tokens":true},
-            "return_logprob":true,"top_logprobs_num":2,"logprob_start_len":-1,"stream":false,"rid":"r",
-            "log_metrics":true,"background":false,"no_logs":false,"return_bytes":false,"return_entropy":false,
-            "return_text_in_logprobs":true,"return_hidden_states":false,
+            r#"{"model":null,"input_ids":[[1,2],[3]],
+            "sampling_params":{"temperature":0,"max_new_tokens":8,"ignore_eos":true,
+            "sampling_seed":3,"n":1,"no_stop_trim":false,"skip_special_tokens":true},
+            "return_logprob":true,"top_logprobs_num":2,"logprob_start_len":-1,"stream":false,
+            "rid":"r","log_metrics":true,"background":false,"no_logs":false,"return_bytes":false,
+            "return_entropy":false,"return_text_in_logprobs":true,"return_hidden_states":false,
             "bootstrap_host":["h","h"],"bootstrap_port":[null,8998],"bootstrap_room":[1,2]}"#,
         )
         .unwrap();

@@ -1,7 +1,8 @@
-//! What a server reports about itself and its model, and the body of `/abort_request`.
+//! The answers with which a server describes itself and its model, and the body of
+//! `/abort_request`.
 //!
-//! Owns: the field names that clients, SGLang's router and our router read. All answers are plain
-//! structs, which `serde_json` writes.
+//! Owns: the field names that clients, SGLang's router and Baton's router read. All answers are
+//! plain structs, which `serde_json` writes.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -39,7 +40,7 @@ impl<'a> ModelCard<'a> {
     /// The model called `id`, from the file or directory `root`, served since `created` (seconds
     /// of Unix time) with a context of `max_model_len` tokens.
     pub fn new(id: &'a str, root: &'a str, created: u64, max_model_len: usize) -> Self {
-        // SGLang's router recognises engines by `owned_by`; we follow SGLang's contract.
+        // SGLang's router recognises engines by `owned_by`, so the value is that of SGLang.
         Self { id, object: "model", created, owned_by: "sglang", root, parent: None, max_model_len }
     }
 }
@@ -51,9 +52,9 @@ pub struct VersionInfo<'a> {
     pub version: &'a str,
 }
 
-/// Header of a request: the role that the sender expects the worker to have. A slash and the number
-/// of role changes follow if the worker reports that number. A worker with another role answers as
-/// one that drains, and the router identifies it again.
+/// Header of a request: the role that the sender expects of the worker. If the worker reports its
+/// number of role changes, a slash and that number follow. A worker with another role answers like
+/// a draining worker, and the router identifies it again.
 pub const TAKEN_FOR: &str = "x-baton-role";
 
 /// The `status` of a draining process in the answers of `/drain` and `/server_info`. It is also the
@@ -69,7 +70,7 @@ pub struct Draining {
 }
 
 impl Draining {
-    /// The process drains, with `running` requests left.
+    /// The answer of a draining process with `running` requests left.
     pub fn with(running: usize) -> Draining {
         Draining { status: DRAINING, running }
     }
@@ -117,8 +118,8 @@ pub struct ServerInfo<'a> {
     pub handoff: Option<&'a HandoffInfo>,
 }
 
-/// What both ends of a hand-off must have in common. A router pairs workers by it. Hashes are
-/// shortened: they only need to show a difference.
+/// The values that must be equal at both ends of a hand-off. A router uses them to pair workers.
+/// Hashes are shortened, because they only need to show a difference.
 #[derive(Clone, Debug, Serialize)]
 pub struct HandoffInfo {
     /// Version `major.minor` of the messages between workers. Only the major version must match.
@@ -186,7 +187,7 @@ pub struct Load<'a> {
     pub num_running_reqs: u32,
     /// Requests in queues.
     pub num_waiting_reqs: u32,
-    /// Tokens that queued requests still need computed.
+    /// Tokens of queued requests that must still be computed.
     pub num_waiting_uncached_tokens: u64,
     /// Running and waiting requests together.
     pub num_total_reqs: u32,
@@ -218,7 +219,7 @@ pub struct Load<'a> {
     pub kv_transfer_speed_gb_s: Option<f64>,
 }
 
-/// The load of a router, as far as it knows. Its workers report what they hold and compute.
+/// The load of a router. It knows its own requests; its workers report their tokens and capacities.
 #[derive(Clone, Debug, Serialize)]
 pub struct RouterLoad {
     dp_rank: u32,
@@ -273,7 +274,7 @@ pub struct RankLoad {
 }
 
 impl RankLoad {
-    /// Converts a load: its requests, and the tokens that they hold or still need computed.
+    /// Converts a load: its requests, and the tokens that they hold or that must still be computed.
     pub fn of(load: &Load<'_>) -> RankLoad {
         RankLoad {
             dp_rank: load.dp_rank,

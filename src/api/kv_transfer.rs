@@ -1,10 +1,11 @@
-//! vLLM's `kv_transfer_params`, and our own [`PREFILL`] field.
+//! vLLM's field `kv_transfer_params`, and Baton's field [`PREFILL`].
 //!
-//! With the first, a router calls prefill first. The answer says where the KV is, and the router
-//! passes it on to decode. With the second, the router names a prefill worker, and decode calls it.
+//! With the first field, a router calls prefill first. Prefill's answer says where the KV is, and
+//! the router sends that to decode. With the second field, the router names a prefill worker, and
+//! decode calls that worker.
 //!
-//! Owns: the meaning of both fields in a request, and the object in an answer. Invariant: decode
-//! reads from prefill's answer the same room for each choice in which prefill keeps its KV.
+//! Owns: the meaning of both fields in a request, and the object in an answer. Invariant: for each
+//! choice, decode reads from prefill's answer the room in which prefill keeps the KV.
 
 use super::bootstrap::{self, BootstrapParams};
 use super::error::ApiError;
@@ -19,17 +20,17 @@ pub const FIELD: &str = "kv_transfer_params";
 /// The field in which a router names the prefill worker that decode must call.
 pub const PREFILL: &str = "baton_prefill";
 
-/// What `kv_transfer_params` asks for.
+/// The request in `kv_transfer_params`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum KvTransfer {
-    /// For prefill: keep the KV and answer where it is.
+    /// For prefill: keep the KV, and report its place in the answer.
     Keep(Keep),
-    /// For decode: take the KV of each choice from there.
+    /// For decode: the place of the KV of each choice.
     Take(Vec<BootstrapParams>),
 }
 
-/// A request to keep KV: how the caller reaches the prefill worker. Absent fields take the prefill
-/// worker's own values.
+/// A request to keep KV, with the address at which the caller reaches the prefill worker. The
+/// prefill worker uses its own values for absent fields.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Keep {
     /// Host of its bootstrap registry.
@@ -39,12 +40,12 @@ pub struct Keep {
     #[serde(rename = "remote_port", skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// The caller claims the KV as soon as it has pages, and reads the first event at once. Prefill
-    /// computes nothing before the claim.
+    /// does not compute before the claim.
     #[serde(rename = "baton_claimed", skip_serializing_if = "std::ops::Not::not")]
     pub claimed: bool,
 }
 
-/// The JSON object that asks for it.
+/// The JSON form of this request.
 #[derive(Serialize)]
 pub(super) struct KeepRequest<'a> {
     do_remote_decode: bool,
@@ -112,7 +113,7 @@ pub(super) fn read_prefill(fields: &mut Fields<'_>) -> Result<Option<PrefillAddr
     }
 }
 
-/// What a prefill worker answers about KV that it keeps.
+/// A prefill worker's answer about KV that it keeps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KvTransferParams {
     /// The JSON object for decode.
@@ -122,7 +123,7 @@ pub struct KvTransferParams {
 }
 
 impl KvTransferParams {
-    /// Finds it in a whole answer, or in one event of a stream.
+    /// Finds the object in a whole answer, or in one event of a stream.
     pub fn of(answer: &[u8]) -> Option<KvTransferParams> {
         #[derive(Deserialize)]
         struct Told<'a> {
@@ -141,18 +142,19 @@ impl KvTransferParams {
             bootstrap_room: Option<u64>,
         }
         let told = match answer.first()? {
-            // A batch is answered with a list. Its rooms follow the first one.
+            // The answer to a batch is a list. The rooms of later entries follow from the first
+            // one.
             b'[' => serde_json::from_slice::<Vec<Told<'_>>>(answer).ok()?.into_iter().next()?,
             _ => serde_json::from_slice(answer).ok()?,
         };
         let params = told.kv_transfer_params.or_else(|| told.meta_info?.kv_transfer_params)?.get();
-        // serde would read a list as the fields in order.
+        // An object is required, because serde would also read a list as the fields in order.
         let Params { bootstrap_room } =
             serde_json::from_str(params).ok().filter(|_| params.starts_with('{'))?;
         Some(KvTransferParams { params: params.to_owned(), room: bootstrap_room.map(Room) })
     }
 
-    /// Where decode finds the KV of `choices` choices.
+    /// The place of the KV of `choices` choices, for decode.
     ///
     /// # Errors
     /// The object does not name kept KV, or a value is invalid.
@@ -165,7 +167,7 @@ impl KvTransferParams {
     }
 }
 
-/// Where the KV of a request is kept: the object for decode.
+/// The place where the KV of a request is kept: the object for decode.
 #[derive(Clone, PartialEq, Eq, Serialize, Debug)]
 pub struct KeptKv {
     do_remote_prefill: bool,
@@ -267,7 +269,8 @@ mod tests {
     #[test]
     fn a_router_asks_prefill_to_keep_it() {
         let body = r#"{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,
-            "remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}"#;
+            "remote_engine_id":null,"remote_block_ids":null,"remote_host":null,
+            "remote_port":null}}"#;
         assert_eq!(read_json(body), Ok(Some(KvTransfer::Keep(Keep::default()))));
         for claimed in [false, true] {
             let keep = Keep { host: Some("10.0.0.1".into()), port: Some(8998), claimed };
@@ -275,7 +278,7 @@ mod tests {
             assert_eq!(
                 read_json(&body),
                 Ok(Some(KvTransfer::Keep(keep))),
-                "our router adds the address of prefill"
+                "Baton's router adds the address of prefill"
             );
         }
         for nothing in ["{}", r#"{"kv_transfer_params":null}"#, r#"{"kv_transfer_params":{}}"#] {

@@ -1,11 +1,11 @@
 //! Request and response bodies of the API: OpenAI's completions and chat, SGLang's `/generate`, and
-//! the small endpoints around them.
+//! smaller endpoints.
 //!
 //! Thread: any. Owns: field names, ranges and defaults; one [`GenerateRequest`] for all three
 //! endpoints; the JSON of answers ([`render`]) and of errors ([`error`]); stop strings ([`stop`]).
-//! Invariants: an unsupported field of OpenAI's is refused by name, never ignored. `limits` bounds
-//! the memory that a body can take. No input panics. Not here: HTTP, tokenising, checks against the
-//! model (vocabulary, context length).
+//! Invariants: an unsupported field of OpenAI is refused with an error that names it, and never
+//! ignored. `limits` bounds the memory that a body can take. No input panics. Not here: HTTP,
+//! tokenising, checks against the model (vocabulary, context length).
 
 pub mod bootstrap;
 pub mod chat;
@@ -23,7 +23,7 @@ pub mod stop;
 pub mod tokenize;
 
 pub use bootstrap::BootstrapParams;
-pub use error::ApiError;
+pub use error::{ApiError, ErrorCode};
 pub use kv_transfer::{Keep, KeptKv, KvTransferParams, PrefillAddress};
 pub use render::{Choice, Renderer};
 pub use request::{ApiEndpoint, GenerateRequest, Prompts, Sampling};

@@ -15,8 +15,8 @@ use crate::limits::{
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer. The server refuses them at
-/// every endpoint because it cannot obey them.
+/// Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and that Baton does not
+/// support. The server refuses them at every endpoint.
 const OBEYED: &[Neutral<'_>] = &[
     ("guided_json", &[]),
     ("guided_regex", &[]),
@@ -55,7 +55,7 @@ pub enum ApiEndpoint {
     Generate,
 }
 
-/// What to continue.
+/// The prompts of a request.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Prompts {
     /// Texts to tokenise.
@@ -93,7 +93,7 @@ pub struct ChatPrompt {
     pub template_kwargs: Map<String, Value>,
 }
 
-/// How a token is chosen from logits.
+/// Parameters for the choice of a token from logits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -136,7 +136,7 @@ pub struct GenerateRequest {
     pub endpoint: ApiEndpoint,
     /// The requested model name.
     pub model: Option<String>,
-    /// What to continue; at least one.
+    /// The prompts; at least one.
     pub prompts: Prompts,
     /// Number of choices for each prompt.
     pub samples: usize,
@@ -174,15 +174,16 @@ pub struct GenerateRequest {
     pub rids: Vec<String>,
     /// Separates prefix caches: requests share KV only if their salts are equal.
     pub cache_salt: Option<String>,
-    /// Maximum duration, from the time when the request was read.
+    /// Maximum duration, counted from the time at which the request was read.
     pub patience: Duration,
-    /// Where the legs meet: one entry per choice, prompt by prompt.
+    /// The registry and room of each hand-off: one entry per choice, prompt by prompt.
     pub bootstrap: Option<Vec<BootstrapParams>>,
     /// Prefill: keep the KV for a decode leg, which is sent after this request's answer.
     pub keeps_kv: Option<Keep>,
-    /// Decode: the prefill worker to request the KV from.
+    /// Decode: the prefill worker that must be asked for the KV.
     pub prefill: Option<PrefillAddress>,
-    /// The part of the stream that the client already has, if a router continues it here.
+    /// The part of the stream that the client already has, if a router continues the stream on this
+    /// worker.
     pub resume: Option<Resume>,
     /// Prefill: send the first token as soon as it is sampled, before decode has the KV.
     pub first_token: bool,
@@ -307,7 +308,7 @@ impl GenerateRequest {
             let why = "excludes `bootstrap_room` and `kv_transfer_params`";
             return Err(fields.invalid(kv_transfer::PREFILL, why));
         }
-        // Kept KV is for a decode leg, which continues the stream.
+        // A leg that keeps KV counts as a stream, because the decode leg continues the stream.
         let goes_on = self.stream || self.keeps_kv.is_some();
         self.resume = resume::read(&mut fields, self.prompts.len() * self.samples, goes_on)?;
         self.unknown.extend(fields.rest());
@@ -318,8 +319,8 @@ impl GenerateRequest {
     pub(super) fn read_stream_options(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         if let Some(mut options) = fields.object("stream_options")? {
             self.include_usage = options.flag("include_usage", false)?;
-            // Padding that hides lengths from observers of encrypted traffic; it has no effect
-            // here.
+            // Requests padding that hides lengths from observers of encrypted traffic. It has no
+            // effect here.
             options.flag("include_obfuscation", false)?;
             self.unknown.extend(options.rest());
         }

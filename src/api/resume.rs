@@ -1,18 +1,18 @@
 //! Failover of a stream: other workers continue it, given the token ids that its client already
 //! has.
 //!
-//! A router that wants failover adds [`FIELD`] to the body. The worker then writes a *mark* before
-//! each event of a choice, as an SSE comment: the ids that the event stands for. The router keeps
-//! the marks and strips them. If the stream breaks, it sends the same body to another worker, with
-//! the ids in that field. That worker treats them as generated: held-back bytes, stop strings,
-//! penalties, positions and usage come out the same. It sends no event for them and continues after
-//! the last one. No text is tokenised again.
+//! A router that supports failover adds [`FIELD`] to the body. The worker then writes a *mark*
+//! before each event of a choice, as an SSE comment with the ids that the event stands for. The
+//! router stores the marks and removes them from the stream. If the stream breaks, it sends the
+//! same body to another worker, with the ids in that field. That worker treats them as generated,
+//! so that held-back bytes, stop strings, penalties, positions and usage are the same. It sends no
+//! event for them and continues after the last one. No text is tokenised again.
 //!
 //! ```text
 //! worker ─▶ router   : {"created":1700000000,"choice":0,"ids":[403,7042]}    mark, then its event
 //! router ─▶ worker   "baton_resume":{"created":1700000000,"choices":[{"ids":[403,7042]}]}
 //! ```
-//! Invariant: given the ids of its marks, a choice has the state it had at its last event.
+//! Invariant: with the ids of its marks, a choice has the same state as after its last event.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -20,13 +20,14 @@ use crate::limits::{CHOICES_MAX, TOP_LOGPROBS_MAX};
 use crate::model::logprobs::{Sampled, TopLogprobs};
 use serde::{Deserialize, Serialize};
 
-/// The field of a body. A client is not expected to send it, but it does no harm.
+/// The field of a body. A router sends it. From a client it does no harm.
 pub const FIELD: &str = "baton_resume";
 
-/// The field by which a router asks prefill to send its sampled token before the KV has moved.
+/// The field with which a router asks prefill to send its sampled token before the KV is
+/// transferred.
 pub const FIRST_TOKEN: &str = "baton_first_token";
 
-/// How a choice ended, if its tokens alone do not show it.
+/// The reason of a choice's end, for the cases in which its tokens do not show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChoiceEnd {
@@ -43,8 +44,8 @@ pub struct ChoiceProgress {
     /// The ids that its events stand for.
     #[serde(default)]
     pub ids: Vec<u32>,
-    /// For each id its logprob and its alternatives, as the bits of an f32. Empty unless later
-    /// events repeat them.
+    /// For each id its logprob and its alternatives, as the bits of an f32. Empty if later events
+    /// do not repeat them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<(u32, Vec<(u32, u32)>)>,
     /// How it ended, if it has.
@@ -84,11 +85,11 @@ impl ChoiceProgress {
 /// The SSE comment before an event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Mark {
-    /// When the answer began, in seconds of Unix time.
+    /// The time at which the answer began, in seconds of Unix time.
     pub created: u64,
     /// Index of the choice.
     pub choice: usize,
-    /// What the event stands for.
+    /// The progress of the choice with this event.
     #[serde(flatten)]
     pub told: ChoiceProgress,
 }
@@ -97,7 +98,7 @@ pub struct Mark {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// When it began, if it has.
+    /// The time at which it began, if it has begun.
     #[serde(default)]
     pub created: Option<u64>,
     /// By choice. `None`: the client has no event of it.
@@ -121,7 +122,7 @@ impl Resume {
     /// Records the mark of an event that was sent.
     ///
     /// # Errors
-    /// The mark has an impossible choice; nothing is recorded.
+    /// The mark names a choice that cannot exist; nothing is recorded.
     pub fn note(&mut self, mark: Mark) -> Result<(), ImpossibleChoice> {
         if mark.choice >= CHOICES_MAX {
             return Err(ImpossibleChoice(mark.choice));
@@ -134,7 +135,7 @@ impl Resume {
         Ok(())
     }
 
-    /// What the client has of a choice.
+    /// The part of a choice that the client has.
     pub fn told(&self, choice: usize) -> Option<&ChoiceProgress> {
         self.choices.get(choice)?.as_ref()
     }

@@ -1,10 +1,10 @@
-//! A body that a router forwards. The router reads only its fields, and adds the place where the
-//! two workers meet, or asks a prefill worker to keep its KV.
+//! A body that a router forwards. The router only separates its fields. It adds the registry and
+//! room where the two workers meet, or asks a prefill worker to keep its KV.
 //!
-//! Invariants: workers get the client's fields unchanged. Exceptions are the meeting place and the
-//! resume fields: the router sets them and drops a client's own. A request to keep KV for decode
-//! leaves out the fields that concern only the answer's form. Not here: what the fields mean; the
-//! workers check them.
+//! Invariants: workers get the client's fields unchanged. Exceptions are the bootstrap and resume
+//! fields: the router sets them and drops those of the client. A request to keep KV for decode has
+//! no fields that concern only the form of the answer. Not here: what the fields mean; the workers
+//! check them.
 
 use super::error::ApiError;
 use super::fields::{Entries, List, first_item};
@@ -35,13 +35,13 @@ pub struct RoutedBody {
     work: Demand,
 }
 
-/// Where the workers of a pair meet: at the prefill worker's bootstrap registry. They derive the
-/// rooms of further choices from the first.
+/// The place where the workers of a pair meet: the prefill worker's bootstrap registry, and a room.
+/// They derive the rooms of further choices from the first room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meeting<'a> {
     /// Its host.
     pub host: &'a str,
-    /// Its port. `None`: the one that the decode worker is configured with.
+    /// Its port. `None`: the port from the decode worker's configuration.
     pub port: Option<u16>,
     /// The first choice's room.
     pub room: Room,
@@ -52,9 +52,9 @@ pub struct Meeting<'a> {
 pub enum KvLocation<'a> {
     /// Both legs meet at this registry and room.
     Met(Meeting<'a>),
-    /// Prefill keeps it, as its answer says: a JSON object.
+    /// Prefill keeps the KV. This is the JSON object from its answer.
     Kept(&'a str),
-    /// Decode requests it from this prefill worker.
+    /// Decode asks this prefill worker for the KV.
     Asked(&'a PrefillAddress),
 }
 
@@ -68,8 +68,8 @@ impl RoutedBody {
     }
 
     /// Like [`RoutedBody::parse`], and also hashes the blocks of the prompt, which takes time. A
-    /// router needs the hashes to find workers that have the blocks cached. Only a client that
-    /// knows `secret` can write a prompt with blocks that collide with those of another prompt.
+    /// router needs the hashes to find workers that have the blocks cached. A client that does not
+    /// know `secret` cannot write a prompt with blocks that collide with those of another prompt.
     ///
     /// # Errors
     /// The body is not a JSON object, or has too many fields.
@@ -106,7 +106,8 @@ impl RoutedBody {
         self.rids.iter().any(|own| own.starts_with(rid))
     }
 
-    /// Number of sequences it asks for, as far as the body shows: prompts times samples.
+    /// Number of sequences that it asks for: prompts times samples. The body is not validated for
+    /// this.
     pub fn choices(&self) -> u32 {
         self.choices
     }
@@ -118,8 +119,8 @@ impl RoutedBody {
 
     /// The body for workers that generate, or for both legs. `place` says where the KV is; it is
     /// `None` for a worker that serves the request alone. With `resume`, workers mark their events
-    /// and continue after the resumed ids. With `first_token`, prefill sends the token it samples
-    /// at once.
+    /// and continue after the resumed ids. With `first_token`, prefill sends its sampled token at
+    /// once.
     pub fn address(
         &self,
         place: Option<KvLocation<'_>>,
@@ -146,8 +147,8 @@ impl RoutedBody {
         closed(body)
     }
 
-    /// The body that asks a prefill worker to keep its KV for decode, in whatever form the client
-    /// wants the answer. With `as_events`, the first event says at once where the KV is.
+    /// The body that asks a prefill worker to keep its KV for decode. It does not depend on the
+    /// form of the client's answer. With `as_events`, the first event says at once where the KV is.
     pub fn keep(&self, keep: &Keep, resume: Option<&Resume>, as_events: bool) -> Vec<u8> {
         let mut body = self.begin(resume);
         let _ = write!(body, "\"stream\":{as_events},\"{}\":", kv_transfer::FIELD);
@@ -156,7 +157,7 @@ impl RoutedBody {
         closed(body)
     }
 
-    /// All fields but those of the answer's form; the object stays open.
+    /// All fields except those of the answer's form. The object stays open.
     fn begin(&self, resume: Option<&Resume>) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.open.len() + self.form.len() + 256);
         body.extend_from_slice(&self.open);
@@ -221,9 +222,9 @@ fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
     if rids.iter().all(|rid| rid.len() <= NAME_BYTES_MAX) { rids } else { Vec::new() }
 }
 
-/// Estimates the demand from the raw JSON text of the prompt. Under one salt, prompts that start
-/// alike have the same first blocks. About four bytes count as a token, escapes and field names
-/// included.
+/// Estimates the demand from the raw JSON text of the prompt. With equal salts, prompts that start
+/// with the same text have the same first blocks. About four bytes count as a token, including
+/// escapes and field names.
 fn work(entries: &[(String, &RawValue)], choices: u32, secret: Option<u64>) -> Demand {
     let field = |name: &str| {
         entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get().as_bytes())
@@ -239,7 +240,7 @@ fn work(entries: &[(String, &RawValue)], choices: u32, secret: Option<u64>) -> D
         *before = chained(*before, block);
         Some(*before)
     });
-    // Token ids are counted, whatever their values.
+    // Token ids are counted; their values are not checked.
     let first = text.iter().find(|byte| !b"[ \t\r\n".contains(byte));
     let (tokens, block) = match first.is_some_and(u8::is_ascii_digit) {
         true => {
@@ -368,8 +369,8 @@ mod tests {
 
     #[test]
     fn decode_is_told_where_the_kv_is_and_prefill_to_keep_it() {
-        let body =
-            br#"{"stream":true,"prompt":[1],"kv_transfer_params":7,"baton_prefill":8,"echo":true,"n":2}"#;
+        let body = br#"{"stream":true,"prompt":[1],"kv_transfer_params":7,"baton_prefill":8,
+            "echo":true,"n":2}"#;
         let routed = RoutedBody::parse(body).unwrap();
         let text = |body: Vec<u8>| String::from_utf8(body).unwrap();
         let keep = Keep { host: Some("10.0.0.1".into()), ..Keep::default() };
@@ -401,7 +402,7 @@ mod tests {
     fn a_body_is_one_json_object() {
         for body in ["", "[]", "{", "{} {}", r#"{"a":}"#, r#"{"a":1,"a":2}"#, "7"] {
             assert_eq!(
-                RoutedBody::parse(body.as_bytes()).unwrap_err().code,
+                RoutedBody::parse(body.as_bytes()).unwrap_err().code.name(),
                 "invalid_json",
                 "{body}"
             );

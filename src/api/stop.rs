@@ -1,9 +1,10 @@
 //! Stop strings in a text that arrives in pieces.
 //!
 //! Owns: the text that must be held back. Invariants: the match that completes first wins; if
-//! several complete at once, the longest wins. So the result does not depend on the pieces. Text
-//! that could be part of a match is not released. Cuts fall between characters, because a stop
-//! string starts with a whole one. After construction only the caller's buffer allocates.
+//! several complete at the same byte, the longest wins. So the result does not depend on the
+//! pieces. Text that can be part of a match is not released. Cuts are between characters, because a
+//! stop string starts with a whole character. After construction only the caller's buffer
+//! allocates.
 
 /// Watches one text.
 #[derive(Clone, Debug)]
@@ -13,11 +14,12 @@ pub struct StopMatcher {
     held: String,
 }
 
-/// One stop string, and how much of it the text ends with (Knuth, Morris and Pratt).
+/// One stop string, and the length of its prefix with which the text ends (algorithm of Knuth,
+/// Morris and Pratt).
 #[derive(Clone, Debug)]
 struct Needle {
     bytes: Box<[u8]>,
-    /// For each length of a partial match: the next shorter partial match that it ends with.
+    /// For each length of a partial match: the length of the next shorter partial match at its end.
     shorter: Box<[usize]>,
     matched: usize,
 }
@@ -31,8 +33,8 @@ impl StopMatcher {
         Self { needles, held: String::with_capacity(longest) }
     }
 
-    /// Takes the next piece and appends to `out` the text that can be shown. Returns the index of
-    /// the stop string that completes, if any. The text ends before it, and the rest is dropped.
+    /// Takes the next piece and appends to `out` the text that can be released. If a stop string
+    /// completes, returns its index; the text ends before it, and the rest is dropped.
     pub fn push(&mut self, piece: &str, out: &mut String) -> Option<usize> {
         for (i, &byte) in piece.as_bytes().iter().enumerate() {
             self.needles.iter_mut().for_each(|needle| needle.advance(byte));
@@ -80,7 +82,7 @@ impl Needle {
             shorter: vec![0; stop.len() + 1].into(),
             matched: 0,
         };
-        // The table is the needle matched against itself, one byte behind.
+        // The table results from matching the stop string against itself, shifted by one byte.
         for at in 1..stop.len() {
             needle.advance(needle.bytes[at]);
             needle.shorter[at + 1] = needle.matched;
@@ -200,7 +202,10 @@ mod tests {
                     break;
                 }
                 let starts = text.char_indices().map(|(at, _)| &text[at..]);
-                let doubtful = starts.filter(|end| stop.iter().any(|s| s.starts_with(end))).map(str::len).max();
+                let doubtful = starts
+                    .filter(|end| stop.iter().any(|s| s.starts_with(end)))
+                    .map(str::len)
+                    .max();
                 prop_assert_eq!(text.len() - shown.len(), doubtful.unwrap_or(0));
             }
         }

@@ -6,7 +6,7 @@ use super::fields::Fields;
 use super::request::ChatPrompt;
 use serde::Serialize;
 
-/// What to tokenise.
+/// The input of `/tokenize`.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Subject {
     /// A text.
@@ -43,7 +43,7 @@ impl TokenizeRequest {
             }
             (None, None) => return Err(fields.invalid("prompt", "or `messages` is required")),
         };
-        // A chat template writes the special tokens itself.
+        // The output of a chat template already contains the special tokens.
         let add = matches!(subject, Subject::Prompt(_));
         Ok(Self {
             model: fields.name("model")?,
@@ -106,7 +106,8 @@ mod tests {
         assert_eq!(text.subject, Subject::Prompt("hi".into()));
         assert_eq!((text.add_special_tokens, text.return_token_strs), (true, false));
         let chat = TokenizeRequest::parse(
-            br#"{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":false,"return_token_strs":true}"#,
+            br#"{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":false,
+            "return_token_strs":true}"#,
         )
         .unwrap();
         let Subject::Chat(conversation) = &chat.subject else { panic!("a conversation") };

@@ -1,9 +1,9 @@
-//! The command line, in two steps: [`flags`] is what was typed, [`config`](crate::config) the
-//! resolved settings.
+//! The command line, in two steps: [`flags`] holds the typed flags, and [`config`](crate::config)
+//! the resolved settings.
 //!
 //! Thread: main, once. Invariants: a resolved configuration is complete, consistent and never
-//! changes; each inconsistency is an error that names the flag, its value and the limit. Values
-//! that need the model file (context length, KV element type) are the only ones that stay open.
+//! changes; each inconsistency is an error that names the flag, its value and the limit. Only
+//! values that need the model file (context length, KV element type) are resolved later.
 //! Not here: opening the model, binding ports, selecting kernels.
 
 pub mod flags;
@@ -16,7 +16,7 @@ use crate::config::{DrainConfig, RoleConfig};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 use flags::{Cli, DoctorFlags, SimFlags, TransferBenchFlags};
-use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
+use resolve::{CLIENT_PORT, DECODE_PORT, PREFILL_PORT};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 
@@ -41,13 +41,13 @@ pub enum Invocation {
     },
     /// `baton doctor`.
     Doctor(DoctorFlags),
-    /// `baton bench transfer`, as typed; the bench itself checks the names.
+    /// `baton bench transfer`, as typed. The bench checks the names of cases and transports.
     BenchTransfer(Box<TransferBenchFlags>),
     /// `baton sim`.
     Sim(Box<SimFlags>),
 }
 
-/// The properties of the host and the environment that resolution needs.
+/// Properties of the host and the environment; the resolution of flags needs them.
 #[derive(Clone, Debug)]
 pub struct HostInfo {
     /// Logical CPUs on which this process may run, in ascending order.
@@ -74,10 +74,10 @@ impl HostInfo {
 
 /// Default HTTP port of each command.
 const PORTS: [(&str, u16); 4] = [
-    ("serve", FRONT_PORT),
+    ("serve", CLIENT_PORT),
     ("prefill", PREFILL_PORT),
     ("decode", DECODE_PORT),
-    ("router", FRONT_PORT),
+    ("router", CLIENT_PORT),
 ];
 
 /// The command definition for clap, with the help texts that differ between commands.
@@ -90,8 +90,8 @@ pub fn command_line() -> clap::Command {
     takes_negatives(cli)
 }
 
-/// Lets `-1` be the value of the flag before it. The error then says that the value is out of
-/// range, not that `-1` is an unknown flag.
+/// Makes clap read `-1` as the value of the flag before it. The error then says that the value is
+/// out of range, not that `-1` is an unknown flag.
 fn takes_negatives(command: clap::Command) -> clap::Command {
     let takes = |arg: clap::Arg| match arg.get_action().takes_values() && !arg.is_positional() {
         true => arg.allow_negative_numbers(true),
@@ -122,7 +122,7 @@ pub fn parse(
     resolve::resolve(cli, surroundings)
 }
 
-/// Refuses flags typed together with `bench transfer --listen`, because they would have no effect.
+/// Refuses other flags together with `bench transfer --listen`, because they would have no effect.
 fn listens_alone(matches: &ArgMatches) -> Result<(), ConfigError> {
     let bench =
         matches.subcommand_matches("bench").and_then(|bench| bench.subcommand_matches("transfer"));

@@ -10,7 +10,7 @@ pub fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigE
 /// Checks that a number is finite and above 0.
 ///
 /// # Errors
-/// The number is not.
+/// The number is infinite, not a number, or not above 0.
 pub fn positive(flag: &'static str, number: f64) -> Result<f64, ConfigError> {
     match number {
         number if number.is_finite() && number > 0.0 => Ok(number),

@@ -1,10 +1,10 @@
 //! Flags and commands of other servers that this version does not have. The error names the flag
-//! and an alternative, in place of clap's error for an unknown flag.
+//! and an alternative; it replaces clap's error for an unknown flag.
 
 use crate::config::error::ConfigError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-const ONE_RANK: &str = "each worker is one rank; run more workers in its place";
+const ONE_RANK: &str = "each worker is one rank; run more workers instead";
 const CPU_ONLY: &str = "models run on CPUs only";
 const CACHES: &str = "all workers cache prefixes unless --disable-radix-cache is given";
 const NO_SPECULATION: &str = "speculative decoding is not supported";
@@ -41,8 +41,8 @@ const NAMES: &[(&str, &str)] = &[
     ("--n-gpu-layers", CPU_ONLY),
     ("--gpu-layers", CPU_ONLY),
     ("--attention-backend", CPU_ONLY),
-    ("--enforce-eager", "nothing is compiled or captured at the start"),
-    ("--disable-cuda-graph", "nothing is compiled or captured at the start"),
+    ("--enforce-eager", "Baton compiles and captures no graphs"),
+    ("--disable-cuda-graph", "Baton compiles and captures no graphs"),
     ("--trust-remote-code", "code in a model's files is never run"),
     ("--tokenizer", OWN_TEXTS),
     ("--chat-template", OWN_TEXTS),
@@ -53,7 +53,7 @@ const NAMES: &[(&str, &str)] = &[
     ("--enable-prefix-caching", CACHES),
     ("--disaggregation-decode-enable-radix-cache", CACHES),
     ("--swap-space", "use --swap-memory with a size and its unit"),
-    ("--preemption-mode", "KV is kept or computed again, whichever is faster"),
+    ("--preemption-mode", "a worker keeps the KV or computes it again, whichever is faster"),
     ("--schedule-conservativeness", "use --num-reserved-decode-tokens"),
     ("--verify-kv", "KV checksums are not supported"),
     ("--disaggregation-enable-kv-checksum", "KV checksums are not supported"),
@@ -61,8 +61,8 @@ const NAMES: &[(&str, &str)] = &[
     ("--speculative-config", NO_SPECULATION),
     ("--enable-lora", "LoRA adapters are not supported"),
     ("--lora-modules", "LoRA adapters are not supported"),
-    ("--quantization", "weights keep the types of their file"),
-    ("--dtype", "weights keep the types of their file; --kv-dtype sets the KV cache's type"),
+    ("--quantization", "weights keep the element types of their file"),
+    ("--dtype", "weights keep their types; --kv-dtype sets the KV cache's type"),
     ("--ib-device", "use --rdma-devices"),
     ("--disaggregation-mode", BY_COMMAND),
     ("--model", "give MODEL without a flag"),
@@ -159,7 +159,7 @@ const VALUES: &[(&str, &str, &str)] = &[("--transfer", "cuda_ipc", CPU_ONLY)];
 /// Policies of other routers, refused for each policy flag.
 const LATER_POLICIES: &[&str] = &["manual", "bucket", "prefix_hash", "consistent_hashing"];
 
-/// The error in place of clap's, if the name is in these lists.
+/// The error that replaces clap's, if the name is in these lists.
 pub fn explain(error: &clap::Error) -> Option<ConfigError> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -1,9 +1,10 @@
 //! `baton drain`: drains a server over HTTP, and waits for its end with `--wait`.
 //!
-//! Thread: main, which blocks. Invariants: one deadline bounds each request, however slowly its
-//! answer arrives; only a server that accepts no connection, or was replaced, has ended. Not here:
-//! the drain itself (`server::drain`).
+//! Thread: main, which blocks. Invariants: each request has one deadline, even if its answer
+//! arrives slowly. A server has ended if it accepts no connection or another server has replaced
+//! it. Not here: the drain itself (`server::drain`).
 
+use crate::api::ErrorCode;
 use crate::api::info::DRAINING;
 use crate::config::DrainConfig;
 use crate::config::secret::Secret;
@@ -11,14 +12,14 @@ use crate::config::values::WorkerUrl;
 use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
 use crate::http::{HttpLimits, Method};
 use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
-use crate::net::{Authorities, HTTPS_ALONE, TlsError};
+use crate::net::{Authorities, TlsError};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 /// Time for one request and its answer, including the connection and TLS. A server answers at once
-/// from its control thread, and a user or a script waits here.
+/// from its control thread, and a user or a script waits for this command.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two checks for the end.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -45,12 +46,12 @@ impl fmt::Display for DrainError {
         match self {
             DrainError::File(why) => write!(f, "--tls-ca-file: {why}"),
             DrainError::Unreachable(why) => write!(f, "cannot be reached: {why}"),
-            DrainError::Https => {
-                f.write_str("it speaks HTTPS alone: use https://HOST:PORT and --tls-ca-file")
-            }
+            DrainError::Https => f.write_str(
+                "the server accepts only HTTPS: use https://HOST:PORT and --tls-ca-file",
+            ),
             DrainError::Refused(status, said) => write!(f, "answers with status {status}: {said}"),
-            DrainError::Unseen(why) => write!(f, "drains, but its end is not seen: {why}"),
-            DrainError::Stuck => f.write_str("it still drains after the maximum time of a request"),
+            DrainError::Unseen(why) => write!(f, "drains, but its end cannot be observed: {why}"),
+            DrainError::Stuck => f.write_str("still drains after the maximum time of a request"),
         }
     }
 }
@@ -76,12 +77,12 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
     let (status, body) = told.map_err(|error| DrainError::Unreachable(error.to_string()))?;
     let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     if status != 200 {
-        if said["error"]["code"] == HTTPS_ALONE {
+        if said["error"]["code"] == ErrorCode::Https.name() {
             return Err(DrainError::Https);
         }
         return Err(DrainError::Refused(status, String::from_utf8_lossy(&body).into_owned()));
     }
-    // With a closed standard output the command still waits.
+    // The command waits even if its standard output is closed.
     let _ = writeln!(out, "{} drains; running requests: {}", config.url, said["running"]);
     if config.wait {
         let until = Instant::now() + DRAIN_TIME_MAX + DRAIN_FLUSH_TIME;
@@ -91,8 +92,8 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
     Ok(())
 }
 
-/// Checks until the server accepts no connection or another server has its place, or until time is
-/// up.
+/// Repeats a check until the server accepts no connection, another server has its address, or the
+/// time is over.
 fn await_end(at: &DrainTarget<'_>, mut has_time: impl FnMut() -> bool) -> Result<(), DrainError> {
     let mut unseen = None;
     while has_time() {
@@ -108,9 +109,10 @@ fn await_end(at: &DrainTarget<'_>, mut has_time: impl FnMut() -> bool) -> Result
     Err(unseen.map_or(DrainError::Stuck, DrainError::Unseen))
 }
 
-/// Whether the server may still be there after this error. It can fail while it ends, and it closes
-/// connections beyond its limit. An untrusted certificate is different: it can be the server's new
-/// one or another server's, and no further check can tell.
+/// Whether the server may still be there after this error. A server that is ending can cause it,
+/// and so can a server that closes connections above its limit. An untrusted certificate is
+/// different: it can be the server's new one or another server's, and no further check can tell
+/// which.
 fn may_be_there(error: &std::io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
     let is_cut_off = matches!(error.kind(), ConnectionReset | UnexpectedEof | BrokenPipe);
@@ -180,7 +182,8 @@ impl DeadlineStream {
     fn connect(addresses: &[SocketAddr], until: Instant) -> std::io::Result<DeadlineStream> {
         let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         for (tried, address) in addresses.iter().enumerate() {
-            // An address that drops packets leaves the others their share of the time.
+            // Each address gets a share of the time, because one that drops packets uses up its
+            // share.
             let share = left(until)? / (addresses.len() - tried) as u32;
             connected = TcpStream::connect_timeout(address, share);
             if connected.is_ok() {

@@ -46,8 +46,8 @@ fn answer_of_drain(listener: &TcpListener) {
     stream.flush().unwrap();
 }
 
-/// The error of a wait for a server that keeps listening. For each check, `looks` says whether it
-/// is answered or cut off before the handshake.
+/// The error of a wait for a server that keeps listening. `looks` says for each check whether the
+/// server answers it or cuts it off before the handshake.
 fn looked_at(looks: &'static [bool]) -> DrainError {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url: WorkerUrl =
@@ -68,7 +68,7 @@ fn looked_at(looks: &'static [bool]) -> DrainError {
     error
 }
 
-/// If the last check was answered, the drain is stuck; if it was cut off, that is unknown.
+/// After an answered last check, the error is `Stuck`. After a cut-off one, it is `Unseen`.
 #[test]
 fn what_was_seen_last_is_told_when_time_is_up() {
     assert!(matches!(looked_at(&[true, true]), DrainError::Stuck));
@@ -79,7 +79,7 @@ fn what_was_seen_last_is_told_when_time_is_up() {
     );
 }
 
-/// The second address still gets a share of the time, enough for its TLS handshake.
+/// The second address gets enough of the time for its TLS handshake.
 #[test]
 fn an_address_that_drops_what_comes_leaves_the_next_its_share() {
     let [full, taken] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());

@@ -1,6 +1,6 @@
 //! Commands that are not servers: `baton bench`, `baton doctor`, `baton drain`.
 //!
-//! They use every layer below; no layer uses them.
+//! They can use every layer below. No layer uses them.
 
 pub mod bench;
 pub mod doctor;

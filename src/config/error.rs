@@ -6,9 +6,9 @@ use std::path::PathBuf;
 /// A refused command line. Each error ends the process with status 2.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// clap's error, also for `--help` and `--version`, which are no errors.
+    /// An error of clap. `--help` and `--version` also come in this form, but are not errors.
     Usage(clap::Error),
-    /// A known flag or command of other servers that this version does not have.
+    /// A flag or command of other servers that this version knows but does not support.
     Later {
         /// The flag, with its value if the value is refused, or the command.
         what: String,
@@ -55,7 +55,7 @@ pub enum ConfigError {
         flag: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Step times and link speeds that a router forecasts with. The formulas are in
+//! The step times and link speeds that a router uses to predict latencies. The formulas are in
 //! `routing::forecast`.
 
 use serde::Serialize;
@@ -13,12 +13,12 @@ pub struct Cost {
     pub decode: [f64; 4],
 }
 
-/// Qwen3-32B-FP8 on two H200 under vLLM 0.24, fitted to an estimator's table (mean error 2.4 % and
-/// 1.7 %).
+/// The default: Qwen3-32B-FP8 on two H200 with vLLM 0.24, fitted to the table of an estimator (mean
+/// error 2.4 % and 1.7 %).
 pub const COST_DEFAULT: Cost =
     Cost { prefill: [8.322, 0.033051, 1.7068e-6, 0.0], decode: [9.7902, 2.0797e-5, 0.028017, 0.0] };
 
-/// What a router forecasts with.
+/// The values that a router uses to predict latencies.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Forecast {
     /// Time of a forward pass.

@@ -1,6 +1,6 @@
 //! The configuration of a process: complete, checked, immutable. `--print-config` shows it as JSON.
 //!
-//! An `Option` says in its comment what `None` means: the model file or the peer decides, or the
+//! The comment of an `Option` says what `None` means: the model file or the peer decides, or the
 //! feature is off.
 
 pub mod error;
@@ -70,7 +70,7 @@ pub struct ServeConfig {
     pub layout: WorkerLayout,
     /// Limits on the prompt tokens of a step.
     pub chunks: ChunkConfig,
-    /// Rules for requests when pages run out.
+    /// Rules for retraction, which starts when the pool runs empty.
     pub retraction: RetractionConfig,
     /// Log settings.
     pub log: LogConfig,
@@ -79,8 +79,9 @@ pub struct ServeConfig {
 /// The router.
 #[derive(Clone, Debug, Serialize)]
 pub struct RouterConfig {
-    /// Its HTTP port.
-    pub front: FrontConfig,
+    /// Its HTTP port. `--print-config` calls it `front`.
+    #[serde(rename = "front")]
+    pub server: ServerConfig,
     /// Additional address for metrics; `None`: only the HTTP port.
     pub metrics: Option<SocketAddr>,
     /// Prefill workers known from the start. Their addresses are distinct.
@@ -93,7 +94,7 @@ pub struct RouterConfig {
     pub policies: Policies,
     /// Thresholds of the policy `cache_aware`.
     pub cache: CacheAwareConfig,
-    /// What the router forecasts with.
+    /// The values that the router uses to predict latencies.
     pub forecast: Forecast,
     /// When workers change their roles automatically; `None`: never.
     pub balance: Option<BalanceConfig>,
@@ -107,15 +108,15 @@ pub struct RouterConfig {
     pub health: HealthConfig,
     /// Path of the health probes.
     pub health_path: String,
-    /// Hosts and ports of the etcd with more workers; empty: none.
+    /// Hosts and ports of an etcd that lists more workers; empty: none.
     pub etcd: Vec<WorkerUrl>,
-    /// Keys that a change to the set of workers must prove, one of them; empty: see
+    /// A client that changes the set of workers must prove one of these keys; empty: see
     /// `takes_anybody`.
     pub cluster_keys: Vec<Secret>,
-    /// Without a key, whether any client can change the set of workers: on loopback, or with
-    /// `--insecure`.
+    /// If there is no key: whether any client can change the set of workers. True on loopback, or
+    /// with `--insecure`.
     pub takes_anybody: bool,
-    /// Without a key, whether workers can register themselves without a client's API key.
+    /// If there is no key: whether workers can register themselves without an API key.
     pub takes_strangers: bool,
     /// Log settings.
     pub log: LogConfig,
@@ -139,8 +140,9 @@ pub struct DrainConfig {
 pub struct WorkerConfig {
     /// Its model.
     pub model: ServedModelConfig,
-    /// Its HTTP port.
-    pub front: FrontConfig,
+    /// Its HTTP port. `--print-config` calls it `front`.
+    #[serde(rename = "front")]
+    pub server: ServerConfig,
     /// Its KV pool.
     pub kv: KvConfig,
     /// Maximum number of running requests.
@@ -166,7 +168,7 @@ pub struct ServedModelConfig {
 
 /// An HTTP port for clients.
 #[derive(Clone, Debug, Serialize)]
-pub struct FrontConfig {
+pub struct ServerConfig {
     /// Address to listen on.
     pub host: IpAddr,
     /// Port; 0: a free port.
@@ -179,7 +181,7 @@ pub struct FrontConfig {
     pub body_max: usize,
 }
 
-impl FrontConfig {
+impl ServerConfig {
     /// Address and port to listen on.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.host, self.port)
@@ -202,7 +204,7 @@ pub struct KvConfig {
 /// Pages reserved for running requests, and memory for retracted requests.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RetractionConfig {
-    /// Tokens still to be generated for which each request has pages reserved.
+    /// Tokens ahead for which each running request has pages reserved.
     pub reserved_tokens: u32,
     /// Bytes for the KV of retracted requests, outside the pool.
     pub memory: ByteSize,
@@ -260,20 +262,20 @@ pub struct HandoffConfig {
     pub transfer: Transfer,
     /// Names of the RDMA devices to use; empty: selected automatically.
     pub rdma_devices: Vec<String>,
-    /// Host that peers connect to; `None`: the address at which they already reach this worker.
+    /// Host that peers connect to; `None`: the address over which they already reach this worker.
     pub advertise_host: Option<String>,
-    /// Cluster keys: the first is proven to peers, all are accepted from them. Empty: no proof, on
-    /// loopback or with `--insecure`.
+    /// Cluster keys. The worker proves the first one to peers and accepts all from them. Empty: no
+    /// proof, which is allowed on loopback or with `--insecure`.
     pub cluster_keys: Vec<Secret>,
-    /// Whether ports for peers are opened beyond loopback without a key.
+    /// Whether the worker opens its ports for peers beyond loopback although it has no key.
     pub insecure: bool,
-    /// Where this worker announces itself.
+    /// The registry at which this worker announces itself.
     pub registry: Option<RegistryAddress>,
     /// File of CA certificates for registries and prefill workers over TLS.
     pub tls_ca: Option<PathBuf>,
     /// Silence after which a peer is considered dead.
     pub peer_timeout: Duration,
-    /// Whether the bootstrap host 2.2.2.2 requests a transfer without data. If not, it is an
+    /// Whether the bootstrap host 2.2.2.2 requests a transfer without data. If false, it is an
     /// ordinary address.
     pub fake_bootstrap: bool,
 }
@@ -283,7 +285,7 @@ pub struct HandoffConfig {
 pub struct PrefillEndpoint {
     /// Its HTTP address.
     pub url: WorkerUrl,
-    /// Port of its bootstrap registry; `None`: what the worker reports, if it reports one.
+    /// Port of its bootstrap registry; `None`: the port that the worker reports, if it reports one.
     pub bootstrap_port: Option<u16>,
 }
 
@@ -302,7 +304,7 @@ pub enum LoadFormat {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum KvCacheDtype {
-    /// Selected by the checkpoint's type.
+    /// The type that fits the checkpoint.
     #[default]
     Auto,
     /// IEEE single precision.
@@ -391,10 +393,9 @@ pub enum Policy {
     CacheAware,
     /// The worker with the smallest product of queued prompt tokens and sequences.
     Lmetric,
-    /// The worker with the best predicted latency; the request is refused if it would miss the
-    /// limits.
+    /// The worker with the best predicted latency. A request that would miss its limits is refused.
     Slo,
-    /// As slo, but decode does prefill itself if little of the prompt is missing in its cache.
+    /// As slo, but if its cache has most of the prompt, the decode worker computes the rest itself.
     Conditional,
 }
 

@@ -30,7 +30,7 @@ impl FromStr for RegistryAddress {
         };
         let mut urls: Vec<WorkerUrl> = Vec::new();
         for host in hosts.split(',') {
-            // Each router can have its own scheme; etcd has one scheme for all members.
+            // Each router has its own scheme. For etcd one scheme applies to all members.
             let url = match is_etcd {
                 true => WorkerUrl::parse(host, ETCD_PORT).ok().filter(|_| !host.contains("://")),
                 false => host.parse().ok(),

@@ -24,16 +24,16 @@ impl From<Policy> for Policies {
     }
 }
 
-/// When `cache_aware` selects the worker that has a prompt cached: the rule and the defaults of
-/// SGLang's router.
+/// Thresholds of the policy `cache_aware`: they decide when it selects the worker that has a prompt
+/// cached. Rule and defaults are those of SGLang's router.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct CacheAwareConfig {
-    /// Share of a prompt, 0 to 1. A longer cached prefix decides the selection.
+    /// Share of a prompt, 0 to 1. If a worker has a larger share cached, it is selected.
     pub threshold: f64,
     /// Maximum difference in sequences between the busiest and the idlest worker.
     pub ahead: u32,
-    /// Maximum ratio of these two numbers. If both limits are exceeded, the least loaded worker is
-    /// selected.
+    /// Maximum ratio of these two numbers of sequences. If both limits are exceeded, the least
+    /// loaded worker is selected.
     pub ratio: f64,
 }
 
@@ -50,9 +50,9 @@ pub enum Flow {
     /// Both at once, with one room.
     #[default]
     Dual,
-    /// Prefill first: it keeps the KV and reports where it is. Then decode gets that report.
+    /// Prefill first. It keeps the KV and reports its place; the router then sends that to decode.
     PrefillFirst,
-    /// Decode alone: it calls prefill itself.
+    /// Only decode, which calls prefill itself.
     DecodeFirst,
 }
 
@@ -90,7 +90,7 @@ impl Default for RetryConfig {
     }
 }
 
-/// When a worker with failed requests is selected last, and for how long.
+/// The rules that decide when, and for how long, a worker with failed requests is selected last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct BreakerConfig {
     /// Number of failures that opens its circuit; `None`: the circuit never opens.
@@ -127,8 +127,7 @@ pub struct HealthConfig {
     pub successes: u32,
     /// Time between two probes of a worker that was never up.
     pub first_interval: Duration,
-    /// Time from its registration after which a worker that was never up is no longer probed;
-    /// `None`: it is always probed.
+    /// A worker that was never up is probed for this time after its registration; `None`: for ever.
     pub first_time: Option<Duration>,
 }
 
@@ -148,7 +147,7 @@ impl Default for HealthConfig {
 /// When workers change their roles automatically; see `routing::role_balancer`.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct BalanceConfig {
-    /// Maximum mean time of the prompts queued at prefill workers.
+    /// Maximum predicted time to compute the queued prompts, as a mean over the prefill workers.
     pub queue: Duration,
     /// Maximum share of the decode workers' capacity in use, above 0 and up to 1.
     pub fill: f64,

@@ -55,7 +55,7 @@ impl Serialize for Secret {
     }
 }
 
-/// Reads a cluster key: the file's exact bytes, also a final newline.
+/// Reads a cluster key: all bytes of the file, including a final newline.
 ///
 /// # Errors
 /// The file cannot be read, or its size is out of range.
@@ -92,8 +92,8 @@ pub fn read_api_keys(path: &Path, warnings: &mut Vec<String>) -> Result<Vec<Secr
     Ok(keys)
 }
 
-/// Reads a secret file. If others can read the file, that is only a warning: for secrets mounted
-/// into a container, the owner cannot always choose the mode.
+/// Reads a secret file. If other users can read the file, that is only a warning. The mode of a
+/// secret that is mounted into a container cannot always be chosen.
 fn read(
     flag: &'static str,
     path: &Path,

@@ -31,7 +31,7 @@ impl FromStr for ByteSize {
         };
         let bytes = match number.split_once('.') {
             None => number.parse::<u64>().ok().and_then(|whole| whole.checked_mul(scale)),
-            // An f64 has 53 bits, more than anyone types.
+            // An f64 has 53 bits, which are enough for every size in use.
             Some(_) => number
                 .parse::<f64>()
                 .ok()
@@ -201,7 +201,7 @@ impl Serialize for Cidr {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuList(pub Vec<usize>);
 
-/// Linux's maximum number of logical CPUs. It bounds the memory that a typed range can allocate.
+/// Linux's maximum number of logical CPUs. It bounds the memory for a range.
 const CPU_MAX: usize = 8192;
 
 impl FromStr for CpuList {

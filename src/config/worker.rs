@@ -7,15 +7,15 @@ use crate::obs::log::LogConfig;
 use serde::Serialize;
 use std::time::Duration;
 
-/// A worker that transfers KV to peers or from peers. It has the settings of all roles, because
-/// its role can change; the command gives the first role.
+/// A worker that transfers KV to or from peers. It has the settings of all roles, because its role
+/// can change. The command gives the first role.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClusterWorkerConfig {
     /// Settings of every worker.
     pub worker: WorkerConfig,
     /// Limits on the prompt tokens of a step.
     pub chunks: ChunkConfig,
-    /// Rules for requests when pages run out, for a worker that generates.
+    /// Rules for retraction, for a worker that generates.
     pub retraction: RetractionConfig,
     /// Settings for its peers.
     pub handoff: HandoffConfig,
@@ -45,7 +45,7 @@ impl ClusterWorkerConfig {
     /// # Errors
     /// The reason why not, with the flag.
     pub fn check_role(&self, role: Role) -> Result<(), String> {
-        let (host, handoff) = (self.worker.front.host, &self.handoff);
+        let (host, handoff) = (self.worker.server.host, &self.handoff);
         let listens_for_peers = match role {
             Role::Prefill => true,
             Role::Decode => handoff.transfer.takes_tcp(),

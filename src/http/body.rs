@@ -1,7 +1,7 @@
-//! The body of a message, in the three forms in which HTTP/1.1 delimits one.
+//! The body of a message, with the three ways in which HTTP/1.1 delimits a body.
 //!
-//! Owns: where data lies in the bytes that arrive. Invariants: nothing is buffered. Chunk framing
-//! is read strictly (CRLF only, no stray characters), so no other reader can interpret it
+//! Owns: the position of data in the bytes that arrive. Invariants: nothing is buffered. Chunk
+//! framing is read strictly (CRLF only, no stray characters), so that no other reader interprets it
 //! differently.
 
 use super::HttpError;
@@ -45,7 +45,7 @@ enum SizePart {
     Start,
     /// Hexadecimal digits.
     Digits,
-    /// Whitespace between the size and what follows it.
+    /// Whitespace after the size.
     Blank,
     Extension,
     Cr,
@@ -83,8 +83,8 @@ impl Body {
         matches!(self.state, State::UntilClose)
     }
 
-    /// Reads `input` up to the end of one run of data. Returns how many bytes it read, and the
-    /// range of the data.
+    /// Reads `input` up to the end of one contiguous piece of data. Returns the number of bytes
+    /// read, and the range of the data.
     pub(super) fn read(&mut self, input: &[u8]) -> Result<(usize, Range<usize>), HttpError> {
         let mut at = 0;
         while at < input.len() {

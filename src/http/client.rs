@@ -1,9 +1,9 @@
-//! The client's side, for the router and the registry client: writes requests, reads responses, and
-//! passes on the pieces of a body as they arrive.
+//! The client's side of HTTP, for the router and the registry client. It writes requests, reads
+//! responses, and returns the pieces of a body as they arrive.
 //!
 //! Owns: the response being received. Invariants: a response belongs to one request; informational
 //! heads before it are skipped. Body pieces are borrowed from the input, never stored. After an
-//! error the decoder only repeats it. Not here: which connection, how long to wait.
+//! error the decoder only repeats it. Not here: connections and deadlines.
 
 use super::body::{Body, Framing};
 use super::head::{self, FirstLine, Gather};
@@ -61,7 +61,7 @@ pub struct ResponseHead {
     pub headers: Headers,
 }
 
-/// What arrived.
+/// An event of a response.
 #[derive(Debug)]
 pub enum ResponseEvent<'a> {
     /// The response begins.
@@ -82,7 +82,7 @@ pub struct ResponseDecoder {
     gather: Gather,
     /// Whether the request was HEAD.
     bodyless: bool,
-    /// Whether [`super::response::PROCESSING`] came and the caller has not seen it yet.
+    /// Whether [`super::response::PROCESSING`] has arrived and the caller does not know it yet.
     processing: bool,
     stage: Stage,
 }
@@ -107,8 +107,8 @@ impl ResponseDecoder {
         }
     }
 
-    /// Reads `input` up to the next event. Returns how many bytes it read, and the event. Call it
-    /// again with the rest until it returns no event: then all input was read, or the response has
+    /// Reads `input` up to the next event. Returns the number of bytes read, and the event. Call it
+    /// again with the rest until it returns no event. Then all input was read, or the response has
     /// ended.
     pub fn read<'a>(
         &mut self,
@@ -126,13 +126,13 @@ impl ResponseDecoder {
         result
     }
 
-    /// Whether the server has reported since the last call that it works on the response.
+    /// Whether the server has sent [`super::response::PROCESSING`] since the last call.
     pub fn take_processing(&mut self) -> bool {
         std::mem::take(&mut self.processing)
     }
 
-    /// The server closed its side. This ends a body without other delimiter; otherwise it is an
-    /// error.
+    /// Handles the server's end of the connection. It ends a body that has no other delimiter;
+    /// otherwise it is an error.
     pub fn close(&mut self) -> Result<Option<ResponseEvent<'static>>, HttpError> {
         match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::Body { body, .. } if body.is_done() || body.ends_with_connection() => {
@@ -396,8 +396,10 @@ mod tests {
             ],
             step in 1usize..50,
         ) {
-            let (a, b) = (decode(Method::Get, &bytes, step), decode(Method::Get, &bytes, usize::MAX));
-            // The pieces decide how much of a body is passed on before an error, but not its bytes.
+            let (a, b) =
+                (decode(Method::Get, &bytes, step), decode(Method::Get, &bytes, usize::MAX));
+            // The size of the pieces decides how much of a body is returned before an error, but
+            // not its bytes.
             prop_assert!(a.body.starts_with(&b.body) || b.body.starts_with(&a.body));
             prop_assert_eq!((a.status, a.end, a.error), (b.status, b.end, b.error));
         }

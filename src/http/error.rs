@@ -2,14 +2,15 @@
 
 use std::fmt;
 
-/// A message that cannot be read. Its connection is out of step and must be closed.
+/// A message that cannot be read. Its connection must be closed, because the start of the next
+/// message is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HttpError {
-    /// Not HTTP/1, or ambiguous; names the part.
+    /// The message is not HTTP/1, or it is ambiguous. The text names the part.
     Malformed(&'static str),
     /// An `Expect` other than `100-continue`.
     Expectation,
-    /// The body is, or would become, longer than the limit in bytes.
+    /// The body is longer than the limit in bytes, or announces such a length.
     BodyTooLarge {
         /// The limit.
         limit: usize,

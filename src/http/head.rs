@@ -1,5 +1,5 @@
 //! The head of a message, in both directions. It is gathered up to the empty line and parsed into
-//! header fields. This module also reads what the fields say about the body.
+//! header fields. This module also reads from the fields how the body is delimited.
 
 use super::HttpError;
 use super::body::Framing;
@@ -88,7 +88,7 @@ impl Headers {
             if value.is_empty() || !value.bytes().all(|b| b.is_ascii_digit()) {
                 return Err(HttpError::Malformed("Content-Length is not a number"));
             }
-            // All digits: a number that overflows is above any limit.
+            // The text has only digits, so a number that overflows is above any limit.
             let value = value.parse().unwrap_or(u64::MAX);
             if length.is_some_and(|earlier| earlier != value) {
                 return Err(HttpError::Malformed("conflicting Content-Length fields"));
@@ -118,7 +118,8 @@ impl Gather {
         self.bytes.is_empty()
     }
 
-    /// Reads bytes of the head from `input`. Returns how many, and the head once it is complete.
+    /// Reads bytes of the head from `input`. Returns the number of bytes read, and the head if it
+    /// is complete.
     pub(super) fn read(&mut self, input: &[u8]) -> Result<(usize, Option<Vec<u8>>), HttpError> {
         for (i, &byte) in input.iter().enumerate() {
             match byte {

@@ -2,8 +2,8 @@
 //!
 //! Thread: any. Owns: message framing in both directions ([`request`] and [`response`] for a
 //! server, [`client`] for the router and the registry client) and server-sent events ([`sse`]).
-//! Invariants: no I/O, no clock; [`HttpLimits`] bound the memory whatever the peer sends; a message
-//! with an ambiguous end is refused. Not here: sockets and deadlines (`net`), routes.
+//! Invariants: no I/O, no clock; [`HttpLimits`] bounds the memory for any input; a message with an
+//! ambiguous end is refused. Not here: sockets and deadlines (`net`), routes.
 
 mod body;
 pub mod client;

@@ -1,8 +1,8 @@
-//! The server's side of reading: requests from bytes that arrive in any pieces.
+//! The server's reader: requests from bytes that arrive in any pieces.
 //!
 //! Owns: the request being received. Invariants: bytes after its end stay with the caller, so
 //! pipelined requests come one by one. Memory grows with the received bytes, not with the announced
-//! length. After an error the decoder only repeats it. Not here: how long a client can take.
+//! length. After an error the decoder only repeats it. Not here: the client's deadlines.
 //!
 //! ```
 //! use baton::http::{HttpLimits, Method, RequestDecoder};
@@ -105,7 +105,7 @@ impl RequestHead {
         })
     }
 
-    /// The properties of the request that decide the response's form.
+    /// The properties of the request that determine the form of the response.
     pub fn exchange(&self) -> Exchange {
         Exchange {
             version: self.version,
@@ -174,8 +174,8 @@ impl RequestDecoder {
         }
     }
 
-    /// Reads `input`, at most to the end of one request. Returns how many bytes it read, and the
-    /// request if it is complete. Without a request, all of `input` was read.
+    /// Reads `input`, at most up to the end of one request. Returns the number of bytes read, and
+    /// the request if it is complete. If no request is returned, all of `input` was read.
     pub fn read(&mut self, input: &[u8]) -> Result<(usize, Option<Request>), HttpError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -545,7 +545,8 @@ mod tests {
             sizes in prop::collection::vec(1usize..40, 1..5),
             step in 1usize..80,
         ) {
-            let mut bytes = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+            let mut bytes =
+                b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
             bytes.extend(chunks(&body, &sizes));
             let (requests, error, decoder) = decode(&bytes, step);
             prop_assert_eq!(error, None);

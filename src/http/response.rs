@@ -1,4 +1,4 @@
-//! The server's side of writing: heads, whole bodies and streams, appended to a buffer.
+//! The server's writer: heads, whole bodies and streams, appended to a buffer.
 //!
 //! Owns: the form of a response. Invariant: no header value can end its line, whatever it contains.
 //! Not here: when the buffer is sent.
@@ -9,10 +9,11 @@ use std::io::Write;
 /// The interim response for a client that sent `Expect: 100-continue`.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// The interim response before a response that is sent as a whole: the server works on it.
+/// The interim response before a response that is sent as a whole. It tells the client that the
+/// server works on the response.
 pub const PROCESSING: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
 
-/// The properties that decide the form of a response.
+/// The properties that determine the form of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exchange {
     /// The client's version.
@@ -51,7 +52,7 @@ impl<'a> ResponseWriter<'a> {
         self
     }
 
-    /// Tells a refused client how many seconds to wait.
+    /// Adds `Retry-After`: the seconds that a refused client should wait.
     pub fn retry_after(self, seconds: u32) -> Self {
         let _ = write!(self.out, "retry-after: {seconds}\r\n");
         self

@@ -1,8 +1,8 @@
-//! Server-sent events, of which a stream consists.
+//! Server-sent events, the format of streams.
 //!
-//! Owns: writing an event and reading it back. Invariants: the data of an event comes back as it
-//! was written, with any line ends except CR; [`crate::limits::SSE_EVENT_MAX`] bounds an event. Not
-//! here: the transfer coding around it.
+//! Owns: the writer and the reader of events. Invariants: the reader returns the data of an event
+//! as it was written, if its line ends are not CR. [`crate::limits::SSE_EVENT_MAX`] bounds an
+//! event. Not here: the transfer coding around it.
 
 use crate::limits::SSE_EVENT_MAX;
 use std::fmt;
@@ -55,7 +55,7 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// Reads `input` up to the end of one event. Returns how many bytes it read, and the event's
+    /// Reads `input` up to the end of one event. Returns the number of bytes read, and the event's
     /// data.
     pub fn read(&mut self, input: &[u8]) -> Result<(usize, Option<Vec<u8>>), EventTooLong> {
         for (i, &byte) in input.iter().enumerate() {
@@ -129,7 +129,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn events_come_back(data in prop::collection::vec("[^\r]{0,20}", 0..5), step in 1usize..30) {
+        fn events_come_back(
+            data in prop::collection::vec("[^\r]{0,20}", 0..5),
+            step in 1usize..30,
+        ) {
             let mut out = Vec::new();
             for event in &data {
                 write_event(&mut out, event.as_bytes());

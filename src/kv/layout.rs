@@ -4,9 +4,9 @@
 //! Arithmetic only: no memory is touched here. Baton's own layout is page-major and head-major:
 //! `[page][layer][K|V][kv_head][token][head_dim]`; other engines store KV layer by layer. A worker
 //! of several tensor-parallel ranks has one region per rank, one behind the other. All have the
-//! same layout and share page ids. MLA keeps one latent instead of heads: it is one KV head, which
-//! every rank holds. State without keys and values ([`KvLayout::state_slots`]) treats the first
-//! half of each head as keys.
+//! same layout and share page ids. MLA keeps one latent vector instead of heads; the layout
+//! describes it as one KV head that every rank holds. For state without keys and values
+//! ([`KvLayout::state_slots`]), the first half of each head stands for keys.
 
 use crate::ids::PageId;
 use std::ops::Range;
@@ -228,8 +228,8 @@ impl KvLayout {
         model_head / self.kv_heads * self.replicas()
     }
 
-    /// Byte offset of the first element of one token's head inside the region of rank 0. Each
-    /// further rank lies another [`KvLayout::rank_stride`] bytes behind. `head` counts the rank's
+    /// Byte offset of the first element of one token's head inside the region of rank 0. The region
+    /// of each further rank begins [`KvLayout::rank_stride`] bytes later. `head` counts the rank's
     /// own heads.
     #[inline]
     pub const fn offset(

@@ -4,7 +4,7 @@
 
 use crate::ids::{Generation, SlotId};
 
-/// Pages of one slot are leased to a transfer. The pool makes it; the command that starts the
+/// A lease of the pages of one slot to a transfer. The pool makes it. The command that starts the
 /// transfer carries it to the mover.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
@@ -13,7 +13,8 @@ pub struct Lease {
     generation: Generation,
 }
 
-/// No byte can be written to the pages, or read from them, any more. It goes back to the pool.
+/// A lease that has ended: its transfer neither writes nor reads the pages any more. It goes back
+/// to the pool.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct EndedLease {
@@ -26,7 +27,7 @@ pub struct EndedLease {
 pub struct MoverRight(());
 
 impl MoverRight {
-    /// For the thread function of a mover, and for tests that play one.
+    /// For the thread function of a mover, and for tests in place of a mover.
     pub fn for_mover_thread() -> MoverRight {
         MoverRight(())
     }

@@ -4,9 +4,9 @@
 //! prefix cache.
 //! Thread: `engine`.
 //! Invariants: `free + cached + in use + leased = total`. A page is free only when it has neither
-//! user nor lease: it stays until the lease's [`EndedLease`] is back. A cached page is never
-//! written; eviction takes only idle pages, the least recently used first. Allocation prefers long
-//! runs of adjacent pages, which become single copies and writes.
+//! user nor lease. A lease ends when its [`EndedLease`] is back. A cached page is never written;
+//! eviction takes only idle pages, the least recently used first. Allocation prefers long runs of
+//! adjacent pages, which become single copies and writes.
 //! Not here: the memory (`region`), the content of each page (`prefix`).
 
 use crate::ids::{Generation, PageId, SlotId};
@@ -20,11 +20,11 @@ use crate::stdx::failpoint::is_failpoint_active;
 pub struct PageCounts {
     /// No holder and no cached content.
     pub free: u32,
-    /// No holder; kept for their content, evicted when pages are short.
+    /// No holder, but cached content. They are evicted if no free page is left.
     pub cached: u32,
     /// Used by at least one request; they can be leased too.
     pub in_use: u32,
-    /// No user left, but a transfer may still touch them.
+    /// No user, but a transfer can still read or write them.
     pub leased: u32,
 }
 
@@ -35,12 +35,12 @@ impl PageCounts {
     }
 }
 
-/// What the cache holds of a sequence, from its beginning.
+/// The cached part of a sequence, from its beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reusable {
     /// Pages.
     pub pages: u32,
-    /// How many of them have no holder: after a reuse, that many fewer can be evicted.
+    /// Those of them without a holder. After a reuse, they can no longer be evicted.
     pub idle: u32,
 }
 
@@ -119,13 +119,12 @@ impl PagePool {
         true
     }
 
-    /// Most pages of the first `tokens` tokens of any sequence that the cache could hold.
+    /// The most pages that the cache can hold of the first `tokens` tokens of a sequence.
     pub fn most_reusable(&self, tokens: u32) -> u32 {
         self.prefixes.as_ref().map_or(0, |tree| tokens / tree.page_size() as u32)
     }
 
-    /// What the cache holds of `sequence`: whole pages, without a gap, of its first `tokens`
-    /// tokens.
+    /// The cached part of the first `tokens` tokens of `sequence`: whole pages without a gap.
     pub fn reusable(&self, sequence: &Sequence<'_>, tokens: u32) -> Reusable {
         let mut found = Reusable::default();
         for page in self.cached_pages(sequence, tokens) {
@@ -135,8 +134,8 @@ impl PagePool {
         found
     }
 
-    /// Adds a user to each of those pages and appends them to `pages`, which is empty and has the
-    /// capacity for them.
+    /// Adds a user to each page that [`PagePool::reusable`] counts. Appends them to `pages`, which
+    /// is empty and has the capacity for them.
     pub fn reuse(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut Vec<PageId>) {
         debug_assert!(pages.is_empty());
         pages.extend(self.cached_pages(sequence, tokens));
@@ -176,7 +175,7 @@ impl PagePool {
             match tree.find(parent, sequence, index) {
                 None => tree.insert(page, parent, sequence, index),
                 Some(twin) if twin == page => {}
-                // A mover knows the page by its number.
+                // A mover uses the page's number, so the page cannot be replaced.
                 Some(_) if self.pages[page.index()].leases > 0 => return index as u32,
                 Some(twin) => {
                     self.add_user(twin);
@@ -199,14 +198,14 @@ impl PagePool {
         cached
     }
 
-    /// The user of these pages is gone.
+    /// Removes a user of each of these pages.
     pub fn release(&mut self, pages: &[PageId]) {
-        // The last first: a page becomes idle after the pages behind it.
+        // In reverse order, so that a page becomes idle after the pages behind it.
         pages.iter().rev().for_each(|&page| self.remove_user(page));
     }
 
     /// Leases pages in use to a transfer that writes them. None of them is in the cache, because
-    /// others read cached pages.
+    /// other requests read cached pages.
     pub fn lease_to_write(
         &mut self,
         slot: SlotId,
@@ -316,7 +315,7 @@ impl PagePool {
         }
     }
 
-    /// The page has no holder any more.
+    /// Handles a page that has lost its last holder.
     fn let_go(&mut self, id: PageId) {
         match &mut self.prefixes {
             Some(tree) if tree.contains(id) => {

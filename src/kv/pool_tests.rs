@@ -3,6 +3,8 @@
 
 use super::*;
 use crate::kv::lease::MoverRight;
+use crate::kv::prefix::Salt;
+use crate::stdx::failpoint::panic_of;
 use proptest::prelude::*;
 
 fn allocate(pool: &mut PagePool, n: u32) -> Vec<PageId> {
@@ -69,6 +71,41 @@ fn a_leased_page_outlives_its_user() {
     assert!(!pool.allocate(1, &mut Vec::new()));
     pool.end_lease(lease.end(&MoverRight::for_mover_thread()), &pages);
     assert_eq!(pool.counts().free, 2);
+}
+
+#[test]
+fn invariants_find_a_page_that_is_free_while_it_is_leased() {
+    let lease_and_release = || {
+        let mut pool = PagePool::new(2);
+        let pages = allocate(&mut pool, 1);
+        let lease = pool.lease(SlotId(0), Generation(1), &pages);
+        pool.release(&pages);
+        pool.invariants();
+        pool.end_lease(lease.end(&MoverRight::for_mover_thread()), &pages);
+        pool.invariants();
+    };
+    lease_and_release();
+    let message = panic_of("page is free while leased", lease_and_release);
+    assert!(message.contains("page 0 and the map of free pages disagree"), "{message}");
+}
+
+#[test]
+fn invariants_find_a_held_page_in_the_order_of_idle_pages() {
+    let reuse = || {
+        let sequence = Sequence { salt: Salt::default(), prompt: &[1, 2, 3, 4], output: &[] };
+        let mut pool = PagePool::with_cache(3, 2);
+        let mut pages = allocate(&mut pool, 2);
+        assert_eq!(pool.keep(&sequence, 4, &mut pages, 0), 2);
+        pool.release(&pages);
+        pool.invariants();
+        let mut reused = Vec::new();
+        pool.reuse(&sequence, 4, &mut reused);
+        assert_eq!(reused, pages);
+        pool.invariants();
+    };
+    reuse();
+    let message = panic_of("held page stays in the order of idle pages", reuse);
+    assert!(message.contains("is in the order of idle pages"), "{message}");
 }
 
 #[derive(Clone, Debug)]

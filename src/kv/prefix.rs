@@ -7,19 +7,20 @@
 //! Invariants: a lookup compares the ids of a page and of all pages before it, never only their
 //! hash. A parent stays in the tree as long as its child. Descendants of an idle page are idle and
 //! became so earlier, so the oldest idle page is a leaf. Nothing is allocated after start.
-//! Not here: the users of a page, and so which pages are idle ([`super::pool`]).
+//! Not here: the users of a page, which decide whether it is idle ([`super::pool`]).
 
 use crate::ids::PageId;
+use crate::stdx::failpoint::is_failpoint_active;
 use sha2::{Digest, Sha256};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Separates tenants: a tenant neither gets nor notices what another has cached. A digest of the
-/// tenant's name.
+/// A digest of a tenant's name. It separates tenants: a tenant can neither use nor detect pages
+/// that another tenant has cached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Salt(pub u128);
 
 impl Salt {
-    /// The salt of `name` inside this one.
+    /// The salt of `name` within this salt.
     pub fn of(self, name: &str) -> Salt {
         let digest: [u8; 32] =
             Sha256::new().chain_update(self.0.to_le_bytes()).chain_update(name).finalize().into();
@@ -35,7 +36,7 @@ pub struct Sequence<'a> {
     pub salt: Salt,
     /// The first part.
     pub prompt: &'a [u32],
-    /// What follows it.
+    /// The second part.
     pub output: &'a [u32],
 }
 
@@ -53,10 +54,10 @@ impl Sequence<'_> {
     }
 }
 
-/// What comes before a page.
+/// The place before a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::kv) enum Parent {
-    /// Nothing: it is the first page of a sequence of this tenant.
+    /// The page is the first one of a sequence of this tenant.
     Root(Salt),
     /// This page.
     Page(PageId),
@@ -189,6 +190,9 @@ impl PrefixTree {
 
     /// An idle page is held again.
     pub fn wake(&mut self, page: PageId) {
+        if is_failpoint_active("held page stays in the order of idle pages") {
+            return;
+        }
         let node = &mut self.nodes[page.index()];
         let (older, newer) = (node.older.take(), node.newer.take());
         match older {

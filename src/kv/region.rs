@@ -121,9 +121,9 @@ impl Region {
         }
     }
 
-    /// Copies `bytes` bytes from another region. Only the caller uses both ranges: they are pages
-    /// of one request without a transfer. Panics if a range leaves its region: offsets are this
-    /// process's own arithmetic.
+    /// Copies `bytes` bytes from another region. Only the caller uses the two ranges: they are
+    /// pages of one request, and no transfer reads or writes them. Panics if a range leaves its
+    /// region: offsets are this process's own arithmetic.
     pub fn copy_from(&self, to: usize, source: &Region, from: usize, bytes: usize) {
         let within =
             |start: usize, len: usize| start.checked_add(bytes).is_some_and(|end| end <= len);
@@ -200,9 +200,9 @@ impl PeerRegion {
         self.map.half_word(offset).load(Ordering::Relaxed)
     }
 
-    /// Loads the first `bytes` of a record word by word; the rest is zero. The caller knows whether
-    /// they are complete from a word that it loaded with Acquire before. Their values are not
-    /// trusted in either case.
+    /// Loads the first `bytes` of a record word by word; the rest is zero. Before the call, the
+    /// caller has loaded a word with Acquire that says whether they are complete. Their values are
+    /// not trusted in either case.
     #[inline]
     pub fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
         self.map.load(offset, bytes)

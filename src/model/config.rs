@@ -22,13 +22,14 @@ pub enum RopeScaling {
         /// Divisor of positions.
         factor: f32,
     },
-    /// Llama 3: long wavelengths divided by `factor`, short ones kept, blended in between.
+    /// Llama 3: frequencies of long wavelengths are divided by `factor`, those of short ones are
+    /// kept, and those in between are blended.
     Llama3 {
         /// Divisor of low frequencies.
         factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are divided.
+        /// Frequencies with wavelengths above `original_context / low_freq_factor` are divided.
         low_freq_factor: f32,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        /// Frequencies with wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f32,
         /// Context of the first training, in tokens.
         original_context: u32,
@@ -39,9 +40,9 @@ pub enum RopeScaling {
         factor: f32,
         /// Context of the first training, in tokens.
         original_context: u32,
-        /// Rotations over the original context above which a dimension is kept.
+        /// A dimension with more rotations over the original context than this is kept.
         beta_fast: f32,
-        /// Rotations below which a dimension is interpolated.
+        /// A dimension with fewer rotations over the original context than this is interpolated.
         beta_slow: f32,
         /// Multiplier of cos and sin; `None` means `0.1 ln(factor) + 1`.
         attention_factor: Option<f32>,

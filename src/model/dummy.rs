@@ -1,7 +1,7 @@
 //! Random weights for any model configuration, to test without model files (`--load-format dummy`).
 //!
-//! Invariants: the same configuration gives the same weights. Memory is that of the largest tensor:
-//! all tensors are windows of one random buffer, at offsets derived from their names.
+//! Invariants: the same configuration gives the same weights. They take the memory of the largest
+//! tensor: all tensors are windows of one random buffer, at offsets that follow from their names.
 
 use super::config::ModelConfig;
 use super::inventory;
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Largest weight; as wide as the usual initialisation, deviation 0.02.
+/// Largest absolute value of a weight. The deviation is then 0.02, as in usual initialisations.
 const SPREAD: f32 = 0.035;
 /// Elements beyond the largest tensor, so that tensors of its size have different offsets.
 const SLACK: usize = 4096;

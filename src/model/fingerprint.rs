@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 /// A SHA-256.
 pub type PartHash = [u8; 32];
 
-/// One hash per part, so that a mismatch can be named.
+/// One hash per part, so that an error can name the part that differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Pod, Zeroable)]
 #[repr(C)]
 pub struct ModelFingerprint {
@@ -25,8 +25,8 @@ pub struct ModelFingerprint {
     pub template: PartHash,
 }
 
-/// Bytes of a sample, and samples of a tensor. Any sample shows the difference between two
-/// trainings. Only a few pages of each tensor are read.
+/// Bytes of a sample, and samples of a tensor. Two trainings differ in every sample, so a few
+/// samples suffice. Only a few memory pages of each tensor are read.
 const SAMPLE: usize = 64;
 const SAMPLES: usize = 4;
 

@@ -1,5 +1,5 @@
-//! The tensors of a model of a given configuration. A missing tensor cannot surprise a forward
-//! pass, and an extra one cannot be ignored silently.
+//! The tensors that a model of a given configuration must have. A model with a missing or an extra
+//! tensor is refused when it is opened.
 
 use super::config::{Architecture, ModelConfig};
 use super::tensor::RowOrder;

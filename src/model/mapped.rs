@@ -1,7 +1,7 @@
 //! A file mapped for reading.
 //!
-//! Invariants: the bytes are those of the file while nothing changes it. Operators must not change
-//! a model's files while a server runs.
+//! Invariants: the bytes are those of the file, if no process changes the file. Operators must not
+//! change a model's files while a server runs.
 #![allow(unsafe_code)]
 
 use super::weights::LoadError;

@@ -22,7 +22,7 @@ const NO_CONFIG: &str = "the directory holds no config.json: \
 /// The source of weights (`--load-format`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WeightFormat {
-    /// From the files, by their format.
+    /// The model's files, in the format that they have.
     #[default]
     Auto,
     /// Random weights, from `config.json` alone.
@@ -159,8 +159,8 @@ fn gguf_special_tokens(
     Ok(special)
 }
 
-/// Reads the template from its own file, or from `tokenizer_config.json`. That holds one text, or
-/// several with one named default.
+/// Reads the template from its own file, or from `tokenizer_config.json`. The latter holds one
+/// text, or several texts of which one has the name `default`.
 fn directory_template(path: &Path) -> Result<Result<ChatTemplate, ChatError>, LoadError> {
     let settings = path.join("tokenizer_config.json");
     let settings = if settings.exists() { read_json(&settings)? } else { serde_json::Value::Null };
@@ -189,7 +189,7 @@ mod tests {
     use crate::model::chat::Conversation;
     use crate::model::testing::{Scratch, fixture, smollm2};
     use serde_json::json;
-    use std::time::UNIX_EPOCH;
+    use std::time::Duration;
 
     fn ask(files: &ModelFiles) -> String {
         let conversation = Conversation {
@@ -197,7 +197,7 @@ mod tests {
             tools: None,
             variables: None,
             add_generation_prompt: true,
-            now: UNIX_EPOCH,
+            now: Duration::ZERO,
         };
         files.chat_template.as_ref().unwrap().render(&conversation).unwrap()
     }
@@ -281,7 +281,8 @@ mod tests {
         let scratch = Scratch::copy_of("qwen2-f16");
         let settings = scratch.path().join("tokenizer_config.json");
         let named = json!({"bos_token": {"content": "<b>"}, "chat_template": [
-            {"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}"}]});
+            {"name": "tool_use", "template": "no"},
+            {"name": "default", "template": "{{ bos_token }}"}]});
         std::fs::write(&settings, named.to_string()).unwrap();
         let open = || ModelFiles::open(scratch.path(), WeightFormat::Auto).unwrap();
         assert_eq!(ask(&open()), "<b>");

@@ -1,5 +1,4 @@
-//! Straightforward dequantisation of every block type, as the reference for kernels and their
-//! tests.
+//! Simple dequantisation of every block type: the reference for kernels and their tests.
 //!
 //! Not here: speed; no hot path calls this.
 
@@ -76,8 +75,8 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale and minimum of sub-block `index`, 6 bits each. Those of the upper four sub-blocks use the
-/// top bits of the lower ones.
+/// Scale and minimum of sub-block `index`, 6 bits each. The upper four sub-blocks take two of their
+/// bits from the entries of the lower four.
 fn scale_and_minimum(packed: &[u8], index: usize) -> (f32, f32) {
     let (scale, minimum) = if index < 4 {
         (packed[index] & 63, packed[index + 4] & 63)

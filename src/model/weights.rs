@@ -14,8 +14,8 @@ pub trait WeightSource {
     fn describe(&self) -> String;
 }
 
-/// A model cannot be loaded. Each variant prints one line with the file, the place, the expected
-/// value and the found value.
+/// The reason why a model cannot be loaded. Each variant prints one line: the file, the place, the
+/// expected value and the value found.
 #[derive(Debug)]
 pub enum LoadError {
     /// The operating system returned an error.

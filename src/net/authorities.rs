@@ -1,7 +1,7 @@
-//! Which servers a TLS client trusts, and what is wrong with others.
+//! The servers that a TLS client trusts, and the errors of other servers.
 //!
 //! Thread: any. Invariants: a server must prove that it is the host that was dialled, by name or
-//! address. Sessions are only resumed under the CAs that verified them. Not here: the bytes of a
+//! address. A session is resumed only with the CAs that verified it. Not here: the bytes of a
 //! session (`tls`), deadlines of a handshake (`reactor`).
 
 use super::pem::read_pem;
@@ -57,7 +57,7 @@ impl Authorities {
     /// the timeouts.
     ///
     /// # Errors
-    /// The handshake fails. A [`TlsError`] is the server's fault.
+    /// The handshake fails. The cause of a [`TlsError`] is the server.
     pub fn secure<S: Read + Write>(
         &self,
         mut stream: S,
@@ -71,7 +71,7 @@ impl Authorities {
     }
 }
 
-/// What is wrong with a server that was dialled.
+/// The reason why a dialled server is not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TlsError {
     /// No trusted CA signed its certificate.
@@ -88,7 +88,7 @@ pub enum TlsError {
     Certificate,
     /// It does not speak TLS.
     Plain,
-    /// It has no TLS version in common with us, or aborted the handshake.
+    /// It has no TLS version in common with this client, or it aborted the handshake.
     Refused,
     /// It takes too long for the handshake.
     Slow,
@@ -102,7 +102,7 @@ impl TlsError {
         error.get_ref().and_then(|inner| inner.downcast_ref()).copied()
     }
 
-    /// Whether the server is there and presents a bad certificate.
+    /// Whether the server answers with a certificate that is not accepted.
     pub fn is_of_certificate(self) -> bool {
         use TlsError::{Authority, Certificate, Early, Expired, Name, Stranger};
         matches!(self, Stranger | Name | Expired | Early | Authority | Certificate)
@@ -155,7 +155,7 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-/// Whether a certificate is a CA certificate, which [`Authorities`] never accept from a server.
+/// Whether a certificate is a CA certificate. [`Authorities`] never accepts one from a server.
 pub(super) fn is_authoritys(certificate: &CertificateDer<'_>) -> bool {
     let mut roots = RootCertStore::empty();
     let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return false };
@@ -173,13 +173,13 @@ pub(super) fn is_authoritys(certificate: &CertificateDer<'_>) -> bool {
     matches!(checked, Err(rustls::Error::InvalidCertificate(why)) if is_of_authority(&why))
 }
 
-/// Whether a server presents a CA certificate as its own. rustls has no error for that and passes
-/// on its verifier's error.
+/// Whether a server presents a CA certificate as its own. rustls has no error of its own for that
+/// and returns its verifier's error.
 fn is_of_authority(why: &CertificateError) -> bool {
     matches!(why, CertificateError::Other(why) if format!("{why:?}").contains("CaUsedAsEndEntity"))
 }
 
-/// The error of a certificate from a file. rustls reports it as if it were a peer's.
+/// The error text for a certificate from a file. rustls reports such an error as that of a peer.
 pub(super) fn unusable(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::BadEncoding) => {

@@ -1,4 +1,4 @@
-//! A byte queue: filled at the tail, consumed at the head, always one slice.
+//! A byte queue: filled at the tail and consumed at the head. Its content is always one slice.
 //!
 //! Invariants: `head <= tail <= bytes.len()`. An empty buffer restarts at 0 and frees memory above
 //! [`NET_BUFFER_KEPT`]. The rest goes to the [`BufferPool`] when its connection waits.
@@ -69,8 +69,8 @@ impl Buffer {
     }
 }
 
-/// Memory of empty buffers, for those that fill next. Most connections only wait, and hold no
-/// memory.
+/// Spare memory of empty buffers for buffers that fill next. Most connections only wait, and then
+/// hold no memory.
 #[derive(Debug, Default)]
 pub(super) struct BufferPool(Vec<Vec<u8>>);
 
@@ -140,10 +140,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_queue_does(steps in proptest::collection::vec((0usize..40_000, 0usize..40_000), 1..20)) {
+        fn it_does_what_a_queue_does(
+            steps in proptest::collection::vec((0usize..40_000, 0usize..40_000), 1..20),
+        ) {
             let (mut buffer, mut reference, mut next) = (Buffer::default(), Vec::new(), 0u8);
             for (add, remove) in steps {
-                let bytes: Vec<u8> = (0..add).map(|_| { next = next.wrapping_add(1); next }).collect();
+                let bytes: Vec<u8> = (0..add).map(|_| {
+                    next = next.wrapping_add(1);
+                    next
+                }).collect();
                 buffer.append(&bytes);
                 reference.extend_from_slice(&bytes);
                 let remove = remove.min(reference.len());

@@ -17,7 +17,7 @@ pub struct ConnId {
 }
 
 impl ConnId {
-    /// The id of a connection outside any reactor, for a substitute of the reactor.
+    /// The id of a connection outside any reactor, for a test that replaces the reactor.
     pub const fn outside(index: u32) -> ConnId {
         ConnId { index, generation: 0 }
     }
@@ -34,12 +34,12 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// Why a connection ended without its owner closing it.
+/// The reason why a connection ended although its owner did not close it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {
     /// The socket failed with this error.
     Io(ErrorKind),
-    /// The server's identity or its TLS is wrong.
+    /// The server did not prove its identity, or the TLS handshake failed.
     Tls(TlsError),
     /// It was not connected by its deadline.
     ConnectDeadline,
@@ -85,7 +85,8 @@ pub(super) enum ConnectionState {
     Open,
     /// Closed by its owner; queued bytes are still sent.
     Flushing,
-    /// Everything is sent. It waits for the peer's end, so that no reset overtakes the last bytes.
+    /// All bytes are sent. It waits until the peer closes its end, because a reset could overtake
+    /// the last bytes.
     Lingering,
     /// It has failed, and its owner has not yet seen the event.
     Failed,
@@ -100,8 +101,8 @@ pub(super) struct Connection {
     pub(super) queued: Buffer,
     /// Queued bytes are written before the reactor waits again.
     pub(super) due: bool,
-    /// The socket takes no more bytes now, or is not established. The owner gets an event after all
-    /// queued bytes are sent.
+    /// The socket takes no more bytes now, or is not established. After all queued bytes are sent,
+    /// the owner gets an event.
     pub(super) blocked: bool,
     pub(super) descriptors: Vec<OwnedFd>,
     /// The listener that accepted it.
@@ -112,7 +113,7 @@ pub(super) struct Connection {
     pub(super) eof: bool,
     /// Reading stopped at a full buffer; the kernel sends no further event for it.
     pub(super) paused: bool,
-    /// It is queued to be read, whatever the kernel reports.
+    /// The reactor reads it in the next poll, even without an event of the kernel.
     pub(super) lined_up: bool,
 }
 
@@ -168,9 +169,9 @@ impl Connection {
         self.queued.is_empty() && !self.stream.as_ref().is_some_and(Stream::is_pending)
     }
 
-    /// Reads until the socket is empty, the buffer is full, or (over TLS) the turn's share was
-    /// read. Also returns the number of bytes. `to_the_end`: do not take a short read as proof that
-    /// the socket is empty, because the peer's end may already have been reported once.
+    /// Reads until the socket is empty, the buffer is full, or (over TLS) the share of a turn was
+    /// read. Also returns the number of bytes. With `to_the_end`, a short read is no proof that the
+    /// socket is empty, because the kernel can already have reported the peer's end.
     pub(super) fn read_turn(&mut self, to_the_end: bool) -> (usize, ReadEnd) {
         let Some(stream) = &mut self.stream else { return (0, ReadEnd::Empty) };
         let (mut total, mut reads) = (0, 0);
@@ -205,7 +206,7 @@ impl Connection {
         }
     }
 
-    /// Writes what the socket takes now, and returns how much that was.
+    /// Writes as many bytes as the socket takes now, and returns their number.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<usize, CloseReason> {
         let Some(stream) = &mut self.stream else { return Ok(0) };
         let mut total = 0;
@@ -220,7 +221,7 @@ impl Connection {
         Ok(total)
     }
 
-    /// Sends from the queue what the socket takes now, and returns how much that was.
+    /// Sends as many queued bytes as the socket takes now, and returns their number.
     pub(super) fn flush(&mut self) -> Result<usize, CloseReason> {
         if let Some(stream) = &mut self.stream {
             stream.flush()?;

@@ -1,5 +1,5 @@
-//! TCP keepalive: how long a host can be silent before its connections are closed. A host that is
-//! down or cut off does not close them itself.
+//! TCP keepalive: closes connections to a host that is silent for too long. A host that is down or
+//! cut off does not close them itself.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// Makes the kernel close a TCP connection after `longest` without an acknowledgement from the
-/// peer. This holds with bytes in flight and on an idle connection. A peer that accepts no data
-/// counts as silent, too.
+/// peer. This applies to connections with bytes in flight and to idle ones. A peer that accepts no
+/// data counts as silent, too.
 pub(super) fn limit(socket: BorrowedFd<'_>, longest: Duration) -> io::Result<()> {
-    // The first probe is sent after a third of the time, then one every fifth.
+    // The kernel sends the first probe after a third of the time, then one each fifth of the time.
     let (idle, interval) = (longest.as_secs() / 3, longest.as_secs() / 5);
     set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
     set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle.max(1) as libc::c_int)?;

@@ -6,7 +6,7 @@
 //! Thread: `ctl` owns the [`Reactor`] and [`Timers`]; any thread can hold a [`Waker`]. Invariants:
 //! only `poll` and `flush_and_sleep` block. Buffers, connections, descriptors and timers are
 //! bounded. A failure of one connection ends only that connection. A stale id has no effect. Not
-//! here: what the bytes mean.
+//! here: the meaning of the bytes.
 
 mod authorities;
 mod buffer;

@@ -1,11 +1,10 @@
 //! Resolves host names to addresses, on its own threads. The system's resolver blocks for seconds
-//! if a name server is silent. On `ctl` that would stall every stream, and on a single thread every
-//! other name.
+//! if a name server is silent. On `ctl` that would stall all streams, and on a single thread all
+//! other names.
 //!
 //! Thread: `names-N` resolve, `ctl` asks. Invariants: names in progress and cached names are
 //! bounded, and each has a deadline. A late answer is still cached. A name that is not found is not
 //! cached.
-//! remembered.
 
 use crate::limits::{NAME_DEADLINE, NAME_LIFE, NAME_THREADS, NAMES_ASKED_MAX, NAMES_KNOWN_MAX};
 use crossbeam_channel::{Receiver, Sender};
@@ -18,12 +17,13 @@ use std::{io, thread};
 /// The addresses of a name, best first and at least one, or the reason why there is none.
 pub type Addresses = Result<Vec<IpAddr>, String>;
 
-/// The end that `ctl` holds.
+/// The handle of `ctl`.
 #[derive(Debug)]
 pub struct Resolver {
     asks: Sender<String>,
     answers: Receiver<(String, Addresses)>,
-    /// Names in progress, and the deadline of each; `None` if no caller waits any more.
+    /// Names with a look-up in progress, and the deadline of each; `None` if no caller waits any
+    /// more.
     asked: HashMap<String, Option<Instant>>,
     known: HashMap<String, (Vec<IpAddr>, Instant)>,
 }
@@ -61,8 +61,8 @@ impl Resolver {
         Ok(Resolver { asks, answers, asked: HashMap::new(), known: HashMap::new() })
     }
 
-    /// The addresses of `name`, if they are cached or cannot be looked up. Otherwise
-    /// [`Resolver::poll`] or [`Resolver::expire`] returns them later.
+    /// Returns the addresses of `name` if they are cached, or an error if no look-up can begin.
+    /// Otherwise [`Resolver::poll`] or [`Resolver::expire`] returns the result later.
     pub fn resolve(&mut self, name: &str, now: Instant) -> Option<Addresses> {
         if let Some((addresses, _)) = self.known.get(name).filter(|(_, until)| now < *until) {
             return Some(Ok(addresses.clone()));
@@ -83,7 +83,7 @@ impl Resolver {
         self.known.retain(|_, (addresses, _)| !addresses.contains(&address));
     }
 
-    /// Whether an answer is ready.
+    /// Whether an answer has arrived.
     pub fn has_news(&self) -> bool {
         !self.answers.is_empty()
     }
@@ -156,7 +156,8 @@ mod tests {
             (resolver, Server { answers, woken, asked })
         }
 
-        /// Answers the oldest look-up, and waits until the resolver has passed it on.
+        /// Answers the oldest look-up, and waits until the resolver has sent the answer to its
+        /// owner.
         fn answer(&self, answer: io::Result<Vec<IpAddr>>) {
             self.answers.send(answer).unwrap();
             self.woken.recv_timeout(PATIENCE).unwrap();

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr as UnixAddr;
 
-/// Where to listen or connect.
+/// An address to listen on or to connect to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
     /// An IP address and port.
@@ -85,7 +85,7 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// Wraps it in TLS, as a server. No byte was read yet.
+    /// Adds TLS, as a server. No byte may have been read before.
     pub(super) fn secure(self, credentials: &Credentials) -> io::Result<Stream> {
         match self {
             Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(credentials.accept(tcp)?))),
@@ -93,7 +93,7 @@ impl Stream {
         }
     }
 
-    /// Wraps it in TLS, as a client of `host`. It need not be established yet.
+    /// Adds TLS, as a client of `host`. The connection need not be established yet.
     pub(super) fn greet(self, authorities: &Authorities, host: &str) -> io::Result<Stream> {
         match self {
             Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(TlsStream::dial(tcp, authorities, host)?))),
@@ -109,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// Sends bytes that a write took but did not send. Returns whether all are sent.
+    /// Sends bytes that an earlier write has taken but not sent. Returns whether all are sent.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         match self {
             Stream::Tls(secured) => secured.flush(),
@@ -117,7 +117,7 @@ impl Stream {
         }
     }
 
-    /// Whether a write took bytes that are not sent.
+    /// Whether an earlier write has taken bytes that are not sent yet.
     pub(super) fn is_pending(&self) -> bool {
         matches!(self, Stream::Tls(secured) if secured.is_pending())
     }

@@ -40,7 +40,8 @@ impl ConnectionTable {
         });
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.connection = Some(connection);
+        let before = slot.connection.replace(connection);
+        assert!(before.is_none(), "a free index has no connection");
         ConnId { index, generation: slot.generation }
     }
 

@@ -1,10 +1,11 @@
-//! Deadlines in order: an indexed heap, so that a cancelled timer is gone at once.
+//! Deadlines in order: an indexed heap, so that a cancelled timer is removed at once.
 //!
-//! Thread: `ctl`. Invariants: at most `capacity` timers; no allocation after construction; memory
-//! is only touched for the timers that ran at once. Equal deadlines expire in the order of
-//! scheduling. `heap[entries[i].position] == i` for each live entry. Not here: the clock; `now` is
-//! an argument.
+//! Thread: `ctl`. Invariants: at most `capacity` timers; no allocation after construction. Only as
+//! much memory is touched as the most timers at one time need. Equal deadlines expire in the order
+//! of scheduling. `heap[entries[i].position] == i` for each live entry. Not here: the clock; `now`
+//! is an argument.
 
+use crate::stdx::failpoint::is_failpoint_active;
 use std::fmt;
 use std::time::Instant;
 
@@ -91,7 +92,9 @@ impl<K> Timers<K> {
         if entry.generation != id.generation || entry.key.is_none() {
             return None;
         }
-        Some(self.remove(entry.position as usize))
+        let place = entry.position as usize;
+        debug_assert_eq!(self.heap.get(place), Some(&id.index), "a timer knows its place");
+        Some(self.remove(place))
     }
 
     /// Removes the next key with a passed deadline. O(log n).
@@ -115,11 +118,31 @@ impl<K> Timers<K> {
         self.heap.is_empty()
     }
 
+    /// Asserts the order of the heap and the places in it. Tests call it after each step.
+    ///
+    /// # Panics
+    /// A timer is due before the one above it, does not know its place, or is free and running.
+    pub fn invariants(&self) {
+        for (position, &index) in self.heap.iter().enumerate() {
+            let entry = &self.entries[index as usize];
+            assert!(entry.key.is_some(), "a timer in the heap is running");
+            assert_eq!(entry.position as usize, position, "a timer knows its place");
+            let above = position.saturating_sub(1) / 2;
+            assert!(self.due(above) <= self.due(position), "the earlier timer is above");
+        }
+        let running = self.entries.iter().filter(|entry| entry.key.is_some()).count();
+        assert_eq!(running, self.heap.len(), "a running timer is in the heap");
+        assert_eq!(self.entries.len() - running, self.free.len(), "another entry is free");
+        assert!(self.entries.len() <= self.capacity, "timers are bounded");
+    }
+
     fn remove(&mut self, position: usize) -> K {
         let index = self.heap.swap_remove(position);
         if position < self.heap.len() {
             self.rise(position);
-            self.sink(position);
+            if !is_failpoint_active("last timer stays above earlier ones") {
+                self.sink(position);
+            }
         }
         let entry = &mut self.entries[index as usize];
         entry.generation = entry.generation.wrapping_add(1);
@@ -171,6 +194,7 @@ impl<K> Timers<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stdx::failpoint::panic_of;
     use proptest::prelude::*;
     use std::time::Duration;
 
@@ -205,6 +229,23 @@ mod tests {
         assert!(timers.is_empty());
     }
 
+    #[test]
+    fn invariants_find_a_timer_that_stays_above_an_earlier_one() {
+        let start = Instant::now();
+        let expire_first = || {
+            let mut timers = Timers::new(4);
+            for ms in [1, 2, 3, 4] {
+                timers.schedule(start + Duration::from_millis(ms), ms).unwrap();
+            }
+            timers.invariants();
+            assert_eq!(timers.expire(start + Duration::from_millis(1)), Some(1));
+            timers.invariants();
+        };
+        expire_first();
+        let message = panic_of("last timer stays above earlier ones", expire_first);
+        assert!(message.contains("the earlier timer is above"), "{message}");
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Schedule(u64),
@@ -236,7 +277,10 @@ mod tests {
                     },
                     Step::Cancel(key) if key < ids.len() => {
                         let found = reference.iter().position(|&(_, k)| k == key);
-                        prop_assert_eq!(timers.cancel(ids[key]), found.map(|at| reference.remove(at).1));
+                        prop_assert_eq!(
+                            timers.cancel(ids[key]),
+                            found.map(|at| reference.remove(at).1)
+                        );
                     }
                     Step::Cancel(_) => {}
                     Step::Expire(ms) => {
@@ -244,6 +288,7 @@ mod tests {
                         prop_assert_eq!(timers.expire(at(ms)), due.then(|| reference.remove(0).1));
                     }
                 }
+                timers.invariants();
                 prop_assert_eq!(timers.len(), reference.len());
                 prop_assert_eq!(timers.next_deadline(), reference.first().map(|&(ms, _)| at(ms)));
             }

@@ -25,9 +25,9 @@ const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: applica
     content-length: 131\r\nconnection: close\r\n\r\n\
     {\"error\":{\"message\":\"this port only speaks HTTPS; connect to https://\",\
     \"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
-/// The code in that answer's body.
+/// The error code in the body of that answer.
 pub const HTTPS_ALONE: &str = "https";
-/// Maximum bytes of such a request that are read; most requests are shorter.
+/// Maximum bytes that are read of a plain request. Most requests are shorter.
 const PLAIN_READ: usize = 16 << 10;
 
 /// A certificate with its chain, and its private key.
@@ -130,8 +130,8 @@ impl TlsStream {
         Ok(true)
     }
 
-    /// Answers plain HTTP in plain HTTP, because such a client cannot read a TLS alert. Only the
-    /// very first byte is checked: later bytes of a record can have any value.
+    /// Answers plain HTTP in plain HTTP, because such a client cannot read a TLS alert. It checks
+    /// only the first byte of the connection, because later bytes of a record can have any value.
     fn refuse_plain(&mut self) -> io::Result<()> {
         let mut first = [0];
         self.begun = matches!(self.tcp.peek(&mut first), Ok(1));
@@ -144,8 +144,8 @@ impl TlsStream {
         Err(io::Error::new(ErrorKind::InvalidData, "plain HTTP on an HTTPS port"))
     }
 
-    /// Reads decrypted bytes. If there are none, it reads once from the socket. The new bytes can
-    /// be part of a record or hold no data: then it returns `Interrupted`, and the caller bounds
+    /// Reads decrypted bytes. If there are none, it reads once from the socket. If the new bytes
+    /// are only a part of a record, or hold no data, it returns `Interrupted`. The caller bounds
     /// its retries.
     pub(super) fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         if let Some(opened) = self.opened(bytes) {
@@ -159,9 +159,9 @@ impl TlsStream {
     fn opened(&mut self, bytes: &mut [u8]) -> Option<io::Result<usize>> {
         match self.session.reader().read(bytes) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            // Without a close alert the stream may be truncated. A request has a length, so a
-            // server can tell. A response can end with its connection, so for a client this is an
-            // error.
+            // Without a close alert the stream can be truncated. A server detects that, because a
+            // request has a length. A response can end with its connection, so for a client this is
+            // an error.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => {
                 Some(Ok(0))
             }

@@ -1,8 +1,8 @@
 //! Wakes the reactor from another thread. Wakes that come together cost one system call.
 //!
 //! Thread: any. Invariant: the thread that handles the next `Woken` sees what another thread did
-//! before `wake`. The flag is only exchanged, so the reader's exchange acquires what earlier
-//! exchanges published.
+//! before `wake`. All accesses to the flag are exchanges, so that of the reader acquires all stores
+//! before earlier ones.
 
 use mio::{Registry, Token};
 use std::io;
@@ -33,7 +33,8 @@ impl Waker {
         }
     }
 
-    /// The reactor is about to report the wake; later wakes are new ones.
+    /// Resets the flag, because the reactor is about to report the wake. A later wake causes a new
+    /// event.
     pub(super) fn clear(&self) {
         self.0.pending.swap(false, Ordering::AcqRel);
     }

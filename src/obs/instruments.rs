@@ -20,7 +20,7 @@ impl Counter {
         self.add(1);
     }
 
-    /// Takes over a count that is kept elsewhere. The counter never falls.
+    /// Raises the counter to a count that other code keeps. The counter never falls.
     pub fn raise_to(&self, count: u64) {
         self.0.fetch_max(count, Relaxed);
     }
@@ -112,7 +112,7 @@ impl Histogram {
         Histogram { bounds, counts, sum: AtomicU64::new(0) }
     }
 
-    /// Records a value. NaN is dropped because it would spoil the sum for ever.
+    /// Records a value. NaN is dropped because every later sum would be NaN.
     #[inline]
     pub fn observe(&self, value: f64) {
         if value.is_nan() {
@@ -163,7 +163,7 @@ impl Labels {
     }
 }
 
-/// Number of states in a group: the states of a page.
+/// Number of values in a group of states. A page has this many states.
 pub const STATES: usize = 4;
 
 /// Appends `name="value"`, after a comma if it is not the first label.

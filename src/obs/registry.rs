@@ -1,8 +1,8 @@
 //! The registry that lists all metrics of a process.
 //!
-//! Thread: `ctl`. Owns: the list of metrics. It is filled at start; that of a router changes with
-//! its workers. Invariants: the code gives all names and labels. A name with two kinds, or a metric
-//! registered twice, is a programming error and panics.
+//! Thread: `ctl`. Owns: the list of metrics. It is filled at start. The list of a router also
+//! changes when workers join and leave. Invariants: all names and label names are literals. A name
+//! with two kinds, or a metric registered twice, is a programming error and panics.
 
 use super::exposition::{self, Sample};
 use super::instruments::{Counter, Gauge, GaugeGroup, Histogram, Labels, STATES};

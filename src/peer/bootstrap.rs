@@ -83,7 +83,7 @@ impl BootstrapServer {
         reactor.stop_listening(self.listener);
     }
 
-    /// Closes overdue connections.
+    /// Closes connections that are past their deadlines.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
         self.connections.expire(reactor, now);
     }
@@ -157,7 +157,7 @@ impl BootstrapServer {
         action: impl FnOnce(&mut BootstrapRegistry, &[u8]) -> Result<HttpReply, HttpReply>,
     ) -> HttpReply {
         if !self.proven(request, now) {
-            return text(401, "Writes to this registry need the cluster key's proof.");
+            return text(401, "Writes to this registry need a proof of the cluster key.");
         }
         action(&mut self.registry, &request.body).unwrap_or_else(|reply| reply)
     }

@@ -1,10 +1,10 @@
 //! Finds the control port of a prefill worker. It resolves the host name, asks the bootstrap
 //! registry, and keeps the answer until the link fails.
 //!
-//! Thread: `ctl`. Invariants: only hosts inside the configured networks are dialled, because
-//! request bodies and registries name them; each source has one look-up at a time, with the
-//! deadline of its dial and a bounded answer. Not here: DNS (`net::resolver`), the link
-//! (`control`).
+//! Thread: `ctl`. Invariants: this worker dials only hosts inside the configured networks, because
+//! the hosts come from request bodies and registries. Each source has one look-up at a time. A
+//! look-up has the deadline of its dial and a bounded answer. Not here: DNS (`net::resolver`), the
+//! link (`control`).
 
 use crate::config::values::Cidr;
 use crate::http::client::{self, RequestLine, ResponseDecoder};
@@ -31,7 +31,7 @@ pub struct LookupResult {
     pub source: Source,
     /// The address to dial, or why there is none.
     pub control: Result<SocketAddr, String>,
-    /// When the dial is given up.
+    /// Deadline of the dial.
     pub until: Instant,
 }
 
@@ -62,12 +62,12 @@ impl Directory {
         Directory { allowed, names: Some(names), ..Directory::closed() }
     }
 
-    /// Knows one worker and looks up no other.
+    /// A directory that knows one worker and looks up no other.
     pub fn knowing(source: Source, control: SocketAddr) -> Directory {
         Directory { known: HashMap::from([(source, control)]), ..Directory::closed() }
     }
 
-    /// For a process that looks up no workers.
+    /// The directory of a process that looks up no workers.
     pub fn closed() -> Directory {
         Directory {
             allowed: Vec::new(),
@@ -77,7 +77,7 @@ impl Directory {
         }
     }
 
-    /// Whether a name was resolved.
+    /// Whether a resolved name waits for [`Directory::resolved`].
     pub fn has_news(&self) -> bool {
         self.names.as_ref().is_some_and(Resolver::has_news)
     }
@@ -112,8 +112,8 @@ impl Directory {
         Some((name, address))
     }
 
-    /// The lowest address that can be dialled. A worker with several addresses so always has the
-    /// same one.
+    /// Chooses the lowest address that can be dialled. This way, a worker with several addresses
+    /// always has the same one.
     fn choose(&self, name: &str, addresses: Addresses) -> Result<IpAddr, String> {
         let addresses = addresses?;
         let canonical = addresses.iter().map(|ip| ip.to_canonical());
@@ -122,7 +122,7 @@ impl Directory {
         })
     }
 
-    /// Looks a source up. `None`: the answer comes from [`Directory::handle`] or
+    /// Looks up a source. `None`: the answer comes from [`Directory::handle`] or
     /// [`Directory::expire`]. A second look-up of the same source shares the answer of the first.
     pub fn look_up(
         &mut self,
@@ -252,7 +252,7 @@ impl Directory {
         let mut out = Vec::new();
         let line = RequestLine { method: Method::Get, target: TARGET, host: &host };
         client::write_request(&mut out, line, &[("connection", "close")], None);
-        // A connection that takes no bytes reports its end as an event.
+        // If the connection takes no bytes, its end arrives as an event.
         let _ = reactor.send(conn, &out);
     }
 
@@ -302,8 +302,8 @@ impl Lookup {
             .ok_or("the registry's worker does not speak this hand-off protocol")?;
         let ip = match &topology.control_host {
             None => self.registry.ip(),
-            // The registry is in the same process as the control port. For a name, its address is
-            // used.
+            // If the host is a name, the registry's address is used, because the registry and the
+            // control port are in the same process.
             Some(host) => host.parse().unwrap_or(self.registry.ip()),
         };
         Ok(SocketAddr::new(ip, port))
@@ -330,7 +330,8 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let body = serde_json::json!({
             "attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": 16,
-            "kv_cache_dtype": "f16", "follow_bootstrap_room": true, "decode_allocation_policy": "early",
+            "kv_cache_dtype": "f16", "follow_bootstrap_room": true,
+            "decode_allocation_policy": "early",
             "prefill_http_port": 1, "control_host": control_host, "control_port": 7,
         })
         .to_string();

@@ -1,8 +1,8 @@
-//! A worker of this process as `ctl` sees it.
+//! The part of a worker of this process that `ctl` owns.
 //!
 //! Owns: its free slots, its rings to engine and mover, and the promises of each slot's request.
-//! Thread: `ctl`. Invariant: a command that finds its ring full waits in an ordered queue and goes
-//! out at a later turn. The worker's slots bound that queue, and no command is lost.
+//! Thread: `ctl`. Invariant: a command that finds its ring full waits in an ordered queue for a
+//! later turn. The worker's slots bound that queue, and no command is lost.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId, WorkerId};
@@ -59,7 +59,7 @@ impl<T> Ring<T> {
     }
 }
 
-/// What the request of a slot promised to the other leg.
+/// The values that the request of a slot has promised to the other leg.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotRequest {
     /// Generation of the slot.
@@ -68,9 +68,9 @@ pub struct SlotRequest {
     pub prompt: Prompt,
     /// When the request fails.
     pub deadline: Instant,
-    /// Transport of its KV, once a decode worker has asked for it.
+    /// Transport of its KV. `None` before a decode worker has asked for it.
     pub transport: Option<Transport>,
-    /// Prompt tokens that decode has already, so that it does not ask for them.
+    /// Prompt tokens of which decode already has the KV, so that it does not ask for them.
     pub prefix: u32,
 }
 
@@ -158,7 +158,7 @@ impl LocalWorker {
         self.tenants[slot.id.index()].as_ref().filter(|tenant| tenant.generation == slot.generation)
     }
 
-    /// A decode worker has asked for the KV of this slot, except for the prefix that it has.
+    /// Records that a decode worker has asked for the KV of this slot after its own prefix.
     pub fn record_transport(&mut self, slot: Slot, prefix: u32, transport: Option<Transport>) {
         if let Some(tenant) = self.tenants[slot.id.index()].as_mut()
             && tenant.generation == slot.generation
@@ -170,13 +170,16 @@ impl LocalWorker {
 
     /// Frees a slot: the engine has returned the request, its pages and its lease.
     pub fn release(&mut self, slot: Slot) {
+        debug_assert!(self.tenant(slot).is_some(), "a slot is released by its request, once");
         if self.tenant(slot).is_some() && !is_failpoint_active("slot is not given back") {
-            self.tenants[slot.id.index()] = None;
+            if !is_failpoint_active("free slot keeps its request") {
+                self.tenants[slot.id.index()] = None;
+            }
             self.free.push(slot.id);
         }
     }
 
-    /// Checks that each slot is either free or has a request. Panics if not.
+    /// Panics unless each slot is either free or has a request.
     pub fn invariants(&self) {
         assert_eq!(self.tenants.len(), self.status.slots(), "each slot has a place");
         let mut is_free = vec![false; self.tenants.len()];
@@ -188,7 +191,7 @@ impl LocalWorker {
         }
     }
 
-    /// Tells the engine to end the request in any state.
+    /// Sends the engine a command that ends the request in any state.
     pub fn abort(&mut self, slot: Slot, cause: Cause) {
         if is_failpoint_active("abort is not passed on") {
             return;

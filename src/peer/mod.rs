@@ -1,4 +1,5 @@
-//! Links between workers: control links, the handshakes of shared memory and TCP, and the hand-off.
+//! Connections between workers: control links, the handshakes of shared memory and TCP, and the
+//! hand-off.
 //!
 //! Thread: `ctl`. Not here: KV bytes (`transfer`), HTTP (`server`, `upstream`), the requests that
 //! use the hand-off (`worker::requests`).

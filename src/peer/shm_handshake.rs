@@ -1,12 +1,13 @@
 //! Passes descriptors of shared memory to a peer on the same host, over an abstract unix socket.
-//! The peer shows a token that only a proven peer gets.
+//! The peer must show a token, which only a proven peer gets.
 //!
 //! ```text
 //!  source: Welcome{socket, token} ─▶ destination connects ─▶ token + {cursor, doorbell}
 //!          {pool, page lists, ring} + their shapes ─▶ destination maps them, movers get halves
 //! ```
-//! Thread: `ctl`. Invariants: a token is valid for its session only, and not for a later one of the
-//! link; sessions bound the exchanges, and each connection has a deadline.
+//! Thread: `ctl`. Invariants: a token is valid for one session, and not for a later session of the
+//! same link. The number of exchanges is at most the number of sessions, and each connection has a
+//! deadline.
 
 use crate::limits::{PASSING_CONNECTIONS_MAX, SESSION_SETUP_DEADLINE};
 use crate::net::{Address, ConnId, Event, ListenerId, Reactor};
@@ -23,7 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-/// What a source sends with its descriptors.
+/// The message that a source sends with its descriptors.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct SourceShape {
@@ -61,7 +62,7 @@ pub struct ShmHandshake {
 }
 
 impl ShmHandshake {
-    /// Listens on an unguessable name, for sources.
+    /// Listens on an unguessable socket name. Only sources call it.
     pub fn listen(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         let secret: [u8; 12] = random();
         let name: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -125,7 +126,7 @@ impl ShmHandshake {
         Ok(())
     }
 
-    /// A link is dead. Its exchanges end.
+    /// Ends the exchanges of a link that is dead.
     pub fn link_down(&mut self, control: ConnId, reactor: &mut Reactor) {
         self.pending.retain(|_, pending| pending.control != control);
         let dead: Vec<ConnId> = self
@@ -177,7 +178,8 @@ impl ShmHandshake {
         }
     }
 
-    /// Closes incoming connections without a token in time. Drops offers of ended sessions.
+    /// Closes incoming connections that did not show a token in time. Drops offers of ended
+    /// sessions.
     pub fn expire(&mut self, reactor: &mut Reactor, handoff: &Handoff, now: Instant) {
         self.pending.retain(|_, pending| handoff.stands(pending.control, &pending.session));
         self.callers.retain(|&conn, until| {
@@ -230,7 +232,7 @@ impl ShmHandshake {
         let token: [u8; TOKEN_BYTES] = token.try_into().expect("sixteen bytes");
         self.callers.remove(&conn);
         let descriptors = reactor.take_descriptors(conn);
-        // The index of an ended session can belong to a new one, which has its half already.
+        // The index of an ended session can belong to a new session that already has its half.
         let stands = |pending: &PendingSource| handoff.stands(pending.control, &pending.session);
         let Some(pending) = self.pending.remove(&token).filter(stands) else {
             return reactor.close(conn);

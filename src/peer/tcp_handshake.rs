@@ -1,8 +1,8 @@
 //! Set-up of TCP lanes. A source dials the data port of a destination and shows the token of its
 //! Announce. Then the movers get the streams.
 //!
-//! Thread: `ctl`; only movers read and write a lane after that. Invariant: a lane that comes before
-//! the destination's session is open is kept. Number and time of such lanes are bounded.
+//! Thread: `ctl`; only movers read and write a lane after that. Invariant: a lane can arrive before
+//! the destination's session is open, and then waits. Number and time of such lanes are bounded.
 
 use crate::ids::{SessionGeneration, WorkerId};
 use crate::limits::{
@@ -32,7 +32,7 @@ struct EarlyLane {
     until: Instant,
 }
 
-/// Lanes on their way to a mover.
+/// Lanes that no mover has yet.
 #[derive(Debug)]
 pub struct TcpHandshake {
     listener: Option<ListenerId>,
@@ -44,7 +44,8 @@ pub struct TcpHandshake {
 }
 
 impl TcpHandshake {
-    /// `listener` is the data port of a decode worker. The mover parks in `wait`.
+    /// Creates the state. `listener` is the data port of a decode worker; the mover parks in
+    /// `wait`.
     pub fn new(listener: Option<ListenerId>, wait: Arc<WaitSet>) -> TcpHandshake {
         TcpHandshake {
             listener,
@@ -55,7 +56,7 @@ impl TcpHandshake {
         }
     }
 
-    /// Where the mover parks.
+    /// The set of descriptors on which the mover parks.
     pub fn wait(&self) -> &WaitSet {
         &self.wait
     }
@@ -131,7 +132,8 @@ impl TcpHandshake {
         Ok(told)
     }
 
-    /// The destination's half of a session, to be opened; [`TcpHandshake::opened`] follows.
+    /// The destination's half of a session. The caller opens it and then calls
+    /// [`TcpHandshake::opened`].
     pub fn expect(
         &self,
         session: &DestinationSession,
@@ -142,7 +144,7 @@ impl TcpHandshake {
         Box::new(TcpDestination::new(session.template.clone(), lanes, slots, self.wait.clone()))
     }
 
-    /// The mover has the session's half. Lanes that came early follow.
+    /// Gives the mover the lanes that arrived before it had the session's half.
     pub fn opened(
         &mut self,
         worker: WorkerId,
@@ -168,7 +170,7 @@ impl TcpHandshake {
         }
     }
 
-    /// Closes connections without a preamble in time. Drops lanes of sessions that never opened.
+    /// Closes connections that sent no preamble in time. Drops lanes of sessions that never opened.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
         self.callers.retain(|&conn, until| {
             let in_time = *until > now;

@@ -1,8 +1,8 @@
-//! The requests of a load, and when they arrive.
+//! The requests of a load, and their arrival times.
 //!
-//! Owns: times and lengths of all requests. Prompts are made on demand, because all at once would
-//! take more memory than everything else. The tokens of a trace's block follow from the block's id,
-//! so prompts share prefixes as those of the trace did. All other tokens are unique to their
+//! Owns: times and lengths of all requests. Prompts are generated on demand, because all prompts
+//! together would take more memory than everything else. The id of a block in a trace determines
+//! its tokens, so prompts share prefixes as in the trace. All other tokens are unique to their
 //! request. Not here: reading traces (`trace`).
 
 use super::cost::VOCAB;
@@ -22,7 +22,7 @@ pub struct RequestArrival {
     pub input: u32,
     /// Tokens of its answer.
     pub output: u32,
-    /// Ids of the blocks that its prompt begins with; the last block can be cut.
+    /// Ids of the blocks at the beginning of its prompt. The last block can be incomplete.
     pub blocks: Box<[u64]>,
 }
 
@@ -30,14 +30,14 @@ pub struct RequestArrival {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Arrivals {
     list: Vec<RequestArrival>,
-    /// Seed of the tokens that belong to no block.
+    /// Seed of the tokens outside blocks.
     seed: u64,
 }
 
 /// Synthetic requests. Lengths are uniform from 1 to nearly twice the mean.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Drawn {
-    /// How many.
+    /// Number of requests.
     pub requests: usize,
     /// Mean number per second; the gaps are exponential.
     pub rate: f64,
@@ -48,7 +48,7 @@ pub struct Drawn {
 }
 
 impl Arrivals {
-    /// All of them.
+    /// All requests.
     pub fn list(&self) -> &[RequestArrival] {
         &self.list
     }
@@ -58,12 +58,12 @@ impl Arrivals {
         self.list.iter().map(|arrival| arrival.input + arrival.output).max().unwrap_or(1)
     }
 
-    /// The demand that a router sees: the prompt's length, and the whole blocks of the trace that
-    /// it begins with.
+    /// The demand that a router sees: the prompt's length, and the complete blocks of the trace at
+    /// its beginning.
     pub fn work(&self, index: usize) -> Demand {
         let RequestArrival { input, ref blocks, .. } = self.list[index];
         let whole = (input / BLOCK).min(blocks.len() as u32) as usize;
-        // An id is small and local to the file; a name is spread over all bits.
+        // An id is small and local to the file. A name uses all bits.
         let blocks = blocks[..whole].iter().map(|&id| scramble(id)).collect();
         Demand { sequences: 1, samples: 1, tokens: input, block: BLOCK, blocks }
     }
@@ -102,7 +102,7 @@ impl Arrivals {
     }
 }
 
-/// Tokens that follow from a number.
+/// A sequence of tokens that this number determines.
 fn tokens(seed: u64) -> impl Iterator<Item = u32> {
     const BITS: u32 = VOCAB.ilog2();
     const _: () = assert!(VOCAB.is_power_of_two());

@@ -1,11 +1,12 @@
-//! Recorded runs of another simulator (`benches/data/baselines`), beside ours of the same fleets.
+//! Comparison with recorded runs of another simulator (`benches/data/baselines`), for the same
+//! fleets.
 //!
-//! Owns: what a record means. The recorded engine has 16,384 blocks of 64 tokens per worker, and
-//! passes of at most 8192 tokens. It sends all KV after the last pass, 131,072 bytes per token at
-//! 25 GB/s, and takes a decode step before the first token. Ours sends chunks early over shared
-//! NICs, and uses the token that prefill sampled; `--engine recorded` follows the record.
-//! Differences that stay: decode takes pages before prefill starts, chunks end on pages, decode is
-//! chosen at arrival, and a fit replaces the estimator. Runs share all CPUs; large runs take turns.
+//! Owns: the meaning of a record. The recorded engine has 16,384 blocks of 64 tokens per worker,
+//! and passes of at most 8192 tokens. It sends all KV after the last pass, 131,072 bytes per token
+//! at 25 GB/s, and takes a decode step before the first token. Ours sends chunks early over shared
+//! NICs, and uses the token that prefill sampled; `--engine recorded` follows the record. Remaining
+//! differences: decode takes pages before prefill starts, chunks end on pages, decode is chosen at
+//! arrival, and a fit replaces the estimator. Runs share all CPUs; large runs take turns.
 
 use super::arrivals::Arrivals;
 use super::cluster::LoadCluster;
@@ -23,17 +24,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
 
-/// The replay's polynomials: over all new tokens of a pass, and over the share of its KV that a
-/// worker's sequences use.
+/// The polynomials of the replay. Variables: all new tokens of a pass, and the used share of a
+/// worker's KV.
 const POLYNOMIAL: Cost = Cost {
     prefill: [16.501_42, 1.518_344e-2, 0.0, 4.209_989e-7],
     decode: [5.74, 54.01 / KV_TOKENS as f64, 0.0, -25.74 / (KV_TOKENS as f64 * KV_TOKENS as f64)],
 };
 /// KV tokens of each worker.
 const KV_TOKENS: u32 = 16_384 * 64;
-/// For the columns of percentages.
+/// Factor for the columns of percentages.
 const PERCENT: f64 = 100.0;
-/// Most workers of all runs at the same time, unless one run has more. Each takes 3 to 5 MB.
+/// Maximum number of workers of all concurrent runs, unless one run has more. A worker takes 3 to 5
+/// MB.
 const WORKERS_AT_ONCE: usize = 1024;
 
 /// One line of the file.
@@ -55,7 +57,7 @@ struct Config {
     decode: usize,
 }
 
-/// The recorded results that are printed.
+/// The recorded results that the report prints.
 #[derive(Clone, Deserialize, Debug)]
 struct RecordedSummary {
     num_requests: usize,
@@ -75,7 +77,7 @@ struct Row {
     plan: LoadPlan,
 }
 
-/// Runs the selected fleets and prints the results. Returns whether all runs came to their end.
+/// Runs the selected fleets and prints the results. Returns whether all runs have finished.
 ///
 /// # Errors
 /// The file cannot be read, or is not a file of such records.
@@ -126,10 +128,10 @@ pub fn run(plan: &LoadPlan, against: &Baselines) -> Result<bool, ConfigError> {
         for &policy in &against.policies {
             match &done[&(row.name().to_owned(), policy as u8)] {
                 Ok(summary) if plan.json => {
-                    say!(
-                        "{}",
-                        serde_json::json!({ "name": row.name(), "policy": policy, "summary": summary })
-                    );
+                    let row = serde_json::json!({
+                        "name": row.name(), "policy": policy, "summary": summary,
+                    });
+                    say!("{row}");
                 }
                 Ok(summary) => say!("{}", line(row, policy, summary)),
                 Err(failure) => {
@@ -142,21 +144,21 @@ pub fn run(plan: &LoadPlan, against: &Baselines) -> Result<bool, ConfigError> {
     Ok(is_well)
 }
 
-/// Limits the runs under way, which share the machine's memory.
+/// Limits the concurrent runs, which share the machine's memory.
 #[derive(Default)]
 struct RunSemaphore {
     workers: Mutex<usize>,
     left: Condvar,
 }
 
-/// A run's share of it.
+/// A run's share of the limit.
 struct RunPermit<'a> {
     hall: &'a RunSemaphore,
     workers: usize,
 }
 
 impl RunSemaphore {
-    /// Waits until a run of so many workers fits, or no other run is under way.
+    /// Waits until a run of this many workers fits, or no other run is in progress.
     fn enter(&self, workers: usize) -> RunPermit<'_> {
         let here = self.workers.lock().expect("no panic while locked");
         let is_full = |here: &mut usize| *here > 0 && *here + workers > WORKERS_AT_ONCE;
@@ -205,7 +207,7 @@ impl Row {
 }
 
 impl Config {
-    /// The same fleet here. What a record does not say comes from `plan`.
+    /// The plan for the recorded fleet. Values that the record does not have come from `plan`.
     fn plan(&self, plan: &LoadPlan, against: &Baselines) -> Result<LoadPlan, String> {
         let file = match &self.trace[..] {
             "conv" => "conversation_trace.jsonl.zst",
@@ -344,7 +346,7 @@ mod tests {
     fn large_runs_come_one_at_a_time() {
         let hall = RunSemaphore::default();
         drop(hall.enter(2 * WORKERS_AT_ONCE));
-        // Small ones fit beside each other.
+        // Small runs fit together.
         let small = [(); 2].map(|()| hall.enter(WORKERS_AT_ONCE / 2));
         let (comes, about_to) = mpsc::channel();
         let is_alone = AtomicBool::new(false);

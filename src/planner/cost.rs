@@ -1,7 +1,7 @@
-//! The cost of a forward pass: a polynomial of its tokens and contexts replaces the pass.
+//! The cost model: a polynomial of tokens and contexts replaces a forward pass.
 //!
-//! Owns: the clock of the turn, which a pass advances. Tokens are a hash of the token before and
-//! the position; no KV is read or written. Not here: where coefficients come from (`plan`).
+//! Owns: the clock of the turn, which a pass advances. A token is a hash of the previous token and
+//! the position; no KV is read or written. Not here: the source of coefficients (`plan`).
 
 pub use crate::config::{COST_DEFAULT as DEFAULT, Cost};
 use crate::ids::Leg;
@@ -14,8 +14,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Token ids are below this. Pages of eight or more tokens (48 bits) differ if their prompts do,
-/// and sampling costs little beside a turn.
+/// Number of token ids. With it, pages of at least eight tokens (48 bits) differ if their prompts
+/// differ, and sampling is cheap compared with a turn.
 pub const VOCAB: u32 = 64;
 
 /// The model of all workers, which take their turns one at a time.
@@ -31,7 +31,7 @@ pub struct CostModel {
     pub passes: u32,
     clock: Arc<AtomicU64>,
     tokens: Vec<u32>,
-    /// One large logit, with `VOCAB - 1` zeros before it and more behind it.
+    /// One large logit, with `VOCAB - 1` zeros before it and more zeros behind it.
     peak: [f32; 2 * VOCAB as usize],
 }
 
@@ -67,7 +67,7 @@ impl Forward for CostModel {
             || batch.rows().iter().map(|row| (batch.token_range(row).len() as u32, row.start));
         let ms = match self.role {
             Leg::Prefill => self.cost.prefill_ms(rows()),
-            // A decode worker can read prompts, too, in passes of their own.
+            // A decode worker can also compute prompts, in separate passes.
             Leg::Decode if batch.rows().iter().any(|row| is_chunk(batch, row)) => {
                 self.cost.prefill_ms(rows())
             }
@@ -76,7 +76,7 @@ impl Forward for CostModel {
                 self.cost.decode_ms(context, batch.rows().len())
             }
         };
-        // A fit can be negative for a step outside its range.
+        // A fit can be negative outside its range.
         self.clock.fetch_add((ms.max(0.0) * 1e6).round() as u64, Ordering::Relaxed);
         self.tokens.clear();
         for row in batch.rows().iter().filter(|row| row.logits != Logits::None) {
@@ -94,8 +94,8 @@ impl Forward for CostModel {
     }
 }
 
-/// Whether the row is part of a prompt. A generating step takes one token of each sequence. A
-/// prompt with all but one token in the cache looks the same, and costs the same.
+/// Whether the row is part of a prompt. A decode step takes one token of each sequence. If only one
+/// token of a prompt is missing in the cache, it looks the same and costs the same.
 fn is_chunk(batch: &Batch, row: &Row) -> bool {
     batch.token_range(row).len() > 1 || row.logits == Logits::None
 }

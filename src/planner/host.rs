@@ -1,8 +1,8 @@
 //! One worker of the load mode with its slots, its mover stub and its NIC.
 //!
-//! Owns: the worker, its free slots, and the events that were not delivered yet. It takes a turn
-//! when the cluster says so. Its KV region is one memory page that all workers share, because it is
-//! never touched. They share the page lists, too, which are written and never read.
+//! Owns: the worker, its free slots, and the events that were not delivered yet. The cluster
+//! decides when it takes a turn. All workers share one memory page as KV region, because it is
+//! never touched. They also share the page lists, which are written and never read.
 
 use super::cost::{CostModel, VOCAB};
 use super::nic::NicModel;
@@ -37,13 +37,13 @@ use std::time::{Duration, Instant};
 /// The only worker of a host.
 pub const WORKER: WorkerId = WorkerId(0);
 
-/// The parts that an engine lends to its workers, and the clock. All hosts share one, because only
-/// one takes its turn at a time.
+/// The parts that an engine lends to its workers, and the clock. All hosts share one bench, because
+/// only one host takes its turn at a time.
 pub struct Bench {
     model: CostModel,
     batch: Batch,
     sampler: Sampler,
-    mail: EngineChannel,
+    channel: EngineChannel,
     events: channel::Receiver<EngineEvent>,
     /// Number of events for which the worker wakes `ctl` before the step is over.
     heard: Arc<AtomicUsize>,
@@ -60,7 +60,7 @@ impl Bench {
     /// A bench for workers of this size.
     ///
     /// # Errors
-    /// There is no memory for one page of KV and the page lists.
+    /// The memory is insufficient for one page of KV and the page lists.
     pub fn new(size: &LoadWorkerSize, cost: super::cost::Cost) -> io::Result<Bench> {
         let config = &size.config;
         let clock: Arc<AtomicU64> = Arc::default();
@@ -68,8 +68,8 @@ impl Bench {
         let heard: Arc<AtomicUsize> = Arc::default();
         let (hears, so_far) = (heard.clone(), events.clone());
         let ctl = Arc::new(EventCount::new(move || hears.store(so_far.len(), Ordering::Relaxed)));
-        let mail = EngineChannel::new(channel::never(), events_out, ctl.clone());
-        // No thread sleeps on it: the event queue delivers news of transfers.
+        let channel = EngineChannel::new(channel::never(), events_out, ctl.clone());
+        // No thread sleeps on it, because the event queue delivers events of transfers.
         let silent = Arc::new(EventCount::new(|| {}));
         let layout = KvLayout::page_major(config.page_size, 1, 1, 2, KvDtype::F16);
         let pages_of_context = layout.pages_for(config.context) as usize;
@@ -77,7 +77,7 @@ impl Bench {
             model: CostModel::new(cost, clock.clone(), config.max_running),
             batch: Batch::new(config.batch_limits()),
             sampler: Sampler::new(VOCAB as usize),
-            mail,
+            channel,
             events,
             heard,
             ctl: ctl.clone(),
@@ -102,9 +102,9 @@ impl Bench {
 
 /// The replacement of the mover, by role.
 pub enum MoverStub {
-    /// Of a prefill worker.
+    /// Mover of a prefill worker.
     Source(SourceMoverStub),
-    /// Of a decode worker.
+    /// Mover of a decode worker.
     Destination(DestinationMoverStub),
 }
 
@@ -136,11 +136,11 @@ pub struct Host {
     pub inbox: VecDeque<EngineCommand>,
     /// Events of the last step that were not delivered yet.
     pub outbox: Vec<EngineEvent>,
-    /// When its next turn is due.
+    /// Time of its next turn.
     pub due: Nanos,
-    /// It computes until then.
+    /// End of its computation.
     pub computes_until: Nanos,
-    /// How long it has computed in total.
+    /// Its total time of computation.
     pub computed: Nanos,
     worker: Box<dyn Worker>,
     free: Vec<SlotId>,
@@ -152,7 +152,7 @@ impl Host {
         let status = Arc::new(StatusTable::new(size.slots));
         let config: SchedConfig = size.config;
         let kv = bench.kv.clone();
-        // The rings to and from `ctl` are not used: there is one session, which is never set up.
+        // The rings to and from `ctl` are not used, because the only session is never set up.
         let (half, worker, stats): (_, Box<dyn Worker>, _) = match role {
             Leg::Prefill => {
                 let Rings { links, handle, .. } =
@@ -164,8 +164,8 @@ impl Host {
             Leg::Decode => {
                 let Rings { links, handle, .. } =
                     Rings::new(&status, &bench.lists, 1, &bench.bells);
-                // A request reserves pages for all that it generates, so none is retracted. There
-                // is no KV to keep.
+                // A request reserves pages for all its tokens, so no request is retracted and the
+                // tier stays empty.
                 let worker = DecodeWorker::new(WORKER, config, kv, Tier::none(), handle);
                 let stats = worker.stats().clone();
                 (MoverStub::Destination(DestinationMoverStub::new(links)), Box::new(worker), stats)
@@ -198,7 +198,7 @@ impl Host {
         SlotUse { slot, generation: self.status.open(slot) }
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     pub fn close(&mut self, slot: SlotId) {
         self.free.push(slot);
     }
@@ -210,7 +210,7 @@ impl Host {
         let mut activity = Activity::Idle;
         for command in self.inbox.drain(..self.inbox.len().min(COMMANDS_PER_TURN)) {
             activity = Activity::Busy;
-            self.worker.handle_command(command, instant, &mut bench.mail);
+            self.worker.handle_command(command, instant, &mut bench.channel);
         }
         bench.model.role = self.role;
         bench.model.mover_commands = match &self.half {
@@ -228,7 +228,7 @@ impl Host {
             forward: &mut bench.model,
             batch: &mut bench.batch,
             sampler: &mut bench.sampler,
-            mail: &mut bench.mail,
+            channel: &mut bench.channel,
             clock: &clock,
             progress: &bench.progress,
         };
@@ -237,8 +237,8 @@ impl Host {
         let took = bench.clock.load(Ordering::Relaxed) - now;
         self.computes_until = now + took;
         self.computed += took;
-        // The results of a pass over prompts are known only when it is over. They are reported with
-        // those of the step after it.
+        // The results of a pass over prompts are known only after it. They are reported together
+        // with those of the next step.
         let events_before =
             if bench.model.passes > 1 { 0 } else { bench.heard.load(Ordering::Relaxed) };
         TurnResult { activity, took, commands_before: bench.model.commands_before, events_before }
@@ -254,7 +254,7 @@ impl Host {
         self.stats.generated_tokens_total.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing is left of any request.
+    /// Whether it holds nothing of any request.
     pub fn is_idle(&self) -> bool {
         let pages = self.stats.pages();
         let half_is_idle = match &self.half {

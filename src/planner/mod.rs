@@ -1,15 +1,15 @@
-//! The load mode: a cluster of a thousand workers or more under a trace, for policies, sizes and
-//! scale. A cost model replaces the forward pass, and no bytes of KV exist.
+//! The load mode of `baton sim`: a cluster of a thousand or more workers under a trace. A cost
+//! model replaces the forward pass, and no bytes of KV exist.
 //!
 //! ```text
 //! arrivals ──▶ cluster: event queue ─▶ router: which pair ─▶ one turn of one worker ──▶ report
 //!                  ▲              (routing::{balancer, attempts})  (sched::{prefill, decode})
 //!                  └───── transfers: lease, two NICs, end of the lease ◀──┘
 //! ```
-//! Of production: the router's decisions, the schedulers with their pools, prefix caches, admission
-//! and batches, the status table, the rings to the mover. Not here: what the fault mode covers
-//! (managers, movers, transports, links, faults), HTTP, and the latency of threads: a turn comes
-//! when there is work. Invariant: a seed repeats itself exactly.
+//! Production code: the router's decisions, the schedulers with their pools, prefix caches,
+//! admission and batches, the status table, the rings to the mover. Not here: the parts that the
+//! fault mode covers (managers, movers, transports, links, faults), HTTP, and the latency of
+//! threads. Invariant: the same seed gives the same run.
 
 pub mod arrivals;
 pub mod baselines;

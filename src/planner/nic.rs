@@ -1,13 +1,13 @@
-//! A host's NIC as two queues: one for what leaves, one for what arrives.
+//! A model of a host's NIC: one queue for outgoing bytes and one for incoming bytes.
 //!
-//! A message has arrived when its last byte has passed both queues; the receiving queue takes bytes
-//! as the sending one releases them. So transfers share a NIC in the order in which they ask, and
-//! it never idles while one waits for it alone. Left out: the fabric between NICs, which has
-//! capacity for all, and fair turns among transfers.
+//! A message has arrived when its last byte has passed both queues. The receiving queue takes bytes
+//! when the sending queue releases them. Transfers share a NIC in the order of their requests. A
+//! NIC is never idle while a transfer waits only for it. Not modelled: the fabric between NICs, and
+//! fair turns among transfers.
 
 use crate::stdx::event_queue::Nanos;
 
-/// Until when each queue is busy.
+/// The time until which each queue is busy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NicModel {
     leaves: Nanos,
@@ -15,14 +15,15 @@ pub struct NicModel {
 }
 
 impl NicModel {
-    /// Sends for `takes`. Returns when the first byte leaves.
+    /// Sends for the time `takes`. Returns the time at which the first byte leaves.
     pub fn send(&mut self, now: Nanos, takes: Nanos) -> Nanos {
         let first = self.leaves.max(now);
         self.leaves = first + takes;
         first
     }
 
-    /// Receives for `takes`, beginning now. Returns when the last byte has arrived.
+    /// Receives for the time `takes`, from now on. Returns the time at which the last byte has
+    /// arrived.
     pub fn receive(&mut self, now: Nanos, takes: Nanos) -> Nanos {
         self.comes = self.comes.max(now) + takes;
         self.comes

@@ -1,4 +1,4 @@
-//! The plan of a load run: the flags, resolved and checked.
+//! The plan of a load run: its flags, resolved and checked.
 
 use super::arrivals::{Arrivals, BLOCK, Drawn};
 use super::cost::{self, Cost};
@@ -30,7 +30,7 @@ pub struct LoadWorkerSize {
     pub slots: usize,
 }
 
-/// The network between hosts.
+/// The model of the network between hosts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FabricModel {
     /// Bytes of KV per token that each NIC carries.
@@ -42,7 +42,8 @@ pub struct FabricModel {
 }
 
 impl FabricModel {
-    /// How long the KV of `tokens` tokens occupies a NIC. Never 0, so that chunks stay in order.
+    /// Time for which the KV of `tokens` tokens occupies a NIC. It is above 0, so that chunks stay
+    /// in order.
     pub fn time_of(&self, tokens: u32) -> Nanos {
         let bytes = self.bytes_per_token as f64 * f64::from(tokens);
         (bytes / self.bytes_per_second * SECOND as f64).round().max(1.0) as Nanos
@@ -67,11 +68,11 @@ pub struct Baselines {
     pub rows: Vec<String>,
     /// Number of first requests to use of each.
     pub most: Option<usize>,
-    /// Our policies to run beside each.
+    /// The policies to run for each of them.
     pub policies: Vec<Policy>,
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Traffic {
     /// A trace.
@@ -80,7 +81,7 @@ pub enum Traffic {
     Drawn(Drawn),
 }
 
-/// Everything that decides a run.
+/// All inputs of a run.
 #[derive(Clone, Debug)]
 pub struct LoadPlan {
     /// Seed of all random numbers.
@@ -89,13 +90,13 @@ pub struct LoadPlan {
     pub prefill: usize,
     /// Decode workers.
     pub decode: usize,
-    /// How workers are chosen.
+    /// The policies that choose workers.
     pub policies: Policies,
-    /// Whether decode workers read prompts, too.
+    /// Whether decode workers also compute prompts.
     pub local_prefill: bool,
-    /// When decode workers take pages.
+    /// Time at which decode workers take pages.
     pub allocation: DecodeAllocation,
-    /// How often a refused request is retried.
+    /// Maximum number of retries of a refused request.
     pub retries: u32,
     /// The requests.
     pub traffic: Traffic,
@@ -113,11 +114,11 @@ pub struct LoadPlan {
     pub against: Option<Baselines>,
     /// The engine that sets the timing of workers.
     pub engine: SimEngine,
-    /// Share of requests that must be good. The run ends early if that is impossible.
+    /// Share of requests that must be good. If it can no longer be reached, the run ends early.
     pub least_good: Option<f64>,
     /// Tokens of KV that a worker holds.
     pub kv_tokens: u32,
-    /// Limits of workers' turns; their context is set when the requests are known.
+    /// Limits of workers' turns. The context is set later, when the requests are known.
     pub config: SchedConfig,
 }
 
@@ -125,7 +126,7 @@ impl LoadPlan {
     /// Reads the flags.
     ///
     /// # Errors
-    /// The first flag that is wrong.
+    /// The first invalid flag.
     pub fn new(flags: &SimFlags) -> Result<LoadPlan, ConfigError> {
         let load = &flags.load;
         let fleet = (flags.prefill as usize, flags.decode as usize);
@@ -151,10 +152,10 @@ impl LoadPlan {
         })
     }
 
-    /// The plan of a load on so many prefill and decode workers.
+    /// The plan of a load on this many prefill and decode workers.
     ///
     /// # Errors
-    /// The first flag that is wrong.
+    /// The first invalid flag.
     pub fn of(
         load: &WorkloadFlags,
         seed: u64,
@@ -271,7 +272,7 @@ impl LoadPlan {
 
     /// A worker for sequences of at most `context` tokens.
     pub fn size(&self, context: u32) -> LoadWorkerSize {
-        // The recorded engine samples one more token here.
+        // The recorded engine samples one more token on the decode worker.
         let context = context + u32::from(self.engine == SimEngine::Recorded);
         LoadWorkerSize {
             config: SchedConfig { context, ..self.config },
@@ -305,7 +306,7 @@ fn traffic(load: &WorkloadFlags, requests: Option<u32>) -> Result<Traffic, Confi
             let of_trace =
                 [("--speed", load.speed.is_some()), ("--jitter-ms", load.jitter_ms.is_some())];
             if let Some((flag, _)) = of_trace.into_iter().find(|(_, given)| *given) {
-                let why = format!("{flag} changes a trace; drawn requests have --rate");
+                let why = format!("{flag} changes a trace; random requests have --rate");
                 return Err(ConfigError::Missing { flag: "--trace-file", why });
             }
             Ok(Traffic::Drawn(Drawn {

@@ -1,4 +1,4 @@
-//! The results of a run, in the usual metrics.
+//! The results of a run: latencies, goodput, use of workers.
 
 use super::host::Host;
 use super::plan::Objective;
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// Longest time between two tokens that is measured, in microseconds: an hour.
+/// Longest measured time between two tokens, in microseconds: an hour.
 const ITL_MAX_US: u64 = 3_600_000_000;
 
-/// Factors of the objective for which goodput is reported as well: near a limit goodput can change
-/// steeply.
+/// Factors of the objective for which goodput is also reported, because goodput can change steeply
+/// near a limit.
 pub const SCALES: [f64; 6] = [0.5, 0.75, 1.0, 1.5, 2.0, 2.5];
 /// Index of the factor 1.
 const UNSCALED: usize = 2;
@@ -26,7 +26,8 @@ pub struct LoadSamples {
     ttft: Vec<Nanos>,
     tpot: Vec<Nanos>,
     e2e: Vec<Nanos>,
-    /// In microseconds with three digits. One value per token would be too many to keep.
+    /// In microseconds with three digits. A list with one value per token would take too much
+    /// memory.
     itl: Histogram<u64>,
     /// By factor of the objective.
     good: [usize; SCALES.len()],
@@ -52,7 +53,7 @@ pub struct Served {
 }
 
 impl LoadSamples {
-    /// No samples yet.
+    /// Creates the state without samples.
     pub fn new(objective: Objective) -> LoadSamples {
         LoadSamples {
             objective,
@@ -91,12 +92,12 @@ impl LoadSamples {
         self.output += u64::from(output);
     }
 
-    /// Records a request that no worker takes.
+    /// Records a request that no worker accepted.
     pub fn refused(&mut self, cause: &'static str) {
         *self.refused.entry(cause).or_default() += 1;
     }
 
-    /// Upper bound of the share of good requests: all open ones count as good.
+    /// Upper bound of the share of good requests: all open requests count as good.
     pub fn good_at_most(&self, requests: usize) -> f64 {
         1.0 - (self.ended() - self.good[UNSCALED]) as f64 / requests.max(1) as f64
     }
@@ -149,7 +150,7 @@ impl Percentiles {
     }
 }
 
-/// How evenly the workers of a role were used.
+/// The use of the workers of a role.
 #[derive(Clone, Copy, Serialize, PartialEq, Debug, Default)]
 pub struct RoleUsage {
     /// Number of workers.
@@ -186,7 +187,7 @@ impl RoleUsage {
     }
 }
 
-/// The results. All values without wall time follow from the seed.
+/// The results. The seed determines all values except wall time.
 #[derive(Clone, Serialize, Debug)]
 pub struct Summary {
     /// The seed.
@@ -215,7 +216,7 @@ pub struct Summary {
     pub itl_ms: Percentiles,
     /// Time from arrival to the last token.
     pub e2e_ms: Percentiles,
-    /// Requests that kept both limits.
+    /// Requests that met both limits.
     pub good: usize,
     /// Their share of all requests.
     pub goodput: f64,
@@ -223,9 +224,9 @@ pub struct Summary {
     pub goodput_at: [(f64, f64); SCALES.len()],
     /// Requests rejected at arrival, because the forecast missed the limits.
     pub early: usize,
-    /// Prompt tokens computed for nothing: for requests that were not served, or a second time.
+    /// Prompt tokens computed in vain: for requests that were not served, or a second time.
     pub wasted_tokens: u64,
-    /// Share of prompt tokens that the reading worker had cached.
+    /// Share of prompt tokens that were in the cache of the worker that computed the prompt.
     pub prefix_reuse: f64,
     /// KV moved, in bytes.
     pub kv_bytes: u64,

@@ -1,7 +1,7 @@
 //! Published traces: one JSON object per line (Mooncake), or a table of times and lengths (Azure),
 //! plain or compressed with zstd.
 //!
-//! Owns: what a line means. Not here: what prompts consist of (`arrivals`).
+//! Owns: the meaning of a line. Not here: the tokens of prompts (`arrivals`).
 
 use super::arrivals::{Arrivals, BLOCK, RequestArrival};
 use crate::config::error::ConfigError;
@@ -18,14 +18,14 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The first line of the Azure LLM inference trace of 2023.
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 
-/// A trace file and how it is used.
+/// A trace file and its use.
 #[derive(Clone, PartialEq, Debug)]
 pub struct File {
     /// Its path.
     pub path: PathBuf,
     /// Number of first requests to use; `None`: all.
     pub most: Option<usize>,
-    /// Factor by which requests come faster than in the trace.
+    /// Factor of the request rate, relative to the trace.
     pub speed: f64,
     /// Largest random delay of a request, in the trace's time.
     pub jitter: Nanos,
@@ -39,7 +39,7 @@ struct Line {
     timestamp: f64,
     input_length: u32,
     output_length: u32,
-    /// Ids of blocks; equal ids mean equal tokens and equal blocks before them.
+    /// Ids of blocks. Equal ids mean equal tokens and equal blocks before them.
     #[serde(default)]
     hash_ids: Vec<u64>,
 }
@@ -47,7 +47,7 @@ struct Line {
 /// The lines of a file, decompressed if needed.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn lines(path: &Path) -> io::Result<impl Iterator<Item = io::Result<String>>> {
     let mut file = BufReader::new(fs::File::open(path)?);
     let is_packed = file.fill_buf()?.starts_with(&ZSTD);
@@ -96,7 +96,7 @@ impl File {
             list.push(arrival);
         }
         match self.most {
-            _ if list.is_empty() => Err(bad("it holds no request".into())),
+            _ if list.is_empty() => Err(bad("it contains no request".into())),
             Some(most) if list.len() < most => {
                 let limit =
                     format!("there are {} in --trace-file {}", list.len(), self.path.display());
@@ -136,7 +136,7 @@ fn lengths(named: [(&str, u32); 2]) -> Result<(), String> {
     wrong.map_or(Ok(()), |(name, length)| Err(format!("{name} {length}: 1 to {}", CONTEXT_MAX / 2)))
 }
 
-/// Parses one row of an Azure trace. Times count from the first row's.
+/// Parses one row of an Azure trace. Times count from the first row.
 fn row(text: &str, first: &mut Option<i128>) -> Result<RequestArrival, String> {
     let mut cells = text.split(',');
     let (Some(time), Some(input), Some(output), None) =

@@ -1,10 +1,10 @@
-//! The replacement of movers, managers and transports. It takes the commands to the movers,
-//! makes the same moves of the status tables, and ends the same leases. The order is that of a
-//! pulled transfer.
+//! The replacement of movers, managers and transports. It takes the commands to the movers, makes
+//! the same changes in the status tables, and ends the same leases. The order is that of a pulled
+//! transfer.
 //!
-//! Owns: live leases. A flow is one chunk of KV in transit. Not here: how long it takes (`nic`,
-//! `cluster`), failures: no worker dies in the load mode. A worker can refuse a request; then
-//! nothing of it is sent.
+//! Owns: live leases. A flow is one chunk of KV in transit. Not here: its duration (`nic`,
+//! `cluster`), and failures, because no worker dies in the load mode. A worker can refuse a
+//! request; then none of its KV is sent.
 
 use crate::ids::{Generation, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
@@ -19,7 +19,7 @@ use crate::transfer::target::Target;
 pub struct SlotUse {
     /// The slot.
     pub slot: SlotId,
-    /// Which use of it.
+    /// Generation of this use.
     pub generation: Generation,
 }
 
@@ -45,7 +45,7 @@ pub struct ChunkTransfer {
 pub struct SourceMoverStub {
     links: Links<SourceCommand>,
     right: MoverRight,
-    /// By slot: the target and the lease of a transfer under way.
+    /// By slot: the target and the lease of a transfer in progress.
     leaving: Box<[Option<(Target, Lease)>]>,
 }
 
@@ -70,10 +70,10 @@ impl SourceMoverStub {
         &self.links
     }
 
-    /// Takes in at most `count` commands; the chunks among them leave host `from`.
+    /// Takes at most `count` commands. The chunks among them leave host `from`.
     ///
     /// # Panics
-    /// On a command that occurs only if something fails.
+    /// A command occurs that is possible only after a failure.
     pub fn take(&mut self, count: usize, from: usize, flows: &mut Vec<ChunkTransfer>) {
         for _ in 0..count {
             let Ok(command) = self.links.commands.try_recv() else { return };
@@ -108,7 +108,7 @@ impl SourceMoverStub {
         }
     }
 
-    /// The destination has everything: the lease ends, then the state is set.
+    /// Ends the lease and then sets the state, because the destination has all KV.
     pub fn done(&mut self, source: SlotUse) {
         let (_, lease) =
             self.leaving[source.slot.index()].take().expect("what was sent was leased");
@@ -132,17 +132,17 @@ impl DestinationMoverStub {
         DestinationMoverStub { links, right: MoverRight::for_mover_thread(), expected }
     }
 
-    /// Takes in the scheduler's commands.
+    /// Takes the scheduler's commands.
     ///
     /// # Panics
-    /// On a command that occurs only if something fails.
+    /// A command occurs that is possible only after a failure.
     pub fn take(&mut self) {
         for command in self.links.commands.try_iter() {
             match command {
                 DestinationCommand::Expect { slot, lease, .. } => {
                     self.expected[slot.index()] = Some(lease)
                 }
-                // Its prefill worker has refused the request, and sends nothing.
+                // Its prefill worker has refused the request and sends nothing.
                 DestinationCommand::Cancel { slot, .. } => {
                     if let Some(lease) = self.expected[slot.index()].take() {
                         let end = LeaseEnd { ended: lease.end(&self.right), aux: None };
@@ -157,8 +157,8 @@ impl DestinationMoverStub {
         }
     }
 
-    /// A chunk has landed. With the last one the lease ends, with the aux record, before Success is
-    /// visible.
+    /// Handles a chunk that has landed. With the last chunk, the lease ends with the aux record,
+    /// before Success is visible.
     pub fn land(&mut self, destination: SlotUse, last: Option<AuxRecord>) {
         let SlotUse { slot, generation } = destination;
         let status = &self.links.status;

@@ -1,6 +1,6 @@
-//! The identity and the description of a cluster's worker: for its peers, registries and routers.
+//! The identity and the description that a cluster's worker shows to peers, registries and routers.
 //!
-//! Thread: the one that starts the process, which becomes `ctl`. Not here: sending them
+//! Thread: the thread that starts the process and becomes `ctl`. Not here: the sending
 //! (`process::worker`).
 
 use super::RoleError;
@@ -29,8 +29,8 @@ pub fn registration(
     http_port: Option<u16>,
     control_port: u16,
 ) -> RankRegistration {
-    let front = &config.worker.front;
-    let rank_ip = config.handoff.advertise_host.clone().unwrap_or_else(|| front.host.to_string());
+    let server = &config.worker.server;
+    let rank_ip = config.handoff.advertise_host.clone().unwrap_or_else(|| server.host.to_string());
     RankRegistration {
         attn_tp_size: 1,
         attn_tp_rank: 0,
@@ -54,9 +54,9 @@ pub fn registration(
     }
 }
 
-/// This process as its peers know it: an ID from its address and host, with a new incarnation. The
-/// host is part of the ID because all workers can listen on 0.0.0.0. The role is not, so
-/// after a role change a worker replaces its own former identity.
+/// The identity of this process for its peers: an ID from its address and host, and a new
+/// incarnation. The host is part of the ID because all workers can listen on 0.0.0.0. The role is
+/// not part of it, so a worker replaces its own former identity after a role change.
 pub fn peer_identity(
     role: Role,
     address: Option<SocketAddr>,
@@ -70,7 +70,7 @@ pub fn peer_identity(
     control::PeerIdentity { peer: Peer { id, incarnation: random() }, role, keys }
 }
 
-/// The cluster's keys. Their names are logged, so that an operator can follow a key rotation.
+/// The cluster's keys. Logs their ids, so that an operator can follow a key rotation.
 ///
 /// # Errors
 /// A key cannot be used.
@@ -83,7 +83,7 @@ pub fn keyring(secrets: &[Secret]) -> Result<Keyring, RoleError> {
     Ok(keys)
 }
 
-/// The properties that peers must share with this worker, for routers.
+/// The properties that must be equal in this worker and its peers. Routers compare them.
 pub fn handoff_info(loaded: &LoadedModel, keys: &Keyring, local_prefill: bool) -> HandoffInfo {
     let short = |hash: &[u8; 32]| hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let (own, layout) = (&loaded.fingerprint, &loaded.layout);

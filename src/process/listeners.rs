@@ -1,6 +1,7 @@
-//! The ports that a cluster's worker opens for its peers, according to its role: all or none.
+//! The ports that a cluster's worker opens for its peers. They depend on its role; either all open
+//! or none.
 //!
-//! Thread: the one that starts the process, which becomes `ctl`. Not here: which peers are accepted
+//! Thread: the thread that starts the process and becomes `ctl`. Not here: the acceptance of peers
 //! (`peer`).
 
 use super::RoleError;
@@ -19,11 +20,11 @@ pub type BoundPort = (ListenerId, u16);
 /// The open ports of one role.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    /// Control links from decode workers, of a prefill worker.
+    /// Port of a prefill worker for control links from decode workers.
     pub control: Option<BoundPort>,
-    /// The bootstrap registry, of a prefill worker.
+    /// Port of a prefill worker for its bootstrap registry.
     pub registry: Option<BoundPort>,
-    /// Lanes of tcp sessions, of a decode worker.
+    /// Port of a decode worker for lanes of tcp sessions.
     pub data: Option<BoundPort>,
     /// The unix socket by which a prefill worker shares its memory.
     pub passing: ShmHandshake,
@@ -61,11 +62,11 @@ impl Listeners {
         role: Role,
         reactor: &mut Reactor,
     ) -> Result<Listeners, RoleError> {
-        let mut doors = Listeners::default();
-        match doors.fill(config, role, reactor) {
-            Ok(()) => Ok(doors),
+        let mut listeners = Listeners::default();
+        match listeners.fill(config, role, reactor) {
+            Ok(()) => Ok(listeners),
             Err(error) => {
-                doors.close(reactor);
+                listeners.close(reactor);
                 Err(error)
             }
         }
@@ -77,7 +78,7 @@ impl Listeners {
         role: Role,
         reactor: &mut Reactor,
     ) -> Result<(), RoleError> {
-        let host = config.worker.front.host;
+        let host = config.worker.server.host;
         let mut open = |port: Port| -> Result<BoundPort, RoleError> {
             let listener = port.listen(host, CONTROL_CONNECTIONS_MAX, reactor)?;
             Ok((listener, reactor.local_address(listener).map_or(0, |address| address.port())))
@@ -111,6 +112,6 @@ impl Listeners {
         // `resolve` and `check_role` refuse names for a decode worker.
         let advertised =
             config.handoff.advertise_host.as_deref().and_then(|host| parse_host(host).ok());
-        Some(SocketAddr::new(advertised.unwrap_or(config.worker.front.host), port))
+        Some(SocketAddr::new(advertised.unwrap_or(config.worker.server.host), port))
     }
 }

@@ -1,7 +1,7 @@
 //! The threads and rings of this process: start, drain, stop.
 //!
-//! `serve` runs `ctl` (this thread), one `engine` that steps all workers with a team of compute
-//! threads, one `move-0`, and threads that tokenise. Not here: logic of roles.
+//! `serve` runs `ctl` (this thread), one `engine` with a team of compute threads for all workers,
+//! one `move-0`, and threads that tokenise. Not here: the logic of roles.
 
 mod announcement;
 mod listeners;
@@ -14,7 +14,7 @@ mod threads;
 pub mod worker;
 
 use crate::config::secret::Secret;
-use crate::config::{FrontConfig, ServeConfig, Transfer, WorkerConfig, WorkerLayout};
+use crate::config::{ServeConfig, ServerConfig, Transfer, WorkerConfig, WorkerLayout};
 use crate::ids::Role;
 use crate::model::weights::LoadError;
 use crate::net::{Authorities, Credentials, Reactor};
@@ -53,13 +53,13 @@ pub enum RoleError {
     },
     /// A flag does not fit the model, or names an unusable file: flag and reason.
     Config(&'static str, String),
-    /// A flag names something that does not exist at the moment: flag and reason.
+    /// A flag names a file, host or device that does not exist now: flag and reason.
     Absent(&'static str, String),
 }
 
 impl RoleError {
-    /// Whether another try would fail in the same way: the command line or a file that it names
-    /// cannot be used.
+    /// Whether another try would fail in the same way, because the command line or a file that it
+    /// names cannot be used.
     pub fn is_of_usage(&self) -> bool {
         matches!(self, RoleError::Model(_) | RoleError::Config(..))
     }
@@ -94,7 +94,7 @@ impl From<LoadError> for RoleError {
 /// The process could not start, or failed.
 pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
     let begun = Instant::now();
-    let (credentials, reload) = secrets(&config.worker.front, &[])?;
+    let (credentials, reload) = secrets(&config.worker.server, &[])?;
     let starting = StartupSignals::install(!reload.is_empty())?;
     let transports = match config.layout {
         WorkerLayout::Mixed => Vec::new(),
@@ -102,7 +102,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
         // The configuration allows no other transport here.
         WorkerLayout::Split { .. } => vec![Transport::Shm],
     };
-    ports::check(config.worker.front.host, &[http_port(&config.worker)])?;
+    ports::check(config.worker.server.host, &[http_port(&config.worker)])?;
     let workers = match config.layout {
         WorkerLayout::Mixed => 1,
         WorkerLayout::Split { prefill, decode, .. } => prefill.saturating_add(decode),
@@ -125,9 +125,9 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },
     };
-    let (workers, crew) = process.start(&loaded, forward, ctl.clone())?;
+    let (workers, threads) = process.start(&loaded, forward, ctl.clone())?;
     let mode = ServerDescription::mode_of(Role::Mixed);
-    let front = threads::build_service(
+    let service = threads::build_service(
         reactor,
         &config.worker,
         files,
@@ -136,7 +136,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
         (placement, mode),
         ctl,
     );
-    let mut service = front?;
+    let mut service = service?;
     install_secrets(&mut service, credentials, reload)?;
     starting.finish();
     threads::announce_ready(&service, &config.worker, begun);
@@ -147,18 +147,18 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
         }
         Err(error) => Err(error),
     };
-    shut_down(service, crew, end)
+    shut_down(service, threads, end)
 }
 
 /// Stops the service, then the threads.
 fn shut_down(
     service: WorkerService,
-    crew: Threads,
+    threads: Threads,
     end: Result<DrainOutcome, RoleError>,
 ) -> Result<DrainOutcome, RoleError> {
-    // The service first, so that its last answers are sent.
+    // The service ends first, so that it sends its last answers.
     drop(service);
-    crew.stop();
+    threads.stop();
     end
 }
 
@@ -170,15 +170,15 @@ fn reactor() -> Result<(Reactor, Arc<EventCount>), RoleError> {
     Ok((reactor, Arc::new(EventCount::new(move || waker.wake()))))
 }
 
-/// Reads the certificate for HTTPS, and lists the files to read again when they change. Runs first:
-/// errors appear before the model is loaded, and changes during the load are noticed.
+/// Reads the certificate for HTTPS, and lists the files to read again when they change. Runs before
+/// the load of the model, so that errors appear early and a change during the load is noticed.
 fn secrets(
-    front: &FrontConfig,
+    server: &ServerConfig,
     cluster_keys: &[Secret],
 ) -> Result<(Option<Credentials>, Reload), RoleError> {
-    let reload = Reload::new(front, cluster_keys, Instant::now());
+    let reload = Reload::new(server, cluster_keys, Instant::now());
     let read = |(certificates, key): &(PathBuf, PathBuf)| Credentials::read(certificates, key);
-    let credentials = front.tls.as_ref().map(read).transpose();
+    let credentials = server.tls.as_ref().map(read).transpose();
     let credentials =
         credentials.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
     Ok((credentials, reload))
@@ -202,5 +202,5 @@ fn install_secrets(
 }
 
 fn http_port(config: &WorkerConfig) -> Port {
-    Port::new("--port", config.front.port)
+    Port::new("--port", config.server.port)
 }

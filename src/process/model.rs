@@ -1,6 +1,6 @@
 //! A loaded model and its derived values: weights, KV layout, limits, fingerprint.
 //!
-//! Thread: the one that starts the process. Invariants: nothing changes after the load.
+//! Thread: the thread that starts the process. Invariants: no value changes after the load.
 
 use super::RoleError;
 use crate::config::{self, ChunkConfig, CoreConfig, KvConfig, RetractionConfig, WorkerConfig};
@@ -11,6 +11,7 @@ use crate::model::forward::Forward;
 use crate::model::forward::cpu::{CpuModel, CpuOptions};
 use crate::model::open::{ModelFiles, WeightFormat};
 use crate::model::tensor::TensorType;
+use crate::model::weights::LoadError;
 use crate::obs::log::event;
 use crate::routing::compatibility::CompatDigest;
 use crate::sched::config::SchedConfig;
@@ -34,7 +35,7 @@ pub struct LoadedModel {
     pub pages: u32,
     /// Pages for retracted requests of each decode or mixed worker.
     pub tier_pages: u32,
-    /// Maximum number of requests in a worker, queued ones included.
+    /// Maximum number of requests in a worker, including queued requests.
     pub slots: usize,
     /// Identifies the model to peers.
     pub fingerprint: Fingerprint,
@@ -44,7 +45,7 @@ pub struct LoadedModel {
     pub data: Option<SocketAddr>,
     /// NICs for RDMA.
     pub nics: Vec<Nic>,
-    /// Whether threads spin before they park: they have cores of their own, or `--busy-poll` is
+    /// Whether threads spin before they park, because they have their own cores or `--busy-poll` is
     /// set.
     pub spin: bool,
     /// Threads that copy KV into decode workers over shm, including the mover.
@@ -53,7 +54,7 @@ pub struct LoadedModel {
     pub split: bool,
     /// When decode workers allocate pages for prompts of this process's prefill workers.
     pub decode_allocation: DecodeAllocation,
-    /// CPUs for the threads of NICs: those that compute threads, the mover and `ctl` do not use.
+    /// CPUs for the threads of NICs: CPUs that compute threads, the mover and `ctl` do not use.
     pub data_cpus: Vec<usize>,
 }
 
@@ -108,27 +109,8 @@ impl LoadedModel {
             kernel: None,
             pin: pinned.then(|| worker.cores.cpus.clone()),
         };
-        let mut shown = 0;
-        let forward =
-            CpuModel::load(model, files.weights.as_ref(), &options, &mut |done, total| {
-                let percent = done * 100 / total.max(1);
-                if percent >= shown + 25 {
-                    shown = percent;
-                    event!(Info, "model", "loading", percent = percent);
-                }
-            })?;
-        let memory = forward.memory_bytes();
-        event!(
-            Info,
-            "model",
-            "loaded",
-            kernels = forward.kernel_family().name(),
-            weights_mib = memory.weights >> 20,
-            scratch_mib = memory.scratch >> 20,
-            kv_mib = (u64::from(pages) * layout.page_bytes()) >> 20,
-            kv_dtype = dtype.name(),
-            context = context,
-        );
+        let forward = load_weights(&files, &options)?;
+        tell_loaded(&forward, &layout, pages, context);
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
         let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
         let loaded = LoadedModel {
@@ -182,9 +164,9 @@ pub fn compat_digest(fingerprint: &Fingerprint, layout: &KvLayout) -> CompatDige
     CompatDigest(digest.finalize().into())
 }
 
-/// Number of threads for shm copies. Two threads get more memory bandwidth than one core alone.
-/// A copy ends only when all its threads have finished. So a second one needs a CPU of its own,
-/// besides those of compute threads, `ctl` and the mover.
+/// Number of threads for shm copies. Two threads get more memory bandwidth than one. A copy ends
+/// only when all its threads have finished, so a second thread needs its own CPU. Compute threads,
+/// `ctl` and the mover have other CPUs.
 fn copy_lanes(cores: &CoreConfig) -> usize {
     let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
     let usable = cores.cpus.len().min(parallelism);
@@ -192,8 +174,8 @@ fn copy_lanes(cores: &CoreConfig) -> usize {
 }
 
 /// Logs a warning if the workers' KV memory exceeds the memory of this process. KV memory is
-/// allocated on first use, and cached prefixes fill all of it in time. The kernel then kills the
-/// process.
+/// allocated on first use, and cached prefixes fill all of it after a while. Then the kernel kills
+/// the process.
 pub fn tell_excess(kv: &KvConfig, workers: u32) {
     let asked = kv.memory.0.saturating_mul(workers.into());
     let Some((there, bound)) =
@@ -216,7 +198,7 @@ pub fn tell_excess(kv: &KvConfig, workers: u32) {
 /// Number of pages in the KV memory.
 ///
 /// # Errors
-/// Not one page fits.
+/// The memory is smaller than one page.
 fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
     match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX) {
         0 => {
@@ -231,7 +213,7 @@ fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
 /// Number of pages for retracted requests, which can be 0.
 ///
 /// # Errors
-/// The size is not 0, and not one page fits.
+/// The size is neither 0 nor at least one page.
 fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
     // u32::MAX marks the end of a page chain.
     match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1) {
@@ -244,6 +226,34 @@ fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
         }
         pages => Ok(pages),
     }
+}
+
+/// Loads the weights in the kernels' format, and logs the progress.
+fn load_weights(files: &ModelFiles, options: &CpuOptions) -> Result<CpuModel, LoadError> {
+    let mut shown = 0;
+    CpuModel::load(&files.config, files.weights.as_ref(), options, &mut |done, total| {
+        let percent = done * 100 / total.max(1);
+        if percent >= shown + 25 {
+            shown = percent;
+            event!(Info, "model", "loading", percent = percent);
+        }
+    })
+}
+
+/// Logs the loaded model: kernels, memory and context.
+fn tell_loaded(forward: &CpuModel, layout: &KvLayout, pages: u32, context: usize) {
+    let memory = forward.memory_bytes();
+    event!(
+        Info,
+        "model",
+        "loaded",
+        kernels = forward.kernel_family().name(),
+        weights_mib = memory.weights >> 20,
+        scratch_mib = memory.scratch >> 20,
+        kv_mib = (u64::from(pages) * layout.page_bytes()) >> 20,
+        kv_dtype = layout.dtype.name(),
+        context = context,
+    );
 }
 
 /// Logs a warning if the KV memory is too small for a request of maximum length.
@@ -273,9 +283,8 @@ fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> 
     }
 }
 
-/// Resolves `auto`: f32 for float32 checkpoints, else f16. This holds for bfloat16 checkpoints,
-/// too: keys and values stay within f16's range (they are clamped), and bf16 rounds eight times
-/// more coarsely.
+/// Resolves `auto`: f32 for float32 checkpoints, else f16. That includes bfloat16 checkpoints: keys
+/// and values are clamped to the range of f16, and bf16 has eight times the rounding error.
 fn kv_dtype(asked: config::KvCacheDtype, checkpoint: TensorType) -> KvDtype {
     match (asked, checkpoint) {
         (config::KvCacheDtype::F32, _) | (config::KvCacheDtype::Auto, TensorType::F32) => {

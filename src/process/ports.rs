@@ -1,7 +1,7 @@
-//! The ports of a process: checked before a model is loaded, which can take minutes, and opened
-//! after that.
+//! The ports of a process. They are checked before the load of a model, which can take minutes, and
+//! opened after it.
 //!
-//! They are closed in between, because an open port looks like a server that answers.
+//! During the load they are closed, because a client takes an open port for a server that answers.
 
 use super::RoleError;
 use crate::net::{ListenerId, Reactor};
@@ -41,9 +41,9 @@ impl Port {
 /// Checks that all ports are free at the moment.
 ///
 /// # Errors
-/// The first port that is not.
+/// The first port that is not free.
 pub fn check(host: IpAddr, ports: &[Port]) -> Result<(), RoleError> {
-    // All at once, so that two flags with the same number are noticed.
+    // All ports are open at the same time, so that two flags with the same number are an error.
     let listeners: Result<Vec<TcpListener>, RoleError> = ports
         .iter()
         .map(|port| {

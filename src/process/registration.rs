@@ -1,4 +1,4 @@
-//! A worker's entries in registries: what it announces, and the clients that renew the entries.
+//! A worker's entries in registries: their content, and the clients that renew them.
 
 use super::RoleError;
 use crate::config::ClusterWorkerConfig;
@@ -30,8 +30,8 @@ pub fn names(
     names.map_err(|error| RoleError::Io("cannot start a thread", error))
 }
 
-/// Announces the worker of `service` at the configured registry, in its current role. `key` is
-/// proven there.
+/// Announces the worker of `service` at the configured registry, in its current role. The client
+/// proves `key` to the registry.
 ///
 /// # Errors
 /// The resolver's thread cannot be started.
@@ -47,10 +47,10 @@ pub fn enrol(
     let (Some(registry), Some(address)) = (&config.handoff.registry, service.address()) else {
         return Ok(());
     };
-    let seat = WorkerAddress {
+    let address = WorkerAddress {
         role: match role {
             Role::Prefill => Seated::Prefill,
-            // To routers, a mixed worker is a decode worker that also does prefill.
+            // For routers, a mixed worker is a decode worker that also does prefill.
             Role::Decode | Role::Mixed => Seated::Decode,
         },
         url: url(config, address),
@@ -61,9 +61,9 @@ pub fn enrol(
         "announcing to registry",
         registry = registry,
         role = role,
-        worker = seat.url
+        worker = address.url
     );
-    let entry = Entry { peer, seat, bootstrap_port, kind };
+    let entry = Entry { peer, address, bootstrap_port, kind };
     let now = Instant::now();
     let (entries, hosts) = match registry {
         RegistryAddress::Routers(routers) => {
@@ -82,8 +82,9 @@ pub fn enrol(
     Ok(())
 }
 
-/// URL at which others reach the worker. The configuration guarantees a host that they can use.
+/// URL at which other hosts reach the worker. The configuration guarantees a host that they can
+/// use.
 fn url(config: &ClusterWorkerConfig, address: SocketAddr) -> WorkerUrl {
     let host = config.handoff.advertise_host.clone().unwrap_or_else(|| address.ip().to_string());
-    WorkerUrl { host, port: address.port(), tls: config.worker.front.tls.is_some() }
+    WorkerUrl { host, port: address.port(), tls: config.worker.server.tls.is_some() }
 }

@@ -29,7 +29,7 @@ use std::time::Instant;
 /// A worker's name cannot be resolved, a port cannot be opened, or a file cannot be used.
 pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
     let now = Instant::now();
-    let (credentials, reload) = super::secrets(&config.front, &config.cluster_keys)?;
+    let (credentials, reload) = super::secrets(&config.server, &config.cluster_keys)?;
     let reload = reload.with_authorities(config.tls_ca.as_ref());
     let authorities = super::authorities(config.tls_ca.as_deref())?;
     let targets = targets(config)?;
@@ -40,39 +40,28 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
-    let seed = random();
-    let decisions = LoadBalancer::new(config.policies)
-        .on(config.health, config.breaker)
-        .foretelling(config.forecast)
-        .weighing(config.cache)
-        .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])));
-    let mut pool = WorkerPool::new(decisions, names)
+    let mut pool = WorkerPool::new(balancer(config), names)
         .with_health(config.health_path.clone(), config.health.time)
-        .with_key(config.front.api_keys.first().cloned())
+        .with_key(config.server.api_keys.first().cloned())
         .with_authorities(authorities);
-    let trust = RegistryTrust {
-        keys: config.cluster_keys.clone(),
-        anybody: config.takes_anybody,
-        strangers: config.takes_strangers,
-    };
-    let mut workers = WorkerAdmin::new(trust, random(), now);
-    for (seat, port, address) in targets {
-        let named = workers.name(seat, port, address, &mut pool, &mut reactor, now);
+    let mut workers = WorkerAdmin::new(trust(config), random(), now);
+    for (worker, port, socket) in targets {
+        let named = workers.name(worker, port, socket, &mut pool, &mut reactor, now);
         named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
     }
     let waker = reactor.waker();
     let mut service = RouterService::new(
         reactor,
-        config.front.address(),
+        config.server.address(),
         pool,
         ProxiedRequests::new(RetryBudget::new(config.retries, now), metrics)
             .within(&config.requests),
-        RouterRoutes::new(config.front.api_keys.clone(), registry, workers)
+        RouterRoutes::new(config.server.api_keys.clone(), registry, workers)
             .with_timeout(config.requests.timeout),
         now,
     )
-    .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
-    .within(config.front.body_max, &config.requests);
+    .map_err(|error| RoleError::Listen { flag: "--port", address: config.server.address(), error })?
+    .within(config.server.body_max, &config.requests);
     if let Some(credentials) = credentials {
         service.secure(credentials);
     }
@@ -82,14 +71,7 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
         service.balance(terms, now);
     }
     if let Some(address) = config.metrics {
-        let listened = service.tell_metrics(address);
-        listened.map_err(|error| RoleError::Listen {
-            flag: "--prometheus-port",
-            address,
-            error,
-        })?;
-        let address = service.metrics_address().map_or("?".into(), |address| address.to_string());
-        event!(Info, "router", "serving metrics on a separate port", metrics_address = address);
+        open_metrics_port(&mut service, address)?;
     }
     if !config.etcd.is_empty() {
         let names = registration::names(&config.etcd, move || waker.wake())?;
@@ -112,8 +94,36 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
     service.run().map_err(|error| RoleError::Io("cannot wait for sockets", error))
 }
 
-/// Resolves the workers' names. At the start an unknown name is an error; later the router resolves
-/// it again.
+fn trust(config: &RouterConfig) -> RegistryTrust {
+    RegistryTrust {
+        keys: config.cluster_keys.clone(),
+        anybody: config.takes_anybody,
+        strangers: config.takes_strangers,
+    }
+}
+
+fn balancer(config: &RouterConfig) -> LoadBalancer {
+    let seed = random();
+    LoadBalancer::new(config.policies)
+        .on(config.health, config.breaker)
+        .foretelling(config.forecast)
+        .weighing(config.cache)
+        .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])))
+}
+
+fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result<(), RoleError> {
+    service.tell_metrics(address).map_err(|error| RoleError::Listen {
+        flag: "--prometheus-port",
+        address,
+        error,
+    })?;
+    let address = service.metrics_address().map_or("?".into(), |address| address.to_string());
+    event!(Info, "router", "serving metrics on a separate port", metrics_address = address);
+    Ok(())
+}
+
+/// Resolves the workers' names. At the start, an unknown name is an error. Later, the router
+/// resolves each name again.
 fn targets(
     config: &RouterConfig,
 ) -> Result<Vec<(WorkerAddress, Option<u16>, SocketAddr)>, RoleError> {

@@ -1,8 +1,8 @@
 //! Signals during the start, before the process serves.
 //!
-//! SIGTERM and SIGINT end the process at once with status 0, because no request runs. As process 1
-//! of a container it needs handlers for that. SIGHUP is ignored if it will later reload files of
-//! certificates and keys; the process notices changed files when it serves.
+//! SIGTERM and SIGINT end the process at once with status 0, because no request runs. Process 1 of
+//! a container needs handlers for that. If SIGHUP reloads files of certificates and keys later, it
+//! is ignored until then; the process notices changed files when it serves.
 
 use super::RoleError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -10,7 +10,7 @@ use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The signal handlers, from the first step of the start to the last.
+/// The signal handlers during the start.
 #[derive(Debug)]
 pub struct StartupSignals {
     ends: Arc<AtomicBool>,
@@ -33,7 +33,7 @@ impl StartupSignals {
         Ok(StartupSignals { ends })
     }
 
-    /// From now on the service handles the signals.
+    /// Ends these handlers: from now on, the service handles the signals.
     pub fn finish(self) {
         self.ends.store(false, Ordering::SeqCst);
     }

@@ -1,6 +1,6 @@
 //! Builds, starts and stops the workers, rings and threads of a process.
 //!
-//! Thread: the one that starts the process, which becomes `ctl`.
+//! Thread: the thread that starts the process and becomes `ctl`.
 
 use super::RoleError;
 use super::model::LoadedModel;
@@ -28,6 +28,7 @@ use crate::sched::prefill::PrefillWorker;
 use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
 use crate::stdx::event_count::EventCount;
+use crate::sys::clock;
 use crate::sys::event::WaitSet;
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::event_loop::Waiter;
@@ -53,10 +54,10 @@ use crossbeam_channel as channel;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-/// Lanes of a tcp session. One core copies about as fast as one stream transfers; larger machines
-/// could use more.
+/// Lanes of a tcp session. One core copies about as fast as one stream transfers. More lanes could
+/// help larger machines.
 const LANES: u16 = 1;
 /// Idle iterations of an engine before it parks, if it has a core of its own.
 const ENGINE_SPINS: u32 = 2000;
@@ -279,11 +280,11 @@ impl ProcessBuilder {
     ) -> Result<(Workers, Threads), RoleError> {
         let stop = Arc::new(AtomicBool::new(false));
         let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
-        let mail = EngineChannel::new(self.engine_commands.1, events, ctl);
+        let channel = EngineChannel::new(self.engine_commands.1, events, ctl);
         let io = |error| RoleError::Io("cannot start a thread", error);
         let spins = if loaded.spin { ENGINE_SPINS } else { 0 };
         let mut engine =
-            Engine::new(&loaded.sched, self.workers, forward, mail, Box::new(Instant::now));
+            Engine::new(&loaded.sched, self.workers, forward, channel, Box::new(Instant::now));
         let progress = engine.progress().clone();
         let (bell, stopped, cell) = (self.engine_bell.clone(), stop.clone(), self.engine_thread);
         let thread = thread::Builder::new().name("engine".into());
@@ -336,7 +337,7 @@ impl Threads {
         }
         self.engine.thread().unpark();
         let forward = self.engine.join().ok();
-        // If the mover has panicked, its sessions are lost with it.
+        // If the mover has panicked, its sessions are lost, too.
         let _ = self.mover.join();
         forward
     }
@@ -368,8 +369,8 @@ pub fn build_service(
     };
     let Workers { handoff, metrics, telemetry, events, progress } = workers;
     let requests = RequestTable::new(terms, text, queue, metrics);
-    let routes = WorkerRoutes::new(about, config.front.api_keys.clone(), telemetry);
-    let address = config.front.address();
+    let routes = WorkerRoutes::new(about, config.server.api_keys.clone(), telemetry);
+    let address = config.server.address();
     let service = WorkerService::new(
         reactor,
         address,
@@ -380,7 +381,7 @@ pub fn build_service(
         Instant::now(),
     );
     let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
-    Ok(service.within(config.front.body_max + added))
+    Ok(service.within(config.server.body_max + added))
 }
 
 /// Logs that the process is ready, and the duration of the start.
@@ -395,7 +396,7 @@ pub fn announce_ready(service: &WorkerService, config: &WorkerConfig, begun: Ins
     );
 }
 
-/// Capacity of the event ring: the events of two steps, so that `ctl` can lag by one.
+/// Capacity of the event ring: the events of two steps, so that `ctl` can be one step behind.
 fn event_ring(slots: usize) -> usize {
     2 * events_per_turn(slots)
 }
@@ -440,6 +441,6 @@ fn about(
             repetition_penalty: advised.repetition_penalty.unwrap_or(usual.repetition_penalty),
             ..usual
         },
-        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        started: clock::since_epoch().as_secs(),
     }
 }

@@ -5,10 +5,10 @@
 //!      ▲                                                                     │ the role changes
 //!      └── the threads return the model ◀── dismiss, stop: end the old role ─┘
 //! ```
-//! Thread: the one that starts the process, which becomes `ctl`. The model, the tokeniser and the
+//! Thread: the thread that starts the process and becomes `ctl`. The model, the tokeniser and the
 //! HTTP port outlive a role. Invariants: each role has its own incarnation for peers and
-//! registries; if a role cannot be set up, the worker keeps the former one. Not here: waiting until
-//! the old role has ended (`server::role_change`).
+//! registries; if a role cannot be set up, the worker keeps the former one. Not here: the wait for
+//! the end of the old role (`server::role_change`).
 
 use super::announcement::{handoff_info, keyring, peer_identity, registration};
 use super::listeners::{self, Listeners};
@@ -18,7 +18,7 @@ use super::threads::{self, ProcessBuilder, Threads};
 use super::{RoleError, http_port, install_secrets, ports, reactor, registration, shut_down};
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
-use crate::ids::{Peer, Role};
+use crate::ids::{Peer, Role, WorkerId};
 use crate::net::resolver::Resolver;
 use crate::obs::log::event;
 use crate::peer::bootstrap::BootstrapServer;
@@ -46,7 +46,8 @@ use std::time::Instant;
 /// The worker cannot be set up, or fails.
 pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, RoleError> {
     let begun = Instant::now();
-    let (credentials, reload) = super::secrets(&config.worker.front, &config.handoff.cluster_keys)?;
+    let (credentials, reload) =
+        super::secrets(&config.worker.server, &config.handoff.cluster_keys)?;
     let reload = reload.with_authorities(config.handoff.tls_ca.as_ref());
     let authorities = super::authorities(config.handoff.tls_ca.as_deref())?;
     let starting = StartupSignals::install(!reload.is_empty())?;
@@ -54,7 +55,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     let transports = transports(config.handoff.transfer, &nics);
     let mut all = vec![http_port(&config.worker)];
     all.extend(listeners::ports(config, role));
-    ports::check(config.worker.front.host, &all)?;
+    ports::check(config.worker.server.host, &all)?;
     super::model::tell_excess(&config.worker.kv, 1);
     let (files, forward, mut loaded) =
         LoadedModel::open(&config.worker, config.chunks, config.retraction, transports)?;
@@ -63,16 +64,16 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     let secrets = config.handoff.cluster_keys.clone();
     let mut part =
         WorkerProcess { config, loaded, ctl: ctl.clone(), secrets, role, advertisement: None };
-    let PreparedRole { loaded, process, placement, mode, doors, rest } =
+    let PreparedRole { loaded, process, placement, mode, listeners, rest } =
         part.prepare(role, &mut reactor)?;
-    let (workers, mut crew) = process.start(&loaded, forward, ctl.clone())?;
+    let (workers, mut threads) = process.start(&loaded, forward, ctl.clone())?;
     let asked = (placement, mode);
     let mut service =
         threads::build_service(reactor, &config.worker, files, &loaded, workers, asked, ctl)?;
     if let Some(authorities) = authorities {
         service.trust(authorities);
     }
-    part.join_cluster(&mut service, doors, rest, &crew)?;
+    part.join_cluster(&mut service, listeners, rest, &threads)?;
     let barred =
         Role::ALL.into_iter().filter_map(|role| Some((role, config.check_role(role).err()?)));
     service.set_role_change(RoleChange::new(role, barred.collect()));
@@ -83,15 +84,17 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
         let outcome = service.run().map_err(|error| RoleError::Io("the event loop failed", error));
         part.renew(&service);
         match outcome {
-            Ok(RunOutcome::Ended(end)) => return shut_down(service, crew, Ok(end)),
-            Ok(RunOutcome::ChangeRole(to)) => crew = part.change_role(&mut service, crew, to)?,
+            Ok(RunOutcome::Ended(end)) => return shut_down(service, threads, Ok(end)),
+            Ok(RunOutcome::ChangeRole(to)) => {
+                threads = part.change_role(&mut service, threads, to)?
+            }
             Ok(RunOutcome::KeepRole) => part.register(&mut service)?,
-            Err(error) => return shut_down(service, crew, Err(error)),
+            Err(error) => return shut_down(service, threads, Err(error)),
         }
     }
 }
 
-/// The state that outlives a role, and the current role.
+/// The state that outlives a role, and the data of the current role.
 struct WorkerProcess<'a> {
     config: &'a ClusterWorkerConfig,
     loaded: LoadedModel,
@@ -117,11 +120,11 @@ struct PreparedRole {
     process: ProcessBuilder,
     placement: Placement,
     mode: DisaggregationMode,
-    doors: Listeners,
+    listeners: Listeners,
     rest: PeerSetup,
 }
 
-/// The parts that are needed after the threads have started.
+/// The parts of a role that are needed after its threads have started.
 struct PeerSetup {
     keys: Keyring,
     kind: CompatDigest,
@@ -157,33 +160,12 @@ impl WorkerProcess<'_> {
         });
         let names =
             names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
-        let doors = Listeners::open(config, role, reactor)?;
-        loaded.data = doors.data_address(config);
-        let handoff = &config.handoff;
-        let bootstrap_port = doors.registry.map(|(_, port)| port);
+        let listeners = Listeners::open(config, role, reactor)?;
+        loaded.data = listeners.data_address(config);
+        let bootstrap_port = listeners.registry.map(|(_, port)| port);
         let placement = match role {
-            Role::Prefill => {
-                let host = config.worker.front.host;
-                let reached = handoff.advertise_host.clone();
-                let reached =
-                    reached.or_else(|| (!host.is_unspecified()).then(|| host.to_string()));
-                Placement::Prefill {
-                    worker,
-                    fake_bootstrap: handoff.fake_bootstrap,
-                    registry: (reached, bootstrap_port.unwrap_or_default()),
-                    bootstrap_timeout: config.bootstrap_timeout,
-                }
-            }
-            Role::Decode => {
-                let fake_by_default = loaded.transports == [Transport::Fake];
-                Placement::Decode {
-                    worker,
-                    fake_bootstrap: handoff.fake_bootstrap || fake_by_default,
-                    fake_by_default,
-                    proven: !self.secrets.is_empty(),
-                    reads_alone: config.local_prefill,
-                }
-            }
+            Role::Prefill => self.prefill_placement(worker, bootstrap_port),
+            Role::Decode => self.decode_placement(worker, &loaded.transports),
             Role::Mixed => Placement::Mixed(vec![worker]),
         };
         let reads_alone = role == Role::Decode && config.local_prefill;
@@ -198,25 +180,48 @@ impl WorkerProcess<'_> {
             process,
             placement,
             mode,
-            doors,
+            listeners,
             rest: PeerSetup { keys, kind, names },
         })
     }
 
-    /// Opens the worker to peers, and announces it to registries.
+    fn prefill_placement(&self, worker: WorkerId, bootstrap_port: Option<u16>) -> Placement {
+        let (host, handoff) = (self.config.worker.server.host, &self.config.handoff);
+        let own_host = || (!host.is_unspecified()).then(|| host.to_string());
+        let reached = handoff.advertise_host.clone().or_else(own_host);
+        Placement::Prefill {
+            worker,
+            fake_bootstrap: handoff.fake_bootstrap,
+            registry: (reached, bootstrap_port.unwrap_or_default()),
+            bootstrap_timeout: self.config.bootstrap_timeout,
+        }
+    }
+
+    fn decode_placement(&self, worker: WorkerId, transports: &[Transport]) -> Placement {
+        let fake_by_default = transports == [Transport::Fake];
+        Placement::Decode {
+            worker,
+            fake_bootstrap: self.config.handoff.fake_bootstrap || fake_by_default,
+            fake_by_default,
+            proven: !self.secrets.is_empty(),
+            reads_alone: self.config.local_prefill,
+        }
+    }
+
+    /// Accepts peers, and announces the worker to registries.
     fn join_cluster(
         &mut self,
         service: &mut WorkerService,
-        doors: Listeners,
+        listeners: Listeners,
         rest: PeerSetup,
-        crew: &Threads,
+        threads: &Threads,
     ) -> Result<(), RoleError> {
         let (config, PeerSetup { keys, kind, names }) = (self.config, rest);
         let identity = peer_identity(self.role, service.address(), &config.handoff, keys);
         let peer = identity.peer;
         let patience =
             LinkTimeouts { silence: config.handoff.peer_timeout, ..LinkTimeouts::default() };
-        let Listeners { control, registry, data, passing } = doors;
+        let Listeners { control, registry, data, passing } = listeners;
         let bootstrap_port = registry.map(|(_, port)| port);
         self.advertisement = Some(Advertisement { peer, bootstrap_port, kind });
         if self.role == Role::Mixed {
@@ -226,12 +231,12 @@ impl WorkerProcess<'_> {
             Some(names) => Directory::new(config.bootstrap_allow.clone(), names),
             None => Directory::closed(),
         };
-        let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), crew.wait.clone());
+        let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), threads.wait.clone());
         let dialled = control.map(|(listener, _)| listener);
         let peers = ControlLinks::new(identity, dialled, directory, passing, lanes, patience);
         let bootstrap = match (registry, control) {
             (Some((listener, bootstrap_port)), Some((_, control_port))) => {
-                // With port 0 the number is known only now.
+                // If the configured port is 0, the number is known only now.
                 let http_port = service.address().map(|address| address.port());
                 let mut table = BootstrapRegistry::default();
                 let entered = table.register(registration(
@@ -285,29 +290,29 @@ impl WorkerProcess<'_> {
         // The current role closes its ports first.
         wanted
             .retain(|port| port.number == 0 || held.iter().all(|held| held.number != port.number));
-        ports::check(self.config.worker.front.host, &wanted)
+        ports::check(self.config.worker.server.host, &wanted)
     }
 
     /// Changes the role, or restores the old role if that fails.
     ///
     /// # Errors
-    /// Neither role can be set up: the process must end.
+    /// Neither the new nor the old role can be set up. The process must end.
     fn change_role(
         &mut self,
         service: &mut WorkerService,
-        crew: Threads,
+        threads: Threads,
         to: Role,
     ) -> Result<Threads, RoleError> {
         if let Err(why) = self.check_ports(to) {
             // The old role is still intact.
             service.fail_role_change(why.to_string());
             self.register(service)?;
-            return Ok(crew);
+            return Ok(threads);
         }
         let begun = Instant::now();
         service.remove_workers();
         let lost = || RoleError::Io("the engine has ended", io::Error::other("a thread panicked"));
-        let forward = crew.stop().ok_or_else(lost)?;
+        let forward = threads.stop().ok_or_else(lost)?;
         let (prepared, outcome) = match self.prepare(to, service.reactor()) {
             Ok(prepared) => {
                 self.role = to;
@@ -315,12 +320,12 @@ impl WorkerProcess<'_> {
             }
             Err(why) => (self.prepare(self.role, service.reactor())?, Err(why.to_string())),
         };
-        let PreparedRole { loaded, process, placement, mode, doors, rest } = prepared;
-        let (workers, crew) = process.start(&loaded, forward, self.ctl.clone())?;
+        let PreparedRole { loaded, process, placement, mode, listeners, rest } = prepared;
+        let (workers, threads) = process.start(&loaded, forward, self.ctl.clone())?;
         service.set_workers(workers, placement, mode, Instant::now());
-        self.join_cluster(service, doors, rest, &crew)?;
+        self.join_cluster(service, listeners, rest, &threads)?;
         service.finish_role_change(outcome, begun.elapsed());
-        Ok(crew)
+        Ok(threads)
     }
 }
 

@@ -2,9 +2,9 @@
 //! bootstrap server.
 //!
 //! Owns: the registered ranks, and the data-parallel rank of each placed room.
-//! Thread: none; it has no I/O and no clock.
-//! Invariants: one entry for each rank, however often it registers. Sizes that contradict
-//! registered ranks are refused. Rooms are bounded in number and time.
+//! Thread: any; it does no I/O and reads no clock.
+//! Invariants: each rank has one entry, even if it registers several times. A rank with sizes that
+//! contradict the registered ranks is refused. Rooms are bounded in number and time.
 
 use crate::limits::{REGISTRY_RANKS_MAX, REGISTRY_ROOM_LIFE, REGISTRY_ROOMS_MAX};
 use serde::{Deserialize, Serialize};
@@ -42,10 +42,10 @@ pub struct RankRegistration {
     pub page_size: u32,
     /// Element type of the KV cache.
     pub kv_cache_dtype: String,
-    /// How requests are placed on data-parallel ranks.
+    /// Rule that assigns requests to data-parallel ranks.
     #[serde(default = "follow_bootstrap_room")]
     pub load_balance_method: String,
-    /// When decode reserves pages.
+    /// Time at which decode allocates pages.
     #[serde(default = "early")]
     pub decode_allocation_policy: String,
     /// Port of the worker's HTTP server.
@@ -84,7 +84,7 @@ pub struct Topology {
     pub kv_cache_dtype: String,
     /// Whether the data-parallel rank of a room is the room modulo the size.
     pub follow_bootstrap_room: bool,
-    /// When decode reserves pages.
+    /// Time at which decode allocates pages.
     pub decode_allocation_policy: String,
     /// Port of the worker's HTTP server.
     pub prefill_http_port: Option<u16>,
@@ -140,13 +140,13 @@ impl BootstrapRegistry {
         for other in others {
             if let Some(field) = rank.contradicts(other) {
                 return Err(BootstrapError::Contradiction(format!(
-                    "{field} differs from that of ranks registered before"
+                    "{field} differs from that of the registered ranks"
                 )));
             }
         }
         if !self.ranks.contains_key(&id) && self.ranks.len() >= REGISTRY_RANKS_MAX {
             return Err(BootstrapError::Contradiction(format!(
-                "more than {REGISTRY_RANKS_MAX} ranks"
+                "this worker has more than {REGISTRY_RANKS_MAX} ranks"
             )));
         }
         self.ranks.insert(id, rank);
@@ -228,7 +228,8 @@ impl RankRegistration {
         if self.system_dp_size == 1 { self.attn_dp_size } else { self.system_dp_size }
     }
 
-    /// The first field that must be equal in all ranks of one worker and differs here.
+    /// The first field that differs from `other` although it must be equal in all ranks of a
+    /// worker.
     fn contradicts(&self, other: &RankRegistration) -> Option<&'static str> {
         let sizes = [
             ("attn_tp_size", self.attn_tp_size, other.attn_tp_size),
@@ -261,8 +262,8 @@ mod tests {
         let json = serde_json::json!({
             "attn_tp_size": tp_size, "attn_tp_rank": tp_rank, "attn_cp_size": 1, "attn_cp_rank": 0,
             "attn_dp_size": 1, "attn_dp_rank": 0, "pp_size": 1, "pp_rank": 0, "system_dp_size": 1,
-            "system_dp_rank": 0, "rank_ip": "10.0.0.1", "rank_port": 7000 + tp_rank, "page_size": 16,
-            "kv_cache_dtype": "f16",
+            "system_dp_rank": 0, "rank_ip": "10.0.0.1", "rank_port": 7000 + tp_rank,
+            "page_size": 16, "kv_cache_dtype": "f16",
         });
         serde_json::from_value(json).unwrap()
     }

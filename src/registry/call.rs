@@ -1,5 +1,5 @@
-//! A sequence of requests to a registry, one at a time, without a socket. The runner sends what
-//! [`RegistryTask::poll`] returns, and reports the answer or the failure.
+//! A sequence of requests to a registry, one at a time, without a socket. The runner sends the
+//! request that [`RegistryTask::poll`] returns, and reports its answer or its failure.
 //!
 //! ```text
 //!        poll: a request                   answered, or failed
@@ -37,11 +37,12 @@ pub struct RegistryRequest {
     pub verb: Verb,
     /// Path of the request.
     pub path: &'static str,
-    /// Header fields beside those that every request has.
+    /// Header fields, in addition to those of every request.
     pub headers: Vec<(&'static str, String)>,
     /// JSON, or empty.
     pub body: Vec<u8>,
-    /// Whether the answer lasts as long as the connection and is handled piece by piece.
+    /// Whether the answer is a stream: it lasts as long as the connection, and each piece is
+    /// handled when it arrives.
     pub is_stream: bool,
 }
 
@@ -52,7 +53,7 @@ impl RegistryRequest {
     }
 }
 
-/// A task that keeps something up to date at a registry.
+/// A task that keeps an entry or a view up to date.
 pub trait RegistryTask {
     /// The URL scheme of the registry's hosts, as `--registry` names them.
     fn scheme(&self) -> &'static str;
@@ -60,11 +61,11 @@ pub trait RegistryTask {
     /// The next request that is due. `None` while a request is under way.
     fn poll(&mut self, now: Instant) -> Option<RegistryRequest>;
 
-    /// The request has this answer.
+    /// Handles the answer to the request.
     ///
     /// # Errors
-    /// Why the answer is refused. The task has then already done what
-    /// [`RegistryTask::handle_failure`] does.
+    /// Why the answer is refused. The task has then already handled the failure, as in
+    /// [`RegistryTask::handle_failure`].
     fn handle_answer(&mut self, status: u16, body: &[u8], now: Instant) -> Result<(), String>;
 
     /// Handles a piece of a stream's answer.
@@ -73,11 +74,11 @@ pub trait RegistryTask {
     /// Why the piece is refused. The stream must end; [`RegistryTask::handle_failure`] follows.
     fn handle_piece(&mut self, bytes: &[u8], now: Instant) -> Result<(), String>;
 
-    /// Whether the task has reached its goal for the first time since the last call.
+    /// Whether the task has reached its goal for the first time. A task returns true at most once.
     fn is_first_kept(&mut self) -> bool {
         false
     }
 
-    /// The request has no answer, or its stream has ended.
+    /// Handles a request without an answer, or the end of its stream.
     fn handle_failure(&mut self, now: Instant);
 }

@@ -1,5 +1,5 @@
-//! Runs a [`RegistryTask`] over the reactor: a connection to one of a registry's hosts, one request
-//! at a time, each with a deadline.
+//! Runs a [`RegistryTask`] over the reactor. It has one connection to one of the registry's hosts,
+//! and one request at a time, with a deadline.
 //!
 //! Thread: `ctl`.
 //! Invariants: at most one connection per task. If a host does not answer, the task tries the next
@@ -45,7 +45,8 @@ pub struct RegistryClient<E> {
     authorities: Option<Authorities>,
     /// Index of the current host.
     at: usize,
-    /// How many hosts failed. A name can have several addresses, and not all of them have to work.
+    /// Number of failed tries. A name can have several addresses, and some of them can be
+    /// unreachable.
     given_up: usize,
     conn: Option<ConnId>,
     open: Option<Open>,
@@ -78,7 +79,7 @@ impl<E: RegistryTask> RegistryClient<E> {
         &mut self.errand
     }
 
-    /// Gives up the request that is under way, and lets the task start again.
+    /// Cancels the request in progress, and lets the task start again.
     pub fn begin_anew(&mut self, reactor: &mut Reactor, now: Instant) {
         if self.open.take().is_some() {
             self.close(reactor);
@@ -103,7 +104,7 @@ impl<E: RegistryTask> RegistryClient<E> {
         match event {
             Event::Connected(_) => self.send(reactor, now),
             Event::Received(_) => self.read(reactor, now),
-            Event::Eof(_) => self.lose(reactor, "it has closed the connection", now),
+            Event::Eof(_) => self.lose(reactor, "it closed the connection", now),
             Event::Closed { reason, .. } => self.lose(reactor, &reason.to_string(), now),
             Event::Drained(_)
             | Event::Accepted { .. }
@@ -144,7 +145,7 @@ impl<E: RegistryTask> RegistryClient<E> {
             return;
         }
         match self.address(names, now) {
-            // The name is being looked up. The deadline covers the lookup.
+            // A name is being resolved. The deadline includes that time.
             None => {}
             Some(Err(why)) => self.lose(reactor, &why, now),
             Some(Ok(address)) => {
@@ -177,7 +178,7 @@ impl<E: RegistryTask> RegistryClient<E> {
         }
         let names = names.as_mut()?;
         let found = names.resolve(host, now)?;
-        // After all hosts were tried with one address, each is tried with its next address.
+        // After one try of every host, the next round uses the next address of each host.
         let turn = self.given_up / self.hosts.len();
         Some(found.map(|addresses| SocketAddr::new(addresses[turn % addresses.len()], *port)))
     }
@@ -207,7 +208,7 @@ impl<E: RegistryTask> RegistryClient<E> {
     fn read(&mut self, reactor: &mut Reactor, now: Instant) {
         loop {
             let (Some(conn), Some(open)) = (self.conn, self.open.as_mut()) else {
-                // Bytes without a request.
+                // The bytes answer no request.
                 return self.close(reactor);
             };
             let (used, event) = match open.decoder.read(reactor.received(conn)) {
@@ -282,7 +283,8 @@ impl<E: RegistryTask> RegistryClient<E> {
             if self.open.is_some() {
                 self.send(reactor, now);
             } else {
-                // If the registry restarted, a kept connection would fail and cost a renewal.
+                // A kept connection would fail after a restart of the registry, and that would cost
+                // a renewal.
                 self.close(reactor);
             }
         }
@@ -313,7 +315,7 @@ impl<E: RegistryTask> RegistryClient<E> {
         self.given_up = self.given_up.wrapping_add(1);
     }
 
-    /// The current host as the user named it. Its scheme can differ from the one on the wire.
+    /// The current host, with the scheme of `--registry`. The scheme on the wire can differ.
     fn host(&self) -> String {
         self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1)
     }

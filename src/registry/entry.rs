@@ -4,8 +4,8 @@
 //! {"id": "32 hex digits", "incarnation": "32 hex digits", "role": "prefill",
 //!  "url": "http://10.0.0.1:30000", "bootstrap_port": 8998, "kind": "64 hex digits"}
 //! ```
-//! Parsing checks every field, so an [`Entry`] is always well-formed. Unknown fields are ignored:
-//! later versions can add some.
+//! Parsing checks every field, so an [`Entry`] is always valid. Unknown fields are ignored, because
+//! later versions can add fields.
 
 use crate::config::values::WorkerUrl;
 use crate::ids::{Leg, Peer};
@@ -28,7 +28,7 @@ pub struct Entry {
     /// The worker's ID and incarnation. The incarnation is new at each start.
     pub peer: Peer,
     /// The worker's role and URL.
-    pub seat: WorkerAddress,
+    pub address: WorkerAddress,
     /// Port of a prefill worker's bootstrap registry.
     pub bootstrap_port: Option<u16>,
     /// Digest of the values that must be equal in two workers of a pair.
@@ -36,7 +36,7 @@ pub struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(expecting = "an object of id, incarnation, role, url, kind and, of a prefill worker, \
+#[serde(expecting = "an object of id, incarnation, role, url, kind and, for a prefill worker, \
                  bootstrap_port")]
 struct Text {
     id: String,
@@ -52,7 +52,7 @@ impl Entry {
     /// Reads an entry.
     ///
     /// # Errors
-    /// What is wrong with the entry, as a text for its sender.
+    /// The first invalid field, as a text for the sender.
     pub fn parse(json: &[u8]) -> Result<Entry, String> {
         let text: Text = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let role = Leg::named(&text.role).ok_or("`role` must be prefill or decode")?;
@@ -63,7 +63,7 @@ impl Entry {
         let url = url.parse().map_err(|why| format!("`url`: {why}"))?;
         if (role == Leg::Prefill) != text.bootstrap_port.is_some_and(|port| port > 0) {
             return Err(
-                "`bootstrap_port` must be that of a prefill worker's registry, and of no other"
+                "`bootstrap_port` must be given for a prefill worker, and for no other worker"
                     .into(),
             );
         }
@@ -72,7 +72,7 @@ impl Entry {
                 id: digits(&text.id, "id")?,
                 incarnation: digits(&text.incarnation, "incarnation")?,
             },
-            seat: WorkerAddress { role, url },
+            address: WorkerAddress { role, url },
             bootstrap_port: text.bootstrap_port,
             kind: CompatDigest(digits(&text.kind, "kind")?),
         })
@@ -83,8 +83,8 @@ impl Entry {
         let text = Text {
             id: to_hex(&self.peer.id),
             incarnation: to_hex(&self.peer.incarnation),
-            role: self.seat.role.to_string(),
-            url: self.seat.url.to_string(),
+            role: self.address.role.to_string(),
+            url: self.address.url.to_string(),
             bootstrap_port: self.bootstrap_port,
             kind: to_hex(&self.kind.0),
         };
@@ -106,8 +106,8 @@ mod tests {
         let peer = Peer { id: [1; 16], incarnation: [0xab; 16] };
         let url: WorkerUrl = "http://[fd00::1]:7".parse().unwrap();
         for (role, bootstrap_port) in [(Leg::Prefill, Some(8998)), (Leg::Decode, None)] {
-            let seat = WorkerAddress { role, url: url.clone() };
-            let entry = Entry { peer, seat, bootstrap_port, kind: CompatDigest([9; 32]) };
+            let address = WorkerAddress { role, url: url.clone() };
+            let entry = Entry { peer, address, bootstrap_port, kind: CompatDigest([9; 32]) };
             let json = entry.to_json();
             assert_eq!(Entry::parse(&json), Ok(entry));
             let json: serde_json::Value = serde_json::from_slice(&json).unwrap();

@@ -1,4 +1,4 @@
-//! A worker's entry in a registry of either kind: a router or etcd.
+//! A worker's entry in a registry, which is a router or etcd.
 
 use crate::config::secret::Secret;
 use crate::registry::call::{RegistryRequest, RegistryTask};
@@ -32,7 +32,7 @@ impl RegistryLease {
         }
     }
 
-    /// Pauses or resumes the renewals: a worker that hangs must look dead.
+    /// Pauses or resumes the renewals, because a worker that hangs must look dead.
     pub fn pause(&mut self, paused: bool) {
         match self {
             RegistryLease::Router(enrolment) => enrolment.pause(paused),

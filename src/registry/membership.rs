@@ -1,8 +1,8 @@
-//! The workers of this cluster. An operator names a worker, or the worker renews an entry itself.
+//! The workers of this cluster. An operator names a worker, or a worker renews its own entry.
 //!
 //! A worker address is a role at a URL. It is taken while it is named or has an entry. An entry
-//! ends if it is not renewed in time. An entry in etcd has no time limit until etcd is read without
-//! it.
+//! ends if it is not renewed in time. An entry from etcd gets a time limit only when a read of etcd
+//! does not find it.
 //! ```text
 //!            name, or a first entry                    neither named nor an entry
 //!   empty ───────────────────────────▶ taken ──────────────────────────────────────▶ empty
@@ -10,38 +10,37 @@
 //!                                       └──┘  leave and join, with a new ID
 //! ```
 //! Thread: `ctl` of a router. Pure.
-//! Invariants: an address is taken once, by name, by entry or by both. Entries are bounded in
-//! number, for each role and in total.
-//! Not here: permission to change the membership (`proof`), and what happens to requests
-//! (`balancer`).
+//! Invariants: an address is taken at most once, by name, by entry or by both. The number of
+//! entries is bounded, for each role and in total.
+//! Not here: permission to change the membership (`proof`), the effect on requests (`balancer`).
 
 use crate::ids::Leg;
 use crate::limits::{REGISTRY_ENTRIES_MAX, ROUTER_WORKERS_MAX};
 use crate::registry::entry::{Entry, WorkerAddress};
 use crate::routing::compatibility::CompatDigest;
 use crate::stdx::failpoint::is_failpoint_active;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::time::Instant;
 
-/// A change of the workers that the caller carries out.
+/// A change of the workers. The caller applies it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MembershipAction {
     /// A worker joins.
     Join {
         /// The worker's role and URL.
-        seat: WorkerAddress,
+        address: WorkerAddress,
         /// Port of a prefill worker's bootstrap registry.
         bootstrap_port: Option<u16>,
         /// Its compatibility digest, if it has an entry.
         kind: Option<CompatDigest>,
-        /// Whether it was named with another role and has reported this one.
+        /// Whether it was named with another role and has then reported this role.
         has_turned: bool,
     },
     /// A worker leaves.
     Leave {
         /// The worker's role and URL.
-        seat: WorkerAddress,
+        address: WorkerAddress,
         /// The reason, for the log.
         why: LeaveReason,
     },
@@ -70,10 +69,10 @@ impl fmt::Display for LeaveReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LeaveReason::Removed => "it was removed",
-            LeaveReason::Withdrawn => "it has taken its entry back",
+            LeaveReason::Withdrawn => "it withdrew its entry",
             LeaveReason::Expired => "its entry was not renewed",
             LeaveReason::Dropped => "etcd has dropped its entry",
-            LeaveReason::Replaced => "another incarnation has taken its place",
+            LeaveReason::Replaced => "another incarnation has its address",
             LeaveReason::Turned => "it has another role",
             LeaveReason::Unspoken => "it moved to https://, and this router has no TLS",
         })
@@ -86,23 +85,23 @@ pub struct MembershipFull(pub Leg);
 
 impl fmt::Display for MembershipFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there are {ROUTER_WORKERS_MAX} {} workers, which is the limit", self.0)
+        write!(f, "there are already {ROUTER_WORKERS_MAX} {} workers; this is the limit", self.0)
     }
 }
 
 #[derive(Debug)]
 struct HeldEntry {
     entry: Entry,
-    /// When it ends unless it is renewed. `None` while etcd keeps it.
+    /// End of the entry, unless it is renewed. `None` while etcd has it.
     until: Option<Instant>,
-    /// Its operator has removed it: this incarnation does not return by renewing. Another
-    /// incarnation does, because a role change and a restart look the same here.
+    /// An operator has removed the worker, so a renewal does not bring this incarnation back.
+    /// Another incarnation can come, because a role change and a restart look the same here.
     barred: bool,
 }
 
 #[derive(Debug, Default)]
 struct MemberState {
-    /// Some if an operator named it, with the port of a prefill worker's bootstrap registry.
+    /// `Some` if an operator named it; inside, the port of a prefill worker's bootstrap registry.
     named: Option<Option<u16>>,
     /// The worker was named with the other role.
     has_turned: bool,
@@ -115,7 +114,7 @@ impl MemberState {
     }
 }
 
-/// All addresses that are taken, and the actions that the caller has to carry out.
+/// All addresses that are taken, and the actions for the caller.
 #[derive(Debug, Default)]
 pub struct Membership {
     places: HashMap<WorkerAddress, MemberState>,
@@ -134,31 +133,32 @@ impl Membership {
     /// There are too many workers of this role.
     pub fn name(
         &mut self,
-        seat: WorkerAddress,
+        address: WorkerAddress,
         bootstrap_port: Option<u16>,
     ) -> Result<(), MembershipFull> {
-        let was_taken = self.is_taken(&seat);
-        if !was_taken && self.is_full(seat.role) {
-            return Err(MembershipFull(seat.role));
+        let was_taken = self.is_taken(&address);
+        if !was_taken && self.is_full(address.role) {
+            return Err(MembershipFull(address.role));
         }
-        self.places.entry(seat.clone()).or_default().named = Some(bootstrap_port);
+        self.places.entry(address.clone()).or_default().named = Some(bootstrap_port);
         if !was_taken {
-            self.join(seat);
+            self.join(address);
         }
         Ok(())
     }
 
-    /// A worker has reported that it has this role now. If an operator named it, the name moves to
-    /// the new role. Returns false if it is not named: it then enters itself.
+    /// Applies a worker's report that it now has this role. If an operator named the worker, its
+    /// name moves to the new role. Returns false if it is not named; such a worker adds its own
+    /// entry.
     ///
     /// # Errors
     /// There are too many workers of that role.
-    pub fn turn(&mut self, seat: &WorkerAddress, role: Leg) -> Result<bool, MembershipFull> {
-        let there = WorkerAddress { role, url: seat.url.clone() };
+    pub fn turn(&mut self, address: &WorkerAddress, role: Leg) -> Result<bool, MembershipFull> {
+        let there = WorkerAddress { role, url: address.url.clone() };
         let (was_taken, is_full) = (self.is_taken(&there), self.is_full(role));
         let named =
-            self.places.get_mut(seat).filter(|place| place.named.is_some() && there != *seat);
-        let Some(place) = named.filter(|_| !is_failpoint_active("who has turned keeps its number"))
+            self.places.get_mut(address).filter(|place| place.named.is_some() && there != *address);
+        let Some(place) = named.filter(|_| !is_failpoint_active("turned worker keeps its number"))
         else {
             return Ok(false);
         };
@@ -167,27 +167,28 @@ impl Membership {
         }
         place.named = None;
         if !place.is_taken() {
-            self.left(seat, LeaveReason::Turned);
+            self.left(address, LeaveReason::Turned);
         }
         let place = self.places.entry(there.clone()).or_default();
         place.named.get_or_insert_default();
-        place.has_turned = !is_failpoint_active("who has turned is not followed back");
+        place.has_turned = !is_failpoint_active("turned worker is not followed back");
         if !was_taken {
             self.join(there);
         }
         Ok(true)
     }
 
-    /// An operator removes a worker, named or entered. Returns false if there is none.
-    pub fn remove(&mut self, seat: &WorkerAddress) -> bool {
-        let Some(place) = self.places.get_mut(seat).filter(|place| place.is_taken()) else {
+    /// Removes a worker for an operator. Returns false if the worker has neither a name nor an
+    /// entry.
+    pub fn remove(&mut self, address: &WorkerAddress) -> bool {
+        let Some(place) = self.places.get_mut(address).filter(|place| place.is_taken()) else {
             return false;
         };
         place.named = None;
         if let Some(held) = &mut place.held {
             held.barred = true;
         }
-        self.left(seat, LeaveReason::Removed);
+        self.left(address, LeaveReason::Removed);
         true
     }
 
@@ -196,67 +197,92 @@ impl Membership {
     /// # Errors
     /// There are too many workers of this role, or too many entries.
     pub fn renew(&mut self, entry: Entry, until: Option<Instant>) -> Result<(), MembershipFull> {
-        let seat = entry.seat.clone();
-        let known = self.places.get_mut(&seat).and_then(|place| place.held.as_mut());
+        let address = entry.address.clone();
+        let known = self.places.get_mut(&address).and_then(|place| place.held.as_mut());
         if let Some(held) = known.filter(|held| held.entry == entry) {
             held.until = until;
             return Ok(());
         }
-        // A process has one address. An entry of it elsewhere is outdated and makes room.
+        // A process has one address, so its entry at another address is outdated. It is removed
+        // first to make room.
         let past = self.elsewhere(&entry);
-        let was_taken = self.is_taken(&seat);
-        let is_new = self.places.get(&seat).is_none_or(|place| place.held.is_none());
+        let was_taken = self.is_taken(&address);
+        let is_new = self.places.get(&address).is_none_or(|place| place.held.is_none());
         let gives_back =
-            past.iter().any(|past| past.role == seat.role && self.is_taken_by_entry(past));
-        let is_full = !gives_back && self.is_full(seat.role);
+            past.iter().any(|past| past.role == address.role && self.is_taken_by_entry(past));
+        let is_full = !gives_back && self.is_full(address.role);
         let entries = self.entries() - past.len();
         if (!was_taken && is_full) || (is_new && entries >= REGISTRY_ENTRIES_MAX) {
-            return Err(MembershipFull(seat.role));
+            return Err(MembershipFull(address.role));
         }
         past.iter().for_each(|past| self.drop_entry(past, LeaveReason::Replaced));
-        let place = self.places.entry(seat.clone()).or_default();
+        let place = self.places.entry(address.clone()).or_default();
         place.held = Some(HeldEntry { entry, until, barred: false });
         if was_taken {
             self.actions.push_back(MembershipAction::Leave {
-                seat: seat.clone(),
+                address: address.clone(),
                 why: LeaveReason::Replaced,
             });
         }
-        self.join(seat);
+        self.join(address);
         Ok(())
     }
 
-    /// A worker has an entry at a URL that this router cannot reach. Its earlier entry ends.
+    /// Ends the earlier entry of a worker if its new entry has a URL that this router cannot reach.
     pub fn refuse(&mut self, entry: &Entry) {
         self.elsewhere(entry).iter().for_each(|past| self.drop_entry(past, LeaveReason::Unspoken));
     }
 
-    /// A worker removes its entry, or etcd has dropped it. The incarnation must match, so that a
-    /// late message does not remove a successor.
-    pub fn withdraw(&mut self, seat: &WorkerAddress, incarnation: [u8; 16], why: LeaveReason) {
-        let held = self.places.get(seat).and_then(|place| place.held.as_ref());
+    /// Removes an entry that its worker withdrew or etcd dropped. The incarnation must match, so
+    /// that a late message does not remove the entry of a successor.
+    pub fn withdraw(&mut self, address: &WorkerAddress, incarnation: [u8; 16], why: LeaveReason) {
+        let held = self.places.get(address).and_then(|place| place.held.as_ref());
         if held.is_some_and(|held| held.entry.peer.incarnation == incarnation) {
-            self.drop_entry(seat, why);
+            self.drop_entry(address, why);
         }
     }
 
     /// Drops entries that were not renewed in time.
     pub fn expire(&mut self, now: Instant) {
         let is_late = |held: &HeldEntry| held.until.is_some_and(|until| until <= now);
-        let late = |(seat, place): (&WorkerAddress, &MemberState)| {
-            place.held.as_ref().filter(|h| is_late(h)).map(|_| seat.clone())
+        let late = |(address, place): (&WorkerAddress, &MemberState)| {
+            place.held.as_ref().filter(|h| is_late(h)).map(|_| address.clone())
         };
-        for seat in self.places.iter().filter_map(late).collect::<Vec<_>>() {
-            self.drop_entry(&seat, LeaveReason::Expired);
+        for address in self.places.iter().filter_map(late).collect::<Vec<_>>() {
+            self.drop_entry(&address, LeaveReason::Expired);
+        }
+        if cfg!(debug_assertions) {
+            self.invariants();
         }
     }
 
-    /// etcd was read again. Entries that it kept and `is_there` does not find end at `until`,
-    /// unless they return. An etcd that lost its data gets them back from the workers.
+    /// Asserts the rules that hold between calls. Debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// An address that is neither named nor in an entry is known, an entry is at another address,
+    /// a process has two entries, or there are too many entries or workers.
+    pub fn invariants(&self) {
+        let mut processes = HashSet::new();
+        for (address, place) in &self.places {
+            let is_used = place.named.is_some() || place.held.is_some();
+            assert!(is_used, "an address is known by a name or an entry");
+            if let Some(held) = &place.held {
+                assert_eq!(held.entry.address, *address, "an entry is at its own address");
+                assert!(processes.insert(held.entry.peer.id), "a process has one entry");
+            }
+        }
+        assert!(processes.len() <= REGISTRY_ENTRIES_MAX, "entries are bounded");
+        for role in [Leg::Prefill, Leg::Decode] {
+            assert!(self.taken(role) <= ROUTER_WORKERS_MAX, "workers of a role are bounded");
+        }
+    }
+
+    /// Applies a new read of etcd. Entries of etcd that `is_there` does not find end at `until`,
+    /// unless they return. If etcd lost its data, the workers write them again.
     pub fn reconcile(&mut self, is_there: impl Fn(&WorkerAddress) -> bool, until: Instant) {
-        for (seat, place) in &mut self.places {
+        for (address, place) in &mut self.places {
             if let Some(held) =
-                place.held.as_mut().filter(|held| held.until.is_none() && !is_there(seat))
+                place.held.as_mut().filter(|held| held.until.is_none() && !is_there(address))
             {
                 held.until = Some(until);
             }
@@ -264,8 +290,8 @@ impl Membership {
     }
 
     /// The entry at an address.
-    pub fn entry(&self, seat: &WorkerAddress) -> Option<&Entry> {
-        self.places.get(seat).and_then(|place| place.held.as_ref()).map(|held| &held.entry)
+    pub fn entry(&self, address: &WorkerAddress) -> Option<&Entry> {
+        self.places.get(address).and_then(|place| place.held.as_ref()).map(|held| &held.entry)
     }
 
     /// The number of entries.
@@ -273,58 +299,75 @@ impl Membership {
         self.places.values().filter(|place| place.held.is_some()).count()
     }
 
-    fn is_taken(&self, seat: &WorkerAddress) -> bool {
-        self.places.get(seat).is_some_and(MemberState::is_taken)
+    fn is_taken(&self, address: &WorkerAddress) -> bool {
+        self.places.get(address).is_some_and(MemberState::is_taken)
     }
 
     fn is_full(&self, role: Leg) -> bool {
+        self.taken(role) >= ROUTER_WORKERS_MAX
+    }
+
+    /// The number of taken addresses of a role.
+    fn taken(&self, role: Leg) -> usize {
         let taken =
-            self.places.iter().filter(|(seat, place)| seat.role == role && place.is_taken());
-        taken.count() >= ROUTER_WORKERS_MAX
+            self.places.iter().filter(|(address, place)| address.role == role && place.is_taken());
+        taken.count()
     }
 
-    /// The other addresses at which the process of this entry has an entry.
+    /// Other addresses at which the process of this entry also has an entry.
     fn elsewhere(&self, entry: &Entry) -> Vec<WorkerAddress> {
-        let is_same =
-            |held: &HeldEntry| held.entry.peer.id == entry.peer.id && held.entry.seat != entry.seat;
+        let is_same = |held: &HeldEntry| {
+            held.entry.peer.id == entry.peer.id && held.entry.address != entry.address
+        };
         let same = self.places.iter().filter(|(_, place)| place.held.as_ref().is_some_and(is_same));
-        same.map(|(seat, _)| seat.clone()).collect()
+        same.map(|(address, _)| address.clone()).collect()
     }
 
-    /// Whether an entry, and no name, takes this address.
-    fn is_taken_by_entry(&self, seat: &WorkerAddress) -> bool {
-        self.places.get(seat).is_some_and(|place| place.named.is_none() && place.is_taken())
+    /// Whether this address is taken by an entry only, not by a name.
+    fn is_taken_by_entry(&self, address: &WorkerAddress) -> bool {
+        self.places.get(address).is_some_and(|place| place.named.is_none() && place.is_taken())
     }
 
-    fn drop_entry(&mut self, seat: &WorkerAddress, why: LeaveReason) {
-        let Some(place) = self.places.get_mut(seat) else { return };
+    fn drop_entry(&mut self, address: &WorkerAddress, why: LeaveReason) {
+        let Some(place) = self.places.get_mut(address) else { return };
         let was_taken = place.is_taken();
         place.held = None;
         if was_taken && !place.is_taken() {
-            self.left(seat, why);
+            self.left(address, why);
         } else {
-            self.forget(seat);
+            self.forget(address);
         }
     }
 
-    fn left(&mut self, seat: &WorkerAddress, why: LeaveReason) {
-        self.actions.push_back(MembershipAction::Leave { seat: seat.clone(), why });
-        self.forget(seat);
+    fn left(&mut self, address: &WorkerAddress, why: LeaveReason) {
+        debug_assert!(!self.is_taken(address), "a worker leaves an address that is not taken");
+        self.actions.push_back(MembershipAction::Leave { address: address.clone(), why });
+        self.forget(address);
     }
 
-    fn forget(&mut self, seat: &WorkerAddress) {
-        if self.places.get(seat).is_some_and(|place| place.named.is_none() && place.held.is_none())
+    fn forget(&mut self, address: &WorkerAddress) {
+        if self
+            .places
+            .get(address)
+            .is_some_and(|place| place.named.is_none() && place.held.is_none())
+            && !is_failpoint_active("empty address stays known")
         {
-            self.places.remove(seat);
+            self.places.remove(address);
         }
     }
 
-    fn join(&mut self, seat: WorkerAddress) {
-        let place = &self.places[&seat];
+    fn join(&mut self, address: WorkerAddress) {
+        let place = &self.places[&address];
+        debug_assert!(place.is_taken(), "a worker joins an address that is taken");
         let entry = place.held.as_ref().filter(|held| !held.barred).map(|held| &held.entry);
         let bootstrap_port = entry.and_then(|entry| entry.bootstrap_port).or(place.named.flatten());
         let (kind, has_turned) = (entry.map(|entry| entry.kind), place.has_turned);
-        self.actions.push_back(MembershipAction::Join { seat, bootstrap_port, kind, has_turned });
+        self.actions.push_back(MembershipAction::Join {
+            address,
+            bootstrap_port,
+            kind,
+            has_turned,
+        });
     }
 }
 

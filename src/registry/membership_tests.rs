@@ -2,18 +2,19 @@
 
 use super::*;
 use crate::ids::{Leg, Peer};
+use crate::stdx::failpoint::panic_of;
 use std::time::Duration;
 
 const LIFE: Duration = Duration::from_secs(6);
 
-fn seat(port: u16) -> WorkerAddress {
+fn address(port: u16) -> WorkerAddress {
     WorkerAddress { role: Leg::Prefill, url: format!("http://10.0.0.1:{port}").parse().unwrap() }
 }
 
 fn entry(id: u8, incarnation: u8, port: u16) -> Entry {
     Entry {
         peer: Peer { id: [id; 16], incarnation: [incarnation; 16] },
-        seat: seat(port),
+        address: address(port),
         bootstrap_port: Some(8998),
         kind: CompatDigest([5; 32]),
     }
@@ -22,8 +23,8 @@ fn entry(id: u8, incarnation: u8, port: u16) -> Entry {
 /// `+PORT` for a worker that joins, `-PORT WHY` for one that leaves.
 fn done(members: &mut Membership) -> Vec<String> {
     let told = |action| match action {
-        MembershipAction::Join { seat, .. } => format!("+{}", seat.url.port),
-        MembershipAction::Leave { seat, why } => format!("-{} {why:?}", seat.url.port),
+        MembershipAction::Join { address, .. } => format!("+{}", address.url.port),
+        MembershipAction::Leave { address, why } => format!("-{} {why:?}", address.url.port),
     };
     std::iter::from_fn(|| members.poll()).map(told).collect()
 }
@@ -48,11 +49,11 @@ fn who_cannot_be_spoken_to_where_it_is_now_is_not_where_it_was() {
     members.renew(entry(1, 1, 7), until).unwrap();
     members.renew(entry(2, 1, 8), None).unwrap();
     let secured = |id, port| {
-        let seat = WorkerAddress {
+        let address = WorkerAddress {
             role: Leg::Prefill,
             url: format!("https://10.0.0.1:{port}").parse().unwrap(),
         };
-        Entry { seat, ..entry(id, 2, port) }
+        Entry { address, ..entry(id, 2, port) }
     };
     assert_eq!(done(&mut members), ["+7", "+8"]);
     members.refuse(&secured(1, 7));
@@ -67,25 +68,25 @@ fn another_incarnation_is_another_worker() {
     members.renew(entry(1, 1, 7), until).unwrap();
     members.renew(entry(1, 2, 7), until).unwrap();
     assert_eq!(done(&mut members), ["+7", "-7 Replaced", "+7"]);
-    members.withdraw(&seat(7), [1; 16], LeaveReason::Withdrawn);
+    members.withdraw(&address(7), [1; 16], LeaveReason::Withdrawn);
     assert_eq!(done(&mut members), [""; 0], "what its predecessor says late does not count");
     members.renew(entry(1, 2, 9), until).unwrap();
     assert_eq!(done(&mut members), ["-7 Replaced", "+9"], "it has moved");
     members.renew(entry(3, 1, 9), until).unwrap();
     assert_eq!(done(&mut members), ["-9 Replaced", "+9"], "its address has gone to another");
-    members.withdraw(&seat(9), [1; 16], LeaveReason::Withdrawn);
+    members.withdraw(&address(9), [1; 16], LeaveReason::Withdrawn);
     assert_eq!(done(&mut members), ["-9 Withdrawn"]);
 }
 
 #[test]
 fn who_is_named_stays_whatever_becomes_of_its_entry() {
     let (mut members, now) = (Membership::default(), Instant::now());
-    members.name(seat(7), Some(1)).unwrap();
-    members.name(seat(7), Some(1)).unwrap();
+    members.name(address(7), Some(1)).unwrap();
+    members.name(address(7), Some(1)).unwrap();
     assert_eq!(
         members.poll(),
         Some(MembershipAction::Join {
-            seat: seat(7),
+            address: address(7),
             bootstrap_port: Some(1),
             kind: None,
             has_turned: false
@@ -95,12 +96,12 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
     let kind = Some(CompatDigest([5; 32]));
     assert_eq!(
         members.poll(),
-        Some(MembershipAction::Leave { seat: seat(7), why: LeaveReason::Replaced })
+        Some(MembershipAction::Leave { address: address(7), why: LeaveReason::Replaced })
     );
     assert_eq!(
         members.poll(),
         Some(MembershipAction::Join {
-            seat: seat(7),
+            address: address(7),
             bootstrap_port: Some(8998),
             kind,
             has_turned: false
@@ -108,7 +109,7 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
     );
     members.expire(now);
     assert_eq!(done(&mut members), [""; 0]);
-    assert!(members.remove(&seat(7)) && !members.remove(&seat(7)));
+    assert!(members.remove(&address(7)) && !members.remove(&address(7)));
     assert_eq!(done(&mut members), ["-7 Removed"]);
 }
 
@@ -116,18 +117,19 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
 fn who_was_removed_does_not_come_back_by_renewing_but_its_successor_does() {
     let (mut members, now) = (Membership::default(), Instant::now());
     members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
-    assert!(members.remove(&seat(7)));
+    assert!(members.remove(&address(7)));
     members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
     assert_eq!(done(&mut members), ["+7", "-7 Removed"]);
     members.renew(entry(1, 2, 7), Some(now + LIFE)).unwrap();
     assert_eq!(done(&mut members), ["+7"]);
-    assert!(members.remove(&seat(7)));
+    assert!(members.remove(&address(7)));
     members.expire(now + LIFE);
     assert_eq!(done(&mut members), ["-7 Removed"]);
     members.renew(entry(1, 2, 7), Some(now + 2 * LIFE)).unwrap();
     assert_eq!(done(&mut members), ["+7"], "what is forgotten is not held against it");
-    assert!(members.remove(&seat(7)));
-    let turned = Entry { seat: WorkerAddress { role: Leg::Decode, ..seat(7) }, ..entry(1, 3, 7) };
+    assert!(members.remove(&address(7)));
+    let turned =
+        Entry { address: WorkerAddress { role: Leg::Decode, ..address(7) }, ..entry(1, 3, 7) };
     members.renew(Entry { bootstrap_port: None, ..turned }, Some(now + 2 * LIFE)).unwrap();
     assert_eq!(done(&mut members), ["-7 Removed", "+7"], "a change of role is a start, too");
     assert_eq!(members.entries(), 1, "the entry of its past is gone");
@@ -145,7 +147,7 @@ fn what_a_registry_elsewhere_has_lost_has_one_life_to_come_back() {
     members.renew(entry(2, 1, 8), None).unwrap();
     members.expire(now + LIFE);
     assert_eq!(done(&mut members), ["-7 Expired"]);
-    members.reconcile(|seat| seat.url.port == 8, now);
+    members.reconcile(|address| address.url.port == 8, now);
     members.expire(now + 100 * LIFE);
     assert_eq!(done(&mut members), [""; 0]);
 }
@@ -163,13 +165,17 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     }
     let more = nth(ROUTER_WORKERS_MAX);
     assert_eq!(members.renew(more.clone(), until), Err(MembershipFull(Leg::Prefill)));
-    assert_eq!(members.name(more.seat.clone(), Some(1)), Err(MembershipFull(Leg::Prefill)));
+    assert_eq!(members.name(more.address.clone(), Some(1)), Err(MembershipFull(Leg::Prefill)));
     assert_eq!(members.renew(nth(0), until), Ok(()));
-    let moved = Entry { seat: more.seat.clone(), ..nth(0) };
+    let moved = Entry { address: more.address.clone(), ..nth(0) };
     assert_eq!(members.renew(moved, until), Ok(()), "a worker that moves leaves room for itself");
-    assert_eq!(members.renew(Entry { seat: nth(0).seat, ..nth(0) }, until), Ok(()), "and back");
+    assert_eq!(
+        members.renew(Entry { address: nth(0).address, ..nth(0) }, until),
+        Ok(()),
+        "and back"
+    );
     let other_role = Entry {
-        seat: WorkerAddress { role: Leg::Decode, ..more.seat.clone() },
+        address: WorkerAddress { role: Leg::Decode, ..more.address.clone() },
         bootstrap_port: None,
         ..nth(ROUTER_WORKERS_MAX)
     };
@@ -177,19 +183,19 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     done(&mut members);
     assert_eq!(members.renew(more.clone(), until), Err(MembershipFull(Leg::Prefill)));
     assert_eq!(
-        members.entry(&other_role.seat),
+        members.entry(&other_role.address),
         Some(&other_role),
         "a worker that finds no room keeps its address"
     );
     assert_eq!(done(&mut members), [""; 0]);
-    members.withdraw(&other_role.seat, other_role.peer.incarnation, LeaveReason::Withdrawn);
+    members.withdraw(&other_role.address, other_role.peer.incarnation, LeaveReason::Withdrawn);
     let mut next = nth(1);
     next.peer.incarnation = [9; 16];
     assert_eq!(members.renew(next, until), Ok(()), "a successor needs no room");
     // Removed workers take room until their entries end.
     for round in 1..=2 {
         for n in 0..ROUTER_WORKERS_MAX {
-            members.remove(&nth((round - 1) * ROUTER_WORKERS_MAX + n).seat);
+            members.remove(&nth((round - 1) * ROUTER_WORKERS_MAX + n).address);
             let renewed = members.renew(nth(round * ROUTER_WORKERS_MAX + n), until);
             assert_eq!(renewed.is_ok(), round == 1, "{round} {n}");
         }
@@ -197,53 +203,53 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     assert_eq!(members.entries(), REGISTRY_ENTRIES_MAX);
 }
 
-/// A named worker keeps its name when its role changes. A worker with an entry enters its new role
+/// A named worker keeps its name when its role changes. A worker with an entry adds a new entry
 /// itself.
 #[test]
 fn a_name_goes_with_the_role_and_an_entry_by_itself() {
     let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
-    members.name(seat(7), Some(9000)).unwrap();
+    members.name(address(7), Some(9000)).unwrap();
     assert_eq!(done(&mut members), ["+7"]);
-    let other = WorkerAddress { role: Leg::Decode, ..seat(7) };
-    assert_eq!(members.turn(&seat(7), Leg::Prefill), Ok(false), "it is that");
-    assert_eq!(members.turn(&seat(7), Leg::Decode), Ok(true));
+    let other = WorkerAddress { role: Leg::Decode, ..address(7) };
+    assert_eq!(members.turn(&address(7), Leg::Prefill), Ok(false), "it is that");
+    assert_eq!(members.turn(&address(7), Leg::Decode), Ok(true));
     assert_eq!(
         members.poll(),
-        Some(MembershipAction::Leave { seat: seat(7), why: LeaveReason::Turned })
+        Some(MembershipAction::Leave { address: address(7), why: LeaveReason::Turned })
     );
-    let joins = |seat: &WorkerAddress| MembershipAction::Join {
-        seat: seat.clone(),
+    let joins = |address: &WorkerAddress| MembershipAction::Join {
+        address: address.clone(),
         bootstrap_port: None,
         kind: None,
         has_turned: true,
     };
     assert_eq!(members.poll(), Some(joins(&other)));
-    assert_eq!(members.turn(&seat(7), Leg::Decode), Ok(false), "that was before");
+    assert_eq!(members.turn(&address(7), Leg::Decode), Ok(false), "that was before");
     assert_eq!(members.turn(&other, Leg::Prefill), Ok(true));
     members.poll();
-    assert_eq!(members.poll(), Some(joins(&seat(7))), "it tells itself where its registry is");
-    assert!(members.remove(&seat(7)));
+    assert_eq!(members.poll(), Some(joins(&address(7))), "it tells itself where its registry is");
+    assert!(members.remove(&address(7)));
     assert_eq!(
-        members.turn(&seat(7), Leg::Decode),
+        members.turn(&address(7), Leg::Decode),
         Ok(false),
         "a removed worker does not come back this way"
     );
     done(&mut members);
     members.renew(entry(1, 1, 8), until).unwrap();
-    assert_eq!(members.turn(&seat(8), Leg::Decode), Ok(false));
+    assert_eq!(members.turn(&address(8), Leg::Decode), Ok(false));
     let anew = Entry {
-        seat: WorkerAddress { role: Leg::Decode, ..seat(8) },
+        address: WorkerAddress { role: Leg::Decode, ..address(8) },
         bootstrap_port: None,
         ..entry(1, 2, 8)
     };
     members.renew(anew, until).unwrap();
     assert_eq!(done(&mut members), ["+8", "-8 Replaced", "+8"]);
     // Named, and entered in its new role before anything has queried it.
-    members.name(seat(9), None).unwrap();
+    members.name(address(9), None).unwrap();
     members
         .renew(
             Entry {
-                seat: WorkerAddress { role: Leg::Decode, ..seat(9) },
+                address: WorkerAddress { role: Leg::Decode, ..address(9) },
                 bootstrap_port: None,
                 ..entry(2, 1, 9)
             },
@@ -251,11 +257,28 @@ fn a_name_goes_with_the_role_and_an_entry_by_itself() {
         )
         .unwrap();
     assert_eq!(done(&mut members), ["+9", "+9"]);
-    assert_eq!(members.turn(&seat(9), Leg::Decode), Ok(true));
+    assert_eq!(members.turn(&address(9), Leg::Decode), Ok(true));
     assert_eq!(done(&mut members), ["-9 Turned"]);
     for port in 0..ROUTER_WORKERS_MAX as u16 {
-        members.name(WorkerAddress { role: Leg::Decode, ..seat(1000 + port) }, None).unwrap_or(());
+        members
+            .name(WorkerAddress { role: Leg::Decode, ..address(1000 + port) }, None)
+            .unwrap_or(());
     }
-    members.name(seat(10), None).unwrap();
-    assert_eq!(members.turn(&seat(10), Leg::Decode), Err(MembershipFull(Leg::Decode)));
+    members.name(address(10), None).unwrap();
+    assert_eq!(members.turn(&address(10), Leg::Decode), Err(MembershipFull(Leg::Decode)));
+}
+
+#[test]
+fn invariants_find_an_address_that_is_known_without_a_worker() {
+    let now = Instant::now();
+    let join_and_leave = || {
+        let mut members = Membership::default();
+        members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
+        members.invariants();
+        members.expire(now + LIFE);
+        members.invariants();
+    };
+    join_and_leave();
+    let message = panic_of("empty address stays known", join_and_leave);
+    assert!(message.contains("an address is known by a name or an entry"), "{message}");
 }

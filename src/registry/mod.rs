@@ -1,7 +1,7 @@
-//! The workers that exist: entries, leases and proofs, the HTTP registry, etcd, and the bootstrap
-//! directory of prefill workers.
+//! The registries of workers: entries, leases and proofs, the HTTP registry, etcd, and the
+//! bootstrap directory of prefill workers.
 //!
-//! Thread: `ctl`. Only `client` and `registrar` have I/O.
+//! Thread: `ctl`. Only `client` and `registrar` do I/O.
 //! Invariants: an entry that is not renewed ends.
 //! Not here: the choice of a worker for a request (`routing`).
 

@@ -5,7 +5,7 @@
 //! The registry issues the nonce: `time · count · MAC`, of 8, 8 and 16 bytes. The registry stores
 //! only used nonces, so requests for nonces cost it no memory.
 //! A restarted registry refuses the nonces of its predecessor.
-//! Pure: time and the nonces' own secret are arguments.
+//! Pure: time and the secret of the nonces are arguments.
 
 use crate::config::secret::Secret;
 use crate::limits::{REGISTRY_NONCE_LIFE, REGISTRY_NONCES_USED_MAX};
@@ -34,12 +34,12 @@ pub struct SignedRequest<'a> {
     pub body: &'a [u8],
 }
 
-/// The proof, in hex, that the sender of `asked` knows `key`, for this nonce alone.
+/// The proof, in hex, that the sender of `asked` knows `key`. It is valid for this nonce only.
 pub fn prove(key: &Secret, asked: SignedRequest<'_>, nonce: &str) -> String {
     to_hex(&mac_of(key, asked, nonce).finalize().into_bytes())
 }
 
-/// Whether `proof`, in hex, is that of `key` for `asked` and this nonce.
+/// Whether `proof`, in hex, is the proof of `key` for `asked` and this nonce.
 pub fn proves(key: &Secret, asked: SignedRequest<'_>, nonce: &str, proof: &str) -> bool {
     from_hex(proof).is_some_and(|proof| mac_of(key, asked, nonce).verify_slice(&proof).is_ok())
 }
@@ -60,7 +60,7 @@ fn mac_of(key: &Secret, asked: SignedRequest<'_>, nonce: &str) -> Hmac<Sha256> {
 pub enum ProofError {
     /// The proof or the nonce is missing.
     Missing,
-    /// The nonce is not from this registry, or it is too old.
+    /// The nonce is from another registry, or it is too old.
     Stale,
     /// The nonce was used before.
     Used,
@@ -74,15 +74,15 @@ impl fmt::Display for ProofError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ProofError::Missing => {
-                write!(f, "{NONCE} and {PROOF} must show that the sender knows the cluster key")
+                write!(f, "{NONCE} and {PROOF} must prove that the sender knows the cluster key")
             }
             ProofError::Stale => f.write_str("the nonce is too old or not from this registry"),
             ProofError::Used => f.write_str("the nonce was used before"),
             ProofError::Wrong => {
-                f.write_str("the proof is not by this cluster key for this request")
+                f.write_str("the proof does not match this cluster key and this request")
             }
             ProofError::TooMany => {
-                write!(f, "more than {REGISTRY_NONCES_USED_MAX} changes within the life of a nonce")
+                write!(f, "more than {REGISTRY_NONCES_USED_MAX} changes in the lifetime of a nonce")
             }
         }
     }
@@ -100,14 +100,15 @@ pub struct Nonces {
 }
 
 impl Nonces {
-    /// Starts without nonces. `secret` is random and used for nothing else.
+    /// Creates the state without nonces. `secret` is random, and nothing else uses it.
     pub fn new(secret: [u8; 32], now: Instant) -> Nonces {
         Nonces { secret, begun: now, count: 0, used: HashSet::new(), order: VecDeque::new() }
     }
 
     /// The answer to `POST /challenge`, as JSON: `{"nonce", "life_ms"}`.
     pub fn invite(&mut self, now: Instant) -> serde_json::Value {
-        serde_json::json!({ "nonce": self.draw(now), "life_ms": REGISTRY_NONCE_LIFE.as_millis() as u64 })
+        let life_ms = REGISTRY_NONCE_LIFE.as_millis() as u64;
+        serde_json::json!({ "nonce": self.draw(now), "life_ms": life_ms })
     }
 
     /// Issues a nonce, in hex.
@@ -265,7 +266,7 @@ mod tests {
         );
     }
 
-    /// A replay that comes when its nonce is forgotten is refused because the nonce is too old.
+    /// A replay after its nonce was forgotten is refused, because the nonce is too old.
     #[test]
     fn a_used_nonce_is_remembered_for_as_long_as_it_would_be_taken() {
         let (mut nonces, key, now) = nonces();

@@ -1,9 +1,9 @@
-//! This worker's entries in its registries: added once it serves, renewed regularly, removed when
-//! it drains.
+//! This worker's entries in its registries. The worker adds them when it serves, renews them, and
+//! removes them when it drains.
 //!
 //! Thread: `ctl`.
-//! Invariants: a registry that is away costs only its entry. Only the end of a drain waits for a
-//! registry, for as long as one request can take.
+//! Invariants: an unreachable registry costs only the entry there. Only the end of a drain waits
+//! for a registry, and at most for the time of one request.
 //! Not here: the requests (`registry::lease`), sockets (`client`).
 
 use crate::config::secret::Secret;
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// The entries of this worker in all its registries.
 #[derive(Debug)]
 pub struct Registrar {
-    errands: Vec<RegistryClient<RegistryLease>>,
+    clients: Vec<RegistryClient<RegistryLease>>,
     /// Some if a registry has a host name.
     names: Option<Resolver>,
 }
@@ -29,39 +29,39 @@ pub fn needs_names(hosts: &[WorkerUrl]) -> bool {
 }
 
 impl Registrar {
-    /// Entries, each with the hosts of its registry. All are due at once.
+    /// Creates the entries, each with the hosts of its registry. All are due at once.
     pub fn new(
         entries: Vec<(RegistryLease, Vec<WorkerUrl>)>,
         names: Option<Resolver>,
     ) -> Registrar {
-        let errands =
+        let clients =
             entries.into_iter().map(|(entry, hosts)| RegistryClient::new(entry, hosts)).collect();
-        Registrar { errands, names }
+        Registrar { clients, names }
     }
 
     /// Proves this key in all entries from now on.
     pub fn set_key(&mut self, key: Option<&Secret>) {
-        for errands in &mut self.errands {
-            errands.task().set_key(key);
+        for clients in &mut self.clients {
+            clients.task().set_key(key);
         }
     }
 
     /// Sets the certificate authorities for registries that are reached over TLS.
     pub fn trust(&mut self, authorities: &Authorities) {
-        for errands in &mut self.errands {
-            errands.trust(authorities.clone());
+        for clients in &mut self.clients {
+            clients.trust(authorities.clone());
         }
     }
 
     /// Whether an event belongs to one of these connections.
     pub fn owns(&self, event: &Event) -> bool {
-        self.errands.iter().any(|errands| errands.owns(event))
+        self.clients.iter().any(|clients| clients.owns(event))
     }
 
     /// Handles an event of one of these connections.
     pub fn handle(&mut self, event: Event, reactor: &mut Reactor, now: Instant) {
-        if let Some(errands) = self.errands.iter_mut().find(|errands| errands.owns(&event)) {
-            errands.handle(event, reactor, now);
+        if let Some(clients) = self.clients.iter_mut().find(|clients| clients.owns(&event)) {
+            clients.handle(event, reactor, now);
         }
     }
 
@@ -71,27 +71,27 @@ impl Registrar {
         if let Some(names) = &mut self.names {
             while names.expire(now).or_else(|| names.poll(now)).is_some() {}
         }
-        for errands in &mut self.errands {
-            errands.task().pause(hangs);
-            errands.turn(&mut self.names, reactor, now);
+        for clients in &mut self.clients {
+            clients.task().pause(hangs);
+            clients.turn(&mut self.names, reactor, now);
         }
     }
 
     /// Removes all entries.
     pub fn withdraw(&mut self, reactor: &mut Reactor, now: Instant) {
-        for errands in &mut self.errands {
-            errands.task().withdraw(now);
-            errands.turn(&mut self.names, reactor, now);
+        for clients in &mut self.clients {
+            clients.task().withdraw(now);
+            clients.turn(&mut self.names, reactor, now);
         }
     }
 
     /// Closes all connections. No request follows.
     pub fn close(self, reactor: &mut Reactor) {
-        self.errands.into_iter().for_each(|errands| errands.end(reactor));
+        self.clients.into_iter().for_each(|clients| clients.end(reactor));
     }
 
     /// Whether no entry is left that this worker can remove.
     pub fn is_over(&mut self) -> bool {
-        self.errands.iter_mut().all(|errands| errands.task().is_over())
+        self.clients.iter_mut().all(|clients| clients.task().is_over())
     }
 }

@@ -7,8 +7,8 @@
 //!     └───────────────────────────────────────────┘
 //!  withdrawn: withdrawing ──▶ over, once the entry is removed or the removal has failed
 //! ```
-//! Pure. Invariants: while the registry can be reached, the entry is renewed twice before it could
-//! end.
+//! Pure. Invariants: while the registry is reachable, the worker renews the entry twice within its
+//! lifetime.
 
 use crate::config::secret::Secret;
 use crate::limits::{REGISTRY_RENEWAL, REGISTRY_RETRY};
@@ -41,14 +41,14 @@ pub struct RouterLease {
     nonce: Option<String>,
     withdrawn: bool,
     paused: bool,
-    /// Whether the registry has accepted the entry. It can still have it.
+    /// Whether the registry has accepted the entry and can still have it.
     entered: bool,
     /// Whether the first acceptance was reported.
     told: bool,
 }
 
 impl RouterLease {
-    /// The first request is due at once.
+    /// Creates the task; its first request is due at once.
     pub fn new(entry: &Entry, key: Option<Secret>, now: Instant) -> RouterLease {
         RouterLease {
             body: entry.to_json(),
@@ -77,7 +77,7 @@ impl RouterLease {
         }
     }
 
-    /// Pauses or resumes the renewals: a worker that hangs must look dead.
+    /// Pauses or resumes the renewals, because a worker that hangs must look dead.
     pub fn pause(&mut self, paused: bool) {
         self.paused = paused;
     }
@@ -154,7 +154,7 @@ impl RegistryTask for RouterLease {
     }
 
     fn handle_failure(&mut self, now: Instant) {
-        // An entry that cannot be removed ends by itself.
+        // If the removal fails, the entry ends by itself.
         self.stage = if self.withdrawn { Stage::Over } else { Stage::Waiting };
         (self.nonce, self.due) = (None, now + REGISTRY_RETRY);
     }
@@ -169,9 +169,10 @@ mod tests {
     use crate::routing::compatibility::CompatDigest;
 
     fn entry() -> Entry {
-        let seat = WorkerAddress { role: Leg::Decode, url: "http://10.0.0.1:1".parse().unwrap() };
+        let address =
+            WorkerAddress { role: Leg::Decode, url: "http://10.0.0.1:1".parse().unwrap() };
         let peer = Peer { id: [1; 16], incarnation: [2; 16] };
-        Entry { peer, seat, bootstrap_port: None, kind: CompatDigest([3; 32]) }
+        Entry { peer, address, bootstrap_port: None, kind: CompatDigest([3; 32]) }
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! The queue of requests that wait while the limit of running requests is reached.
 //!
 //! Thread: `ctl`.
-//! Invariants: first come, first served. A request waits only if the limit is reached or others
-//! wait. The queue is bounded in length and time.
-//! Not here: serving, and the answer to a request that finds the queue full (`requests`).
+//! Invariants: first come, first served. A request waits only if the limit is reached or other
+//! requests wait. The queue is bounded in length and time.
+//! Not here: the service of requests, and the answer if the queue is full (`requests`).
 
 use crate::config::RequestConfig;
 use crate::net::ConnId;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Waiting requests, by their clients.
 #[derive(Debug)]
 pub struct AdmissionQueue<T> {
-    /// Most running requests. `None`: no limit.
+    /// Maximum number of running requests. `None`: no limit.
     running_max: Option<usize>,
     length_max: usize,
     patience: Duration,
@@ -37,12 +37,12 @@ impl<T> AdmissionQueue<T> {
         }
     }
 
-    /// Most waiting requests.
+    /// Maximum number of waiting requests.
     pub fn length_max(&self) -> usize {
         self.length_max
     }
 
-    /// Whether there is no limit, so that no request ever waits.
+    /// Whether there is no limit. Then no request waits.
     pub fn is_open(&self) -> bool {
         self.running_max.is_none()
     }
@@ -52,7 +52,7 @@ impl<T> AdmissionQueue<T> {
         self.running_max.is_some_and(|most| running >= most || !self.waiting.is_empty())
     }
 
-    /// Adds a request at the end. It waits until its deadline at most.
+    /// Adds a request at the end. It waits at most until its deadline.
     ///
     /// # Errors
     /// The queue is full; the request is returned.
@@ -63,6 +63,7 @@ impl<T> AdmissionQueue<T> {
         deadline: Option<Instant>,
         now: Instant,
     ) -> Result<(), T> {
+        debug_assert!(!self.is_open(), "a request is queued only if there is a limit");
         if self.waiting.len() >= self.length_max {
             return Err(item);
         }
@@ -75,7 +76,7 @@ impl<T> AdmissionQueue<T> {
         Ok(())
     }
 
-    /// Removes the first request, if fewer than the limit are `running`.
+    /// Removes the first request, if `running` is below the limit.
     pub fn next(&mut self, running: usize) -> Option<(ConnId, T)> {
         let has_room = self.running_max.is_none_or(|most| running < most);
         let (client, item, _) = self.waiting.pop_front_if(|_| has_room)?;
@@ -92,6 +93,14 @@ impl<T> AdmissionQueue<T> {
     pub fn leave(&mut self, client: ConnId) -> Option<T> {
         let place = self.waiting.iter().position(|(waiting, ..)| *waiting == client)?;
         self.waiting.remove(place).map(|(_, item, _)| item)
+    }
+
+    /// Panics if more requests wait than allowed, or a client waits twice.
+    pub fn invariants(&self) {
+        assert!(self.len() <= self.length_max, "the queue is bounded");
+        assert!(self.is_empty() || !self.is_open(), "a request is queued only if there is a limit");
+        let clients: HashSet<ConnId> = self.iter().map(|(client, _)| client).collect();
+        assert_eq!(clients.len(), self.len(), "a client waits once");
     }
 
     /// All waiting requests.

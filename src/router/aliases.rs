@@ -1,8 +1,9 @@
-//! The new number of a worker after a role change: the router counts it as another worker.
+//! The new number of a worker after a role change, because the router counts it as another worker
+//! then.
 //!
 //! Thread: `ctl`. Owns: the numbers and addresses of workers that have left, the last
 //! [`PAST_WORKERS_MAX`] of them.
-//! Not here: which worker leaves, and why (`registry::membership`).
+//! Not here: the decision that a worker leaves (`registry::membership`).
 
 use crate::limits::PAST_WORKERS_MAX;
 use crate::registry::entry::WorkerAddress;
@@ -13,8 +14,9 @@ use std::time::Instant;
 #[derive(Debug)]
 struct Past {
     number: WorkerNumber,
-    seat: WorkerAddress,
-    /// It was ordered to change its role, so the next worker at its URL is the same one.
+    address: WorkerAddress,
+    /// Whether it was ordered to change its role. The next worker at its URL is then the same
+    /// worker.
     was_told: bool,
 }
 
@@ -22,65 +24,71 @@ struct Past {
 #[derive(Debug, Default)]
 pub struct WorkerAliases {
     past: VecDeque<Past>,
-    /// Workers that were ordered to change their role, and until when they can be absent for it.
+    /// Workers that were ordered to change their role, and the time until which they can be absent.
     told: HashMap<WorkerNumber, Instant>,
 }
 
 impl WorkerAliases {
-    /// A worker was ordered to change its role. It can be absent until `until`.
+    /// Records that a worker was ordered to change its role. It can be absent until `until`.
     pub fn told(&mut self, worker: WorkerNumber, until: Instant, now: Instant) {
+        debug_assert!(until > now, "a worker that changes its role can be absent for some time");
         self.told.retain(|_, until| *until > now);
         self.told.insert(worker, until);
     }
 
-    /// Whether the worker is possibly between two roles.
+    /// Whether the worker can be between two roles.
     pub fn may_come_back(&self, worker: WorkerNumber, now: Instant) -> bool {
         self.told.get(&worker).is_some_and(|until| *until > now)
     }
 
-    /// A worker has left its address.
-    pub fn left(&mut self, worker: WorkerNumber, seat: WorkerAddress, now: Instant) {
+    /// Records that a worker has left its address.
+    pub fn left(&mut self, worker: WorkerNumber, address: WorkerAddress, now: Instant) {
+        let is_new = self.past.iter().all(|past| past.number != worker);
+        debug_assert!(is_new, "a worker leaves once, because its number is never given again");
         if self.past.len() == PAST_WORKERS_MAX {
             self.past.pop_front();
         }
         self.past.push_back(Past {
             number: worker,
-            seat,
+            address,
             was_told: self.may_come_back(worker, now),
         });
     }
 
-    /// An operator has removed it: it is not expected again.
+    /// Records that an operator has removed a worker, so that it is not expected again.
     pub fn removed(&mut self, worker: WorkerNumber) {
         self.told.remove(&worker);
     }
 
-    /// The present worker at the URL of this past worker, with another role. `seats` are the taken
-    /// addresses.
+    /// The present worker at the URL of this past worker, if its role is another one. `addresses`
+    /// are the taken addresses.
     ///
-    /// A worker there with the same role is another one. Exception: the past worker was ordered to
-    /// change, because a mixed worker has the address of a decode worker.
+    /// A worker at that URL with the same role is a different worker. Exception: the past worker
+    /// was ordered to change its role. It can then be mixed now, and a mixed worker has the address
+    /// of a decode worker.
     pub fn resolve_alias(
         &self,
         worker: WorkerNumber,
-        seats: &HashMap<WorkerAddress, WorkerNumber>,
+        addresses: &HashMap<WorkerAddress, WorkerNumber>,
     ) -> Option<WorkerNumber> {
         let mut number = worker;
         loop {
-            let Past { seat, was_told, .. } =
+            let Past { address, was_told, .. } =
                 self.past.iter().find(|past| past.number == number)?;
-            let other = WorkerAddress { role: seat.role.other(), url: seat.url.clone() };
+            let other = WorkerAddress { role: address.role.other(), url: address.url.clone() };
             let is_next = |at: &WorkerAddress, by: WorkerNumber| {
-                by > number && (*at == other || (*was_told && at == seat))
+                by > number && (*at == other || (*was_told && at == address))
             };
-            let next = [&other, seat]
+            let next = [&other, address]
                 .into_iter()
-                .find_map(|at| seats.get(at).filter(|&&by| is_next(at, by)));
+                .find_map(|at| addresses.get(at).filter(|&&by| is_next(at, by)));
             if let Some(&found) = next {
+                let has_left = self.past.iter().any(|past| past.number == found);
+                debug_assert!(!has_left, "a worker that has left has no address");
                 return Some(found);
             }
             // Numbers only grow, so the loop ends.
-            number = self.past.iter().find(|past| is_next(&past.seat, past.number))?.number;
+            number = self.past.iter().find(|past| is_next(&past.address, past.number))?.number;
         }
     }
 }
@@ -91,63 +99,65 @@ mod tests {
     use crate::ids::Leg;
     use std::time::Duration;
 
-    fn seat(role: Leg, port: u16) -> WorkerAddress {
+    fn address(role: Leg, port: u16) -> WorkerAddress {
         WorkerAddress { role, url: format!("http://10.0.0.1:{port}").parse().unwrap() }
     }
 
     #[test]
     fn who_changes_its_role_is_found_by_all_its_numbers_and_who_is_started_anew_is_not() {
-        let (mut succession, now) = (WorkerAliases::default(), Instant::now());
+        let (mut aliases, now) = (WorkerAliases::default(), Instant::now());
         let number = |number| WorkerNumber(number);
-        succession.left(number(1), seat(Leg::Decode, 7), now);
-        let mut seats =
-            HashMap::from([(seat(Leg::Prefill, 7), number(3)), (seat(Leg::Prefill, 8), number(2))]);
-        assert_eq!(succession.resolve_alias(number(1), &seats), Some(number(3)));
-        assert_eq!(succession.resolve_alias(number(2), &seats), None, "it has not left");
-        seats.remove(&seat(Leg::Prefill, 7));
-        succession.left(number(3), seat(Leg::Prefill, 7), now);
+        aliases.left(number(1), address(Leg::Decode, 7), now);
+        let mut addresses = HashMap::from([
+            (address(Leg::Prefill, 7), number(3)),
+            (address(Leg::Prefill, 8), number(2)),
+        ]);
+        assert_eq!(aliases.resolve_alias(number(1), &addresses), Some(number(3)));
+        assert_eq!(aliases.resolve_alias(number(2), &addresses), None, "it has not left");
+        addresses.remove(&address(Leg::Prefill, 7));
+        aliases.left(number(3), address(Leg::Prefill, 7), now);
         assert_eq!(
-            succession.resolve_alias(number(1), &seats),
+            aliases.resolve_alias(number(1), &addresses),
             None,
             "it has left for good, or is about to come back"
         );
-        seats.insert(seat(Leg::Decode, 7), number(9));
+        addresses.insert(address(Leg::Decode, 7), number(9));
         assert_eq!(
-            [1, 3].map(|past| succession.resolve_alias(number(past), &seats)),
+            [1, 3].map(|past| aliases.resolve_alias(number(past), &addresses)),
             [Some(number(9)); 2]
         );
-        seats.remove(&seat(Leg::Decode, 7));
-        succession.left(number(9), seat(Leg::Decode, 7), now);
-        seats.insert(seat(Leg::Decode, 7), number(12));
+        addresses.remove(&address(Leg::Decode, 7));
+        aliases.left(number(9), address(Leg::Decode, 7), now);
+        addresses.insert(address(Leg::Decode, 7), number(12));
         assert_eq!(
-            succession.resolve_alias(number(9), &seats),
+            aliases.resolve_alias(number(9), &addresses),
             None,
             "another one was started in the same role"
         );
-        succession.told(number(12), now + Duration::from_secs(1), now);
-        succession.left(number(12), seat(Leg::Decode, 7), now);
-        seats.insert(seat(Leg::Decode, 7), number(13));
-        assert_eq!(succession.resolve_alias(number(12), &seats), Some(number(13)), "it does both");
-        succession.told(number(13), now + Duration::from_secs(1), now);
-        succession.left(number(13), seat(Leg::Decode, 7), now + Duration::from_secs(1));
-        seats.insert(seat(Leg::Decode, 7), number(14));
-        assert_eq!(succession.resolve_alias(number(13), &seats), None, "that was long ago");
-        succession.told(number(14), now + Duration::from_secs(1), now);
-        succession.removed(number(14));
-        assert!(!succession.may_come_back(number(14), now), "it was taken off");
+        aliases.told(number(12), now + Duration::from_secs(1), now);
+        aliases.left(number(12), address(Leg::Decode, 7), now);
+        addresses.insert(address(Leg::Decode, 7), number(13));
+        assert_eq!(aliases.resolve_alias(number(12), &addresses), Some(number(13)), "it does both");
+        aliases.told(number(13), now + Duration::from_secs(1), now);
+        aliases.left(number(13), address(Leg::Decode, 7), now + Duration::from_secs(1));
+        addresses.insert(address(Leg::Decode, 7), number(14));
+        assert_eq!(aliases.resolve_alias(number(13), &addresses), None, "that was long ago");
+        aliases.told(number(14), now + Duration::from_secs(1), now);
+        aliases.removed(number(14));
+        assert!(!aliases.may_come_back(number(14), now), "it was taken off");
     }
 
     #[test]
     fn the_past_has_an_end() {
-        let (mut succession, now) = (WorkerAliases::default(), Instant::now());
+        let (mut aliases, now) = (WorkerAliases::default(), Instant::now());
         for number in 0..2 * PAST_WORKERS_MAX {
-            succession.left(WorkerNumber(number), seat(Leg::Decode, 7), now);
+            aliases.left(WorkerNumber(number), address(Leg::Decode, 7), now);
         }
-        assert_eq!(succession.past.len(), PAST_WORKERS_MAX);
+        assert_eq!(aliases.past.len(), PAST_WORKERS_MAX);
         for number in 0..100 {
             let at = now + Duration::from_secs(number);
-            succession.told(WorkerNumber(number as usize), at + Duration::from_secs(2), at);
+            aliases.told(WorkerNumber(number as usize), at + Duration::from_secs(2), at);
         }
-        assert!(succession.told.len() <= 3);
+        assert!(aliases.told.len() <= 3);
     }
 }

@@ -1,8 +1,8 @@
-//! One request to one worker: the rest of the request to send, and the answer so far.
+//! One request to one worker: the unsent rest of the request, and the answer so far.
 //!
 //! Thread: `ctl`.
-//! Invariants: while `outgoing` is not set, nothing was sent, so the call can be dropped without a
-//! trace.
+//! Invariants: while `outgoing` is not set, nothing was sent, so the call can be dropped without
+//! any effect on the worker.
 //! Not here: the choice of the connection (`pool`), the use of the answer (`requests`, `fanout`).
 
 use crate::http::client::{ResponseDecoder, ResponseEvent};
@@ -26,7 +26,7 @@ pub enum Owner {
     Report,
     /// The call that brings the client's answer.
     Lead(ConnId),
-    /// The prefill leg that runs beside the lead.
+    /// The prefill leg that runs at the same time as the lead.
     Prefill(ConnId),
     /// The prefill leg before the lead. Its answer names the kept KV.
     PrefillFirst(ConnId),
@@ -36,8 +36,23 @@ pub enum Owner {
     RoleChange(ConnId),
     /// A role change by the role balancer.
     Balance,
-    /// The answer is ignored; only the connection still matters.
+    /// None: the answer is ignored, and only the connection matters.
     Detached,
+}
+
+impl Owner {
+    /// The client of a prefill leg.
+    pub fn prefill_client(self) -> Option<ConnId> {
+        match self {
+            Owner::Prefill(client) | Owner::PrefillFirst(client) => Some(client),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a leg of a client's request.
+    pub fn is_leg(self) -> bool {
+        matches!(self, Owner::Lead(_)) || self.prefill_client().is_some()
+    }
 }
 
 /// One request to one worker.
@@ -45,9 +60,9 @@ pub enum Owner {
 pub struct Call {
     /// Its purpose.
     pub owner: Owner,
-    /// Charged to the worker while the call is open.
+    /// The work that is charged to the worker while the call is open.
     pub reservation: Reservation,
-    /// When the call is given up.
+    /// Deadline of the call.
     pub until: Instant,
     /// Whether the connection is established.
     pub connected: bool,
@@ -55,9 +70,9 @@ pub struct Call {
     pub eof: bool,
     /// Whether the connection is closed after this call.
     pub is_last: bool,
-    /// Whether the worker began to drain after this call was sent.
+    /// Whether the worker began to drain after the router had sent this call.
     pub is_outdated: bool,
-    /// When reading last paused because too much waited for the client.
+    /// Time at which reading last paused because too many bytes waited for the client.
     pub held_back: Option<Instant>,
     /// The answer, from its head on.
     pub answer: Option<UpstreamReply>,
@@ -68,7 +83,7 @@ pub struct Call {
 impl Call {
     /// A call without a request yet.
     pub fn new(owner: Owner, reservation: Reservation, until: Instant, connected: bool) -> Call {
-        // A body that is passed on can have any length.
+        // A relayed body can have any length.
         let limits = HttpLimits { body: usize::MAX, ..HttpLimits::default() };
         let decoder = ResponseDecoder::new(Method::Get, limits);
         Call {
@@ -88,11 +103,10 @@ impl Call {
 
     /// Whether it is a leg of a client's request at this worker.
     pub fn is_leg_of(&self, worker: WorkerNumber) -> bool {
-        matches!(self.owner, Owner::Lead(_) | Owner::Prefill(_) | Owner::PrefillFirst(_))
-            && self.reservation.worker() == worker
+        self.owner.is_leg() && self.reservation.worker() == worker
     }
 
-    /// Whether a part of the request has possibly reached the worker.
+    /// Whether a part of the request can have reached the worker.
     pub fn is_begun(&self) -> bool {
         self.outgoing.is_some()
     }
@@ -109,7 +123,8 @@ impl Call {
         conn: ConnId,
         outgoing: UpstreamRequest,
     ) -> Result<(), CallError> {
-        self.outgoing = Some(outgoing);
+        let before = self.outgoing.replace(outgoing);
+        debug_assert!(before.is_none(), "a call carries one request");
         self.pump(reactor, conn)
     }
 
@@ -118,7 +133,7 @@ impl Call {
         self.outgoing.as_mut().map_or(Ok(()), |outgoing| outgoing.send_body(reactor, conn))
     }
 
-    /// Reads one event from `input`. Returns how many bytes it used, and what it found.
+    /// Reads one event from `input`. Returns the number of bytes that it used, and the result.
     pub fn read(&mut self, input: &[u8]) -> Result<(usize, Read), CallError> {
         let (used, event) = self.decoder.read(input).map_err(CallError::Http)?;
         let read = match event {
@@ -136,13 +151,13 @@ impl Call {
         Ok((used, read))
     }
 
-    /// Whether the worker has sent `102 Processing` since the last call: it generates an answer
-    /// that is sent as a whole.
+    /// Whether the worker has sent `102 Processing` since the last call. It then generates an
+    /// answer that it sends as a whole.
     pub fn take_processing(&mut self) -> bool {
         self.decoder.take_processing()
     }
 
-    /// The worker has closed its end, and all input was read.
+    /// Handles the end of input: the worker has closed its end, and everything was read.
     pub fn close(&mut self) -> Result<(), CallError> {
         match self.decoder.close() {
             Ok(Some(_)) => Ok(()),
@@ -154,11 +169,11 @@ impl Call {
     fn gather(&mut self, piece: &[u8]) -> Result<(), CallError> {
         let Some(answer) = &mut self.answer else { return Ok(()) };
         match self.owner {
-            // Passed on in pieces. An error body is read as a whole.
+            // The body is relayed in pieces. An error body is read as a whole.
             Owner::Lead(_) if answer.is_success() => answer.body.extend_from_slice(piece),
             Owner::Detached => {}
-            // Only a stream of prefill can have tokens before its end. It is passed on in pieces
-            // too.
+            // Of prefill's answers, only a stream can have tokens before its end. It is also
+            // relayed in pieces.
             Owner::Prefill(_) if answer.is_success() && answer.is_stream() => {
                 answer.body.extend_from_slice(piece)
             }

@@ -1,6 +1,6 @@
-//! Decides when a router pauses before it polls again. With many streams, each event would wake the
-//! router and then its client, at a cost for both. After a short pause, several events of each
-//! stream make one read and one write.
+//! Decides when the router pauses before it polls again. With many streams, each event would wake
+//! the router and then its client. After a short pause, one read and one write carry several events
+//! of a stream.
 //!
 //! Pure. Invariants: few streams or few pieces never cause a pause. A pause takes at most
 //! [`ROUTER_REST_TIME`].
@@ -26,12 +26,13 @@ impl WriteCoalescer {
         WriteCoalescer { since: now, passed: 0, is_dense: false }
     }
 
-    /// The pause after a turn that passed on `passed` pieces while `requests` requests are served.
+    /// The pause after a turn that relayed `passed` pieces while the router serves `requests`
+    /// requests.
     pub fn rest(&mut self, passed: usize, requests: usize, now: Instant) -> Option<Duration> {
         self.passed += passed;
         let counted = now.saturating_duration_since(self.since);
         if counted >= ROUTER_DENSE_TIME {
-            // Scaled to the time that was counted.
+            // Scaled to the length of the counted time.
             let times = counted.as_nanos() / ROUTER_DENSE_TIME.as_nanos();
             self.is_dense = self.passed as u128 >= ROUTER_DENSE_PIECES as u128 * times;
             (self.since, self.passed) = (now, 0);

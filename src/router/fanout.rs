@@ -1,7 +1,8 @@
 //! Requests that go to every worker. The client gets one answer when all have answered.
 //!
-//! Thread: `ctl`. If a worker answers with an error, or if none is reached, the answer is an error;
-//! the other workers still get the request. Workers that were not reached are listed.
+//! Thread: `ctl`. The answer is an error if a worker answers with an error or if no worker is
+//! reached. The other workers still get the request. The answer lists workers that were not
+//! reached.
 
 use crate::api::ApiError;
 use crate::cause::Cause;
@@ -19,13 +20,13 @@ use std::sync::Arc;
 
 #[derive(Debug, Default)]
 struct Fan {
-    /// With their URLs, because workers can leave meanwhile.
+    /// Open calls, with the URLs of their workers, because a worker can leave during the call.
     open: Vec<(ConnId, WorkerNumber, String)>,
     /// Workers that answered with success.
     done: usize,
-    /// For an abort: requests of this router's clients that it has ended.
+    /// For an abort: number of requests of its own clients that this router has ended.
     aborted: Option<usize>,
-    /// For an abort: requests that workers report as ended.
+    /// For an abort: number of requests that workers report as ended.
     aborted_at_workers: usize,
     /// Workers that were not reached.
     unreached: Vec<(WorkerNumber, String)>,
@@ -40,14 +41,14 @@ pub struct Fanout {
 }
 
 impl Fanout {
-    /// Whether none is open.
+    /// Whether no request is open.
     pub fn is_idle(&self) -> bool {
         self.open.is_empty()
     }
 
     /// Sends a request to every worker. `aborted` is set for an abort: the number of requests that
-    /// the router has ended itself. If it is more than zero, it is no failure that no worker is
-    /// reached.
+    /// the router has ended itself. If it is above zero, the answer is no error even if no worker
+    /// is reached.
     pub fn begin(
         &mut self,
         client: ConnId,
@@ -105,7 +106,7 @@ impl Fanout {
         self.go_on(client, fan, cx);
     }
 
-    /// A client has disconnected. The workers still carry out the request.
+    /// Forgets a client that has disconnected. The workers still perform the request.
     pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         let Some(fan) = self.open.remove(&client) else { return };
         for (conn, ..) in fan.open {
@@ -130,8 +131,7 @@ impl Fanout {
             failure => failure,
         };
         if let Some(failure) = failure {
-            let cause = Cause::PeerLost;
-            return cx.refuse(client, &ApiError::new(cause.http_status(), cause.name(), failure));
+            return cx.refuse(client, &ApiError::from_cause(Cause::PeerLost, failure));
         }
         let told = FanoutReply {
             success: unreached.is_empty(),
@@ -145,7 +145,7 @@ impl Fanout {
     }
 }
 
-/// The part of a worker's answer that counts. Other engines do not send it.
+/// The relevant part of a worker's answer. Other engines do not send it.
 #[derive(Deserialize, Default)]
 struct WorkerReply {
     #[serde(default)]
@@ -160,11 +160,11 @@ struct FanoutReply {
     /// Requests of this router's clients that it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     aborted: Option<usize>,
-    /// Parts of requests that workers have ended, also for other routers. A request that is handed
-    /// over has two parts.
+    /// Legs that workers have ended, including legs of other routers. A request with a hand-off has
+    /// two legs.
     #[serde(skip_serializing_if = "Option::is_none")]
     aborted_at_workers: Option<usize>,
-    /// How many workers have succeeded.
+    /// Number of workers that have succeeded.
     workers: usize,
     /// Workers that were not reached.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,7 +1,8 @@
-//! What a worker reports about itself before it is used, and whether that fits its configuration.
+//! The identity of a worker: its report about itself, and the comparison with its configuration.
+//! The router reads the report before it uses the worker.
 //!
-//! Only reported fields are checked: other engines report less, answer slowly, or need a key for
-//! the path.
+//! Only reported fields are checked, because other engines report less, answer slowly, or need a
+//! key for the path.
 
 use crate::ids::{Leg, Role};
 use crate::limits::MODEL_NAME_MAX;
@@ -13,17 +14,18 @@ use serde_json::Value;
 /// Path of the identity query.
 pub const PATH: &str = "/server_info";
 
-/// Header field of a router's identity query: the process that receives it must answer itself.
-/// Otherwise another router would forward the query to a worker and be mistaken for that worker.
+/// Header field of a router's identity query. The process that receives it must answer itself.
+/// Otherwise, another router would forward the query to a worker, and the sender would mistake that
+/// router for the worker.
 pub const ASKED_BY_ROUTER: &str = "x-baton-router";
 
-/// What a router reports as its role.
+/// The role that a router reports.
 const ROUTER: &str = "router";
 
-/// SGLang's word for a mixed worker.
+/// SGLang's name of a mixed worker.
 const BOTH: &str = "null";
 
-/// What a router reports about itself.
+/// A router's report about itself.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RouterInfo {
     disaggregation_mode: &'static str,
@@ -35,19 +37,19 @@ impl Default for RouterInfo {
     }
 }
 
-/// What a worker reports about itself. A field that is absent or invalid counts as not reported;
-/// the other fields still count.
+/// A worker's report about itself. A field that is absent or invalid counts as not reported; the
+/// other fields are still used.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct WorkerInfo {
     /// Its role.
     pub role: Option<Role>,
-    /// Whether it is no worker but a router.
+    /// Whether it is a router and not a worker.
     pub is_router: bool,
     /// The name of its model for clients.
     pub model: Option<String>,
     /// Its capacity.
     pub room: Option<DecodeCapacity>,
-    /// How often its role has changed since its start. `None` if it cannot change.
+    /// Number of its role changes since its start. `None` if its role cannot change.
     pub role_changes: Option<u64>,
     /// Whether it serves requests alone if no prefill worker is left.
     pub reads_alone: bool,
@@ -95,7 +97,7 @@ impl WorkerInfo {
     }
 }
 
-/// Both limits or none: one of them alone says little.
+/// The capacity. `None` unless both limits are reported, because one of them alone says little.
 fn room(told: &Value) -> Option<DecodeCapacity> {
     let sequences = told["max_running_requests"].as_u64()?.try_into().ok()?;
     Some(DecodeCapacity { sequences, tokens: told["max_total_tokens"].as_u64()? })
@@ -106,15 +108,15 @@ fn room(told: &Value) -> Option<DecodeCapacity> {
 pub enum Identification {
     /// Nothing contradicts the configuration.
     Fits,
-    /// The worker possibly fits: for example, if ports are mapped.
+    /// The worker can still fit, for example if ports are mapped.
     Doubtful(String),
     /// The worker cannot serve in this role.
     Unfit(String),
-    /// It has changed its role, and serves in this one now.
+    /// It has changed its role and serves in this role now.
     Turned(Leg),
 }
 
-/// Checks what a worker reports against its configured role and bootstrap port. A worker that has
+/// Compares a worker's report with its configured role and bootstrap port. A worker that has
 /// changed its role, now or before (`has_turned`), keeps the role that it reports. Any other worker
 /// in the wrong role is a configuration mistake.
 pub fn identify_worker(
@@ -135,7 +137,7 @@ pub fn identify_worker(
         }
         (Some(Role::Mixed), Leg::Prefill) => {
             let why = "it serves both phases without a hand-off: \
-                       name it as a decode worker, which then serves alone";
+                       give it to --decode, and it serves requests alone";
             return Identification::Unfit(why.into());
         }
         (Some(Role::Decode), Leg::Prefill) | (Some(Role::Prefill), Leg::Decode) => {
@@ -237,7 +239,8 @@ mod tests {
     fn one_field_that_is_nonsense_hides_no_other() {
         let whole = serde_json::json!({
             "disaggregation_mode": "decode", "served_model_name": "m", "role_changes": 3,
-            "max_running_requests": 8, "max_total_tokens": 4096, "disaggregation_bootstrap_port": 8998,
+            "max_running_requests": 8, "max_total_tokens": 4096,
+            "disaggregation_bootstrap_port": 8998,
             "handoff": {"local_prefill": true, "weights": "aa"},
         });
         let read = |told: &Value| WorkerInfo::of(told.to_string().as_bytes());

@@ -1,5 +1,5 @@
-//! The load that a worker reports: the answer of `/v1/loads`, in SGLang's form. A worker is one
-//! process; the load of its data-parallel ranks is added up.
+//! The load that a worker reports: the answer of `/v1/loads`, in SGLang's format. A worker is one
+//! process, so the loads of its data-parallel ranks are added.
 
 use crate::routing::load::LoadReport;
 use serde::Deserialize;
@@ -22,7 +22,7 @@ struct Rank {
     num_used_tokens: u64,
 }
 
-/// Parses an answer. `None` if it is something else.
+/// Parses an answer. `None` if it is not a load report.
 pub fn of(body: &[u8]) -> Option<LoadReport> {
     let Answer { loads } = serde_json::from_slice(body).ok()?;
     let mut report = LoadReport::default();

@@ -24,7 +24,7 @@ pub struct RouterMetrics {
 }
 
 impl RouterMetrics {
-    /// Registers the metrics of a router. Those of its workers are separate ([`RoutedMetrics`]).
+    /// Registers the metrics of a router. Metrics of its workers are separate ([`RoutedMetrics`]).
     pub fn register(registry: &mut Registry) -> RouterMetrics {
         let (r, l) = (registry, &Labels::none());
         RouterMetrics {
@@ -62,22 +62,22 @@ impl RouterMetrics {
         }
     }
 
-    /// A request has failed.
+    /// Counts a request that has failed.
     pub fn failed(&self, cause: Cause) {
         self.failures[cause.index()].inc();
     }
 
-    /// A request is sent again.
+    /// Counts a retry.
     pub fn retried(&self, cause: Cause) {
         self.retries[cause.index()].inc();
     }
 
-    /// The first byte of a stream was sent, this long after the request's arrival.
+    /// Records the time from a request's arrival to the first byte of its stream.
     pub fn first_byte(&self, since_arrival: Duration) {
         self.ttft.observe(since_arrival.as_secs_f64());
     }
 
-    /// An answer has ended.
+    /// Records the time from a request's arrival to the end of its answer.
     pub fn ended(&self, since_arrival: Duration) {
         self.duration.observe(since_arrival.as_secs_f64());
     }

@@ -1,6 +1,6 @@
-//! The router's loop: clients on one side, workers on the other.
+//! The router's loop: it serves clients and calls workers.
 //!
-//! Thread: `ctl`, the router's only one.
+//! Thread: `ctl`, the router's only thread.
 //! Not here: the paths (`routes`), the handling of a request (`requests`), connections to workers
 //! (`pool`), decisions (`routing`).
 
@@ -51,10 +51,10 @@ pub struct RouterService {
     reactor: Reactor,
     listener: ListenerId,
     connections: Connections,
-    /// Clients of the port that serves only metrics.
+    /// Clients of the port that serves only `/metrics`.
     scrapers: Option<(ListenerId, Connections)>,
     pool: WorkerPool,
-    flights: ProxiedRequests,
+    requests: ProxiedRequests,
     fanout: Fanout,
     turns: RoleAdmin,
     paths: RouterRoutes,
@@ -66,12 +66,12 @@ pub struct RouterService {
 }
 
 impl RouterService {
-    /// Opens the listener. Nothing is served before [`RouterService::run`].
+    /// Opens the listener. [`RouterService::run`] serves.
     pub fn new(
         mut reactor: Reactor,
         address: SocketAddr,
         pool: WorkerPool,
-        flights: ProxiedRequests,
+        requests: ProxiedRequests,
         paths: RouterRoutes,
         now: Instant,
     ) -> io::Result<RouterService> {
@@ -83,7 +83,7 @@ impl RouterService {
             connections: Connections::default(),
             scrapers: None,
             pool,
-            flights,
+            requests,
             fanout: Fanout::default(),
             turns: RoleAdmin::default(),
             paths,
@@ -95,7 +95,7 @@ impl RouterService {
         })
     }
 
-    /// Sets the largest body, and the header fields that give a request its ID.
+    /// Sets the maximum size of a body, and the header fields with a client's request ID.
     pub fn within(self, body_max: usize, terms: &RequestConfig) -> RouterService {
         let limits = HttpLimits { body: body_max, ..HttpLimits::default() };
         RouterService {
@@ -104,7 +104,7 @@ impl RouterService {
         }
     }
 
-    /// Serves HTTPS with these credentials from now on.
+    /// From now on, serves HTTPS with these credentials.
     pub fn secure(&mut self, credentials: Credentials) {
         self.reactor.secure(self.listener, credentials);
     }
@@ -112,7 +112,7 @@ impl RouterService {
     /// Reloads these files when they change.
     ///
     /// # Errors
-    /// The signal for a reload cannot be watched.
+    /// The handler of SIGHUP cannot be installed.
     pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
         self.reload = reload.watched(&mut self.reactor)?;
         Ok(())
@@ -141,24 +141,25 @@ impl RouterService {
         }
     }
 
-    /// Lets the router change the roles of workers by itself.
+    /// Starts the role balancer, which changes the roles of workers.
     pub fn balance(&mut self, terms: BalanceConfig, now: Instant) {
         self.turns = RoleAdmin::balancing(terms, now);
     }
 
-    /// Serves the metrics at this address too.
+    /// Also serves `/metrics` at this address.
     pub fn tell_metrics(&mut self, address: SocketAddr) -> io::Result<()> {
         let listener = self.reactor.listen(&Address::Tcp(address), SCRAPERS_MAX)?;
         self.scrapers = Some((listener, Connections::default()));
         Ok(())
     }
 
-    /// The address of the port that serves only metrics.
+    /// The address of the port that serves only `/metrics`.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.scrapers.as_ref().and_then(|(listener, _)| self.reactor.local_address(*listener))
     }
 
-    /// Uses the workers with entries in an etcd too. `names` is needed if a host of it has a name.
+    /// Also uses the workers that have entries in this etcd. `names` is needed if a host of etcd
+    /// has a name.
     pub fn watch(&mut self, etcd: RegistryClient<EtcdView>, names: Option<Resolver>) {
         self.etcd = Some((etcd, names));
     }
@@ -171,12 +172,12 @@ impl RouterService {
     /// Runs until a drain has ended.
     pub fn run(mut self) -> io::Result<DrainOutcome> {
         loop {
-            let due = self.flights.next_due();
+            let due = self.requests.next_due();
             self.reactor.poll(Some(due.map_or(self.next_tick, |due| due.min(self.next_tick))))?;
             if let Some(end) = self.turn(Instant::now()) {
                 return Ok(end);
             }
-            let (passed, served) = (self.flights.take_passed(), self.flights.served());
+            let (passed, served) = (self.requests.take_passed(), self.requests.served());
             if let Some(time) = self.pace.rest(passed, served, Instant::now()) {
                 self.reactor.flush_and_sleep(time);
             }
@@ -196,7 +197,8 @@ impl RouterService {
             }
         }
         self.pool.resolve(now);
-        if now >= self.next_tick {
+        let is_tick = now >= self.next_tick;
+        if is_tick {
             self.next_tick = now + TICK;
             let fresh = self.reload.changed(now);
             self.renew(fresh, now);
@@ -219,10 +221,13 @@ impl RouterService {
                 scrapers.expire(&mut self.reactor, now);
             }
         }
-        let (flights, _, _, mut cx) = self.split(now);
-        flights.try_again(&mut cx);
-        flights.admit(&mut cx);
+        let (requests, _, _, mut cx) = self.split(now);
+        requests.try_again(&mut cx);
+        requests.admit(&mut cx);
         self.settle(now);
+        if is_tick && cfg!(debug_assertions) {
+            self.requests.invariants(&self.pool);
+        }
         self.drained(now)
     }
 
@@ -246,14 +251,14 @@ impl RouterService {
         if !self.pool.handle(&mut self.reactor, event, now) {
             self.connections.handle(&mut self.reactor, event, now);
             if let Event::Drained(client) = event {
-                let (flights, _, _, mut cx) = self.split(now);
-                flights.drained(client, &mut cx);
+                let (requests, _, _, mut cx) = self.split(now);
+                requests.drained(client, &mut cx);
             }
         }
         self.settle(now);
     }
 
-    /// Handles an event of the port that serves only metrics.
+    /// Handles an event of the port that serves only `/metrics`.
     fn scrape(&mut self, event: Event, now: Instant) {
         let Some((listener, mut scrapers)) = self.scrapers.take() else { return };
         scrapers.handle(&mut self.reactor, event, now);
@@ -266,20 +271,20 @@ impl RouterService {
         self.scrapers = Some((listener, scrapers));
     }
 
-    /// Handles all events that follow from an event, until none is left.
+    /// Handles all events that follow from the last one, until none is left.
     fn settle(&mut self, now: Instant) {
         loop {
-            let (flights, (fanout, turns), paths, mut cx) = self.split(now);
+            let (requests, (fanout, turns), paths, mut cx) = self.split(now);
             if let Some(news) = cx.pool.poll() {
                 match news.owner {
                     Owner::Lead(client) => {
-                        flights.handle_lead_event(client, news.conn, news.event, &mut cx)
+                        requests.handle_lead_event(client, news.conn, news.event, &mut cx)
                     }
                     Owner::Prefill(client) => {
-                        flights.handle_prefill_event(client, news.conn, news.event, &mut cx)
+                        requests.handle_prefill_event(client, news.conn, news.event, &mut cx)
                     }
                     Owner::PrefillFirst(client) => {
-                        flights.handle_prefill_first_event(client, news.conn, news.event, &mut cx)
+                        requests.handle_prefill_first_event(client, news.conn, news.event, &mut cx)
                     }
                     Owner::Fanout(client) => fanout.part(client, news.conn, &news.event, &mut cx),
                     Owner::RoleChange(client) => {
@@ -291,10 +296,10 @@ impl RouterService {
             } else if let Some(incoming) = cx.connections.poll_event() {
                 match incoming {
                     ClientEvent::Request(client, request) => {
-                        paths.serve(client, *request, flights, (fanout, turns), &mut cx);
+                        paths.serve(client, *request, requests, (fanout, turns), &mut cx);
                     }
                     ClientEvent::Disconnected(client) => {
-                        flights.gone(client, &mut cx);
+                        requests.gone(client, &mut cx);
                         fanout.gone(client, &mut cx);
                         turns.gone(client, &mut cx);
                     }
@@ -318,17 +323,17 @@ impl RouterService {
             pool: &mut self.pool,
             now,
         };
-        (&mut self.flights, (&mut self.fanout, &mut self.turns), &mut self.paths, cx)
+        (&mut self.requests, (&mut self.fanout, &mut self.turns), &mut self.paths, cx)
     }
 
-    /// Accepts no new requests from now on. The port stays open to the end, so that clients get
-    /// this answer.
+    /// From now on, refuses new requests. The port stays open until the end, so that clients get
+    /// the refusal.
     fn drain(&mut self, now: Instant) {
         if !self.drain.begin(now) {
             return;
         }
         event!(Info, "router", "draining: no new requests, those that run are finished");
-        // Answers that are still queued must arrive too.
+        // Queued answers must also arrive.
         self.reactor.flush_until(now + DRAIN_TIME_MAX);
         self.paths.drain();
         self.connections.drain();
@@ -340,7 +345,7 @@ impl RouterService {
 
     fn left(&self) -> RemainingWork {
         RemainingWork {
-            busy: !(self.flights.is_idle() && self.fanout.is_idle() && self.turns.is_idle()),
+            busy: !(self.requests.is_idle() && self.fanout.is_idle() && self.turns.is_idle()),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
             unconfirmed: 0,

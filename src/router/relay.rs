@@ -1,11 +1,12 @@
-//! What a client has of its answer, event by event, so that another worker can continue it.
+//! The part of an answer that the client already has, event by event. Another worker can continue
+//! from it.
 //!
-//! Workers of Baton mark their events (`api::resume`). The relay keeps the marks and passes on
-//! complete events. A stream without marks, and an answer that is no stream, passes unchanged and
-//! cannot continue on another worker.
-//! Events that prefill sends ahead of decode come from a second leg. Their marks say which of
+//! Workers of Baton mark their events (`api::resume`). The relay keeps the marks and passes
+//! complete events to the client. A stream without marks, and an answer that is not a stream,
+//! passes unchanged and cannot continue on another worker.
+//! If prefill sends events before decode, they come from a second leg. Their marks say which of
 //! decode's events the client already has.
-//! Thread: `ctl`. Bounds: an event by [`SSE_EVENT_MAX`]; the marks by the tokens of the answer.
+//! Thread: `ctl`. Bounds: [`SSE_EVENT_MAX`] for an event; the tokens of the answer for the marks.
 
 use crate::api::resume::{ChoiceProgress, Mark, Resume};
 use crate::cause::Cause;
@@ -14,15 +15,15 @@ use crate::upstream::failure;
 
 /// The end of a stream.
 const DONE: &[u8] = b"data: [DONE]\n\n";
-/// How an event begins.
+/// The beginning of an event.
 const DATA: &[u8] = b"data: ";
-/// Start of a mark. One character more than other comments, which contain no JSON.
+/// The beginning of a mark. It has one character more than other comments, which contain no JSON.
 const MARK: &[u8] = b": {";
 
 /// The form of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
-    /// Nothing has arrived that shows it.
+    /// The received bytes do not show it yet.
     Unknown,
     /// Events with marks.
     Marked,
@@ -33,10 +34,10 @@ enum Form {
 /// The next part of a worker's answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Relayed {
-    /// Bytes for the client; possibly none.
+    /// Bytes for the client; can be empty.
     Bytes(Vec<u8>),
-    /// The worker failed after these bytes. The client does not get the error if another worker can
-    /// continue.
+    /// The worker failed after these bytes. If another worker can continue, the client does not get
+    /// the error.
     Failed {
         /// Bytes for the client from before the failure.
         bytes: Vec<u8>,
@@ -49,17 +50,17 @@ pub enum Relayed {
     Broken,
 }
 
-/// What one leg has sent of this attempt's answer.
+/// The progress of one leg in this attempt's answer.
 #[derive(Clone, Default, Debug)]
 struct LegProgress {
     /// Number of token ids of each choice, including those from before this attempt.
     ids: Vec<usize>,
-    /// How far the waiting bytes were searched for the end of an event.
+    /// Number of waiting bytes that were searched for the end of an event.
     searched: usize,
 }
 
 impl LegProgress {
-    /// A leg of an attempt that starts after what the client has.
+    /// A leg of an attempt that continues after the client's tokens.
     fn behind(has: &Resume) -> LegProgress {
         let ids = has.choices.iter().map(|told| told.as_ref().map_or(0, |told| told.ids.len()));
         LegProgress { ids: ids.collect(), searched: 0 }
@@ -95,7 +96,7 @@ impl LegProgress {
         match body[from..].windows(2).position(|pair| pair == b"\n\n") {
             Some(len) => Some(&body[used..from + len + 2]),
             None => {
-                // The first byte of the end mark is possibly there.
+                // The last byte can be the first byte of the end mark.
                 self.searched = body.len().saturating_sub(1).max(used);
                 None
             }
@@ -114,9 +115,9 @@ impl LegProgress {
 pub struct Relay {
     form: Form,
     has: Resume,
-    /// The first event must have a mark, which shows that this worker continues the answer.
+    /// Whether the first event must have a mark, which shows that this worker continues the answer.
     must_mark: bool,
-    /// An event after all choices was passed on: the usage.
+    /// Whether the event after all choices, the usage, was passed on.
     tail: bool,
     /// The leg that brings the client's answer, and the prefill leg that can send its first tokens.
     lead: LegProgress,
@@ -139,7 +140,7 @@ impl Default for Relay {
 }
 
 impl Relay {
-    /// What the client has, for the next worker.
+    /// The data with which the next worker continues.
     pub fn resume(&self) -> &Resume {
         &self.has
     }
@@ -154,7 +155,7 @@ impl Relay {
         self.done
     }
 
-    /// A worker starts an attempt. If the client has a part of the answer, its events must have
+    /// Starts an attempt. If the client has a part of the answer, the worker's events must have
     /// marks, unless only the end of the stream is missing.
     pub fn turn(&mut self, choices: usize) {
         let has_begun = self.has.has_begun();
@@ -164,7 +165,7 @@ impl Relay {
         self.prefill = self.lead.clone();
     }
 
-    /// Takes the part of the received bytes that can be passed on.
+    /// Takes the received bytes that can be passed on.
     pub fn take(&mut self, body: &mut Vec<u8>) -> Relayed {
         if self.form == Form::Unknown {
             self.form = match body.get(..MARK.len()) {
@@ -201,8 +202,8 @@ impl Relay {
         if body.len() > SSE_EVENT_MAX { Relayed::Broken } else { Relayed::Bytes(bytes) }
     }
 
-    /// Takes the events of a prefill leg that the client lacks. Only decode ends a choice. Events
-    /// without marks are dropped.
+    /// Takes the events of a prefill leg that the client does not have. Only decode ends a choice.
+    /// Events without marks are dropped.
     pub fn take_ahead(&mut self, body: &mut Vec<u8>) -> Relayed {
         let (mut bytes, mut used) = (Vec::new(), 0);
         while let Some(event) = self.prefill.next(body, used) {
@@ -256,7 +257,7 @@ impl Relay {
             return Err(());
         }
         self.done = event == DONE;
-        // The worker before this one has sent the usage.
+        // The previous worker has already sent the usage.
         if self.done || !std::mem::replace(&mut self.tail, true) {
             bytes.extend_from_slice(event);
         }
@@ -336,7 +337,7 @@ mod tests {
             error: "{\"error\":{\"code\":\"draining\"}}".into(),
         };
         assert_eq!(passed, expected);
-        // A partial event is dropped with the worker that sent it.
+        // A partial event of a lost worker is dropped.
         assert_eq!(take(&mut relay, &mut body, &SECOND[..20]), bytes(""));
         relay.turn(1);
         body.clear();

@@ -2,13 +2,13 @@
 //! (`routing::role_balancer`). An operator gets the answer of the worker's own `/role`.
 //!
 //! Thread: `ctl`.
-//! Invariants: from the order on, the worker gets no new requests until it has reported its role. A
-//! worker that refuses is usable again after its next probe. The balancer does not ask again if the
-//! worker cannot change.
-//! Not here: whether the worker can be spared (`workers`; for the balancer `pool::pressure`), what
-//! follows for the worker (`pool`, `registry::membership`).
+//! Invariants: after the order, the worker gets no new requests until it has reported its role. A
+//! worker that refuses is usable again after its next probe. If a worker cannot change, the
+//! balancer does not order it again.
+//! Not here: the check that the worker can be spared (`workers`; for the balancer
+//! `pool::pressure`), the effects on the worker (`pool`, `registry::membership`).
 
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
 use crate::cause::Cause;
 use crate::http::Method;
 use crate::http::response::JSON;
@@ -21,7 +21,7 @@ use crate::router::pool::CallEvent;
 use crate::router::requests::RouterContext;
 use crate::routing::load::WorkerNumber;
 use crate::routing::role_balancer::{BalanceConfig, RoleBalancer, RoleChangeOrder};
-use crate::server::role_change::{NOT_POSSIBLE, RoleChangeRequest};
+use crate::server::role_change::RoleChangeRequest;
 use crate::upstream::failure::UpstreamFailure;
 use crate::upstream::request::UpstreamHead;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ use std::time::Instant;
 /// Path of a worker's role.
 const PATH: &str = "/role";
 
-/// The clients that wait for an answer, with the connection of the call.
+/// The clients that wait for an answer, with the connections of their calls.
 #[derive(Debug, Default)]
 pub struct RoleAdmin {
     open: HashMap<ConnId, ConnId>,
@@ -42,7 +42,7 @@ pub struct RoleAdmin {
 }
 
 impl RoleAdmin {
-    /// Lets workers change their roles by these settings.
+    /// Starts with a role balancer that has these settings.
     pub fn balancing(terms: BalanceConfig, now: Instant) -> RoleAdmin {
         RoleAdmin { balance: Some((RoleBalancer::new(terms), now)), ..RoleAdmin::default() }
     }
@@ -99,18 +99,18 @@ impl RoleAdmin {
             CallEvent::Ended(answer) => {
                 cx.connections.send_response(cx.reactor, client, &answer.whole(), cx.now);
             }
-            _ => cx.refuse(client, &lost("it was not reached, or did not answer".into())),
+            _ => cx.refuse(client, &lost("it was unreachable or did not answer".into())),
         }
     }
 
-    /// A client has disconnected. The worker still carries out the order.
+    /// Forgets a client that has disconnected. The worker still performs the order.
     pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         if let Some(conn) = self.open.remove(&client) {
             cx.pool.detach_call(conn);
         }
     }
 
-    /// Polls the role balancer if it is on and its time has come.
+    /// Polls the role balancer, if it is on and due.
     pub fn look(&mut self, cx: &mut RouterContext<'_>) {
         let now = cx.now;
         let Some((balance, next)) = self.balance.as_mut().filter(|(_, next)| *next <= now) else {
@@ -162,12 +162,12 @@ impl RoleAdmin {
             CallEvent::Ended(answer) if answer.is_success() => return,
             CallEvent::Ended(answer) => {
                 let failure = UpstreamFailure::from_reply(answer);
-                if failure.has_code(NOT_POSSIBLE) {
+                if failure.has_code(ErrorCode::RoleNotPossible) {
                     cx.pool.keeps_role(worker);
                 }
                 format!("it answers with {failure}")
             }
-            _ => "it was not reached, or did not answer".into(),
+            _ => "it was unreachable or did not answer".into(),
         };
         keeps(worker, &why, cx);
     }
@@ -178,8 +178,8 @@ fn keeps(worker: WorkerNumber, why: &str, cx: &RouterContext<'_>) {
     event!(Warn, "router", "a worker keeps its role", worker = cx.pool.url(worker), why = why);
 }
 
-/// Orders a worker to take a role. Returns the connection of the call. The worker gets no other
-/// requests from now on, unless it already has that role.
+/// Orders a worker to take a role. Returns the connection of the call. From now on, the worker gets
+/// no other requests, unless it already has that role.
 fn ask(
     owner: Owner,
     worker: WorkerNumber,
@@ -202,6 +202,5 @@ fn ask(
 }
 
 fn lost(why: String) -> ApiError {
-    let cause = Cause::PeerLost;
-    ApiError::new(cause.http_status(), cause.name(), format!("the worker's role is unknown: {why}"))
+    ApiError::from_cause(Cause::PeerLost, format!("the worker's role is unknown: {why}"))
 }

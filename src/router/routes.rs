@@ -1,10 +1,10 @@
 //! The paths of the router and their handlers.
 //!
-//! Thread: `ctl`. The router answers at once what it knows itself; other requests go to workers.
+//! Thread: `ctl`. The router answers at once if it needs no worker. Other requests go to workers.
 
-use crate::api::ApiError;
 use crate::api::info::{AbortRequest, DRAINING, Draining, Loads, RouterLoad, VersionInfo};
 use crate::api::routed::RoutedBody;
+use crate::api::{ApiError, ErrorCode};
 use crate::config::secret::Secret;
 use crate::http::response::{JSON, Response};
 use crate::http::{self, Method, REQUEST_TIMEOUT};
@@ -20,10 +20,11 @@ use crate::router::role_admin::RoleAdmin;
 use crate::router::workers::WorkerAdmin;
 use crate::routing::load::WorkerNumber;
 use crate::server::authorization::{authorise, refuse_browser_request};
+use crate::sys::clock;
 use crate::upstream::request::UpstreamHead;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -43,8 +44,7 @@ enum Route {
     Any,
     /// Every worker.
     Every,
-    /// Requests of the router's own clients, and every worker, because workers can have other
-    /// clients.
+    /// The router's own requests, and every worker, because workers can have other clients.
     Abort,
     /// The router, while it runs.
     Alive,
@@ -55,13 +55,13 @@ enum Route {
     Metrics,
     Loads,
     Version,
-    /// The router, for another router that takes it for a worker.
+    /// The router, for another router that has it configured as a worker.
     Introduction,
-    /// The router, which accepts no new requests from now on.
+    /// The router, which refuses new requests from then on.
     Drain,
     /// The list of workers, for operators.
     Workers,
-    /// The list of workers, for workers, which have no API key.
+    /// The list of workers, for workers. They have no API key.
     Registry,
     /// Query of a worker's role.
     Role,
@@ -69,7 +69,7 @@ enum Route {
     Turn,
 }
 
-/// A path that ends in a slash is a prefix; `*` stands for one name.
+/// A path that ends in a slash is a prefix; `*` is one name.
 const PATHS: &[(&str, Method, Route)] = &[
     ("/v1/chat/completions", Method::Post, Route::Pair),
     ("/v1/completions", Method::Post, Route::Pair),
@@ -115,8 +115,8 @@ pub struct RouterRoutes {
     /// Time limit of requests, if it is shorter than the workers' limit.
     timeout: Option<Duration>,
     draining: bool,
-    /// Makes request IDs differ from those before a restart and of other routers. An abort by ID
-    /// must not hit another client's request.
+    /// Makes request IDs differ from those of other routers and from those before a restart. An
+    /// abort by ID must not end the request of another client.
     mark: u64,
     next_id: u64,
     /// Secret in the names of prompt blocks.
@@ -124,7 +124,7 @@ pub struct RouterRoutes {
 }
 
 impl RouterRoutes {
-    /// Some paths need one of `keys`; `workers` guards the changes of workers.
+    /// Some paths need one of `keys`; `workers` protects changes of the workers.
     pub fn new(keys: Vec<Secret>, registry: Registry, workers: WorkerAdmin) -> RouterRoutes {
         RouterRoutes {
             keys,
@@ -144,7 +144,7 @@ impl RouterRoutes {
         RouterRoutes { timeout, ..self }
     }
 
-    /// Clients must show one of these keys from now on.
+    /// From now on, clients must send one of these keys.
     pub fn set_keys(&mut self, keys: Vec<Secret>) {
         self.keys = keys;
     }
@@ -154,7 +154,7 @@ impl RouterRoutes {
         &mut self.workers
     }
 
-    /// Refuses new requests from now on.
+    /// From now on, refuses new requests.
     pub fn drain(&mut self) {
         self.draining = true;
     }
@@ -169,7 +169,7 @@ impl RouterRoutes {
         &mut self,
         client: ConnId,
         request: http::Request,
-        flights: &mut ProxiedRequests,
+        requests: &mut ProxiedRequests,
         (fanout, turns): (&mut Fanout, &mut RoleAdmin),
         cx: &mut RouterContext<'_>,
     ) {
@@ -180,7 +180,7 @@ impl RouterRoutes {
         };
         self.draining |= course == Route::Drain;
         if matches!(course, Route::Every | Route::Abort) {
-            return match told_to_all(course, &request, flights, cx) {
+            return match told_to_all(course, &request, requests, cx) {
                 Ok(aborted) => {
                     fanout.begin(client, &order(&request, &id), request.body, aborted, cx)
                 }
@@ -209,15 +209,13 @@ impl RouterRoutes {
                 };
             }
             Route::Workers | Route::Registry => {
-                let (status, body) = match self.workers.serve(&request, cx) {
-                    Ok(told) => told,
-                    Err(error) => return cx.refuse(client, &error),
+                return match self.workers.serve(&request, cx) {
+                    Ok((status, body)) => cx.send_json(client, status, &body),
+                    Err(error) => cx.refuse(client, &error),
                 };
-                let answer = Response { status, media: JSON, body: &body, retry_after: None };
-                return cx.connections.send_response(cx.reactor, client, &answer, cx.now);
             }
             _ => {
-                let told = self.tell(course, flights, cx);
+                let told = self.tell(course, requests, cx);
                 return cx.connections.send_response(cx.reactor, client, &told.answer(), cx.now);
             }
         };
@@ -230,11 +228,10 @@ impl RouterRoutes {
             order.cap_patience(timeout);
         }
         match load {
-            Ok(load) => flights.start_request(
-                client,
-                requests::ClientRequest { head: order, payload: load, id },
-                cx,
-            ),
+            Ok(payload) => {
+                let request = requests::ClientRequest { head: order, payload, id };
+                requests.start_request(client, request, cx);
+            }
             Err(error) => cx.refuse(client, &error),
         }
     }
@@ -260,27 +257,27 @@ impl RouterRoutes {
     fn tell(
         &mut self,
         course: Route,
-        flights: &ProxiedRequests,
+        requests: &ProxiedRequests,
         cx: &mut RouterContext<'_>,
     ) -> LocalReply {
         match course {
             Route::Health | Route::Readiness if !cx.pool.balancer().is_ready() => {
-                LocalReply::error(&unavailable("no pair of workers can be reached".into()))
+                LocalReply::error(&unavailable("no pair of workers is reachable".into()))
             }
             Route::Metrics => self.metrics(cx.pool),
             Route::Loads => {
                 let load = RouterLoad::new(
-                    flights.count(),
-                    flights.waiting(),
+                    requests.count(),
+                    requests.waiting(),
                     cx.pool.room(),
                     cx.pool.used(),
                 );
-                let now = unix().map_or(0.0, |since| since.as_secs_f64());
+                let now = clock::since_epoch().as_secs_f64();
                 LocalReply::json(&Loads::new(load, now, VERSION))
             }
             Route::Version => LocalReply::json(&VersionInfo { version: VERSION }),
             Route::Introduction => LocalReply::json(&RouterInfo::default()),
-            Route::Drain => LocalReply::json(&Draining::with(flights.count())),
+            Route::Drain => LocalReply::json(&Draining::with(requests.count())),
             Route::Health | Route::Alive if self.draining => {
                 LocalReply::well("text/plain", DRAINING.as_bytes().to_vec())
             }
@@ -294,12 +291,12 @@ impl RouterRoutes {
             (Method::Get, "/metrics") => self.metrics(pool),
             (_, "/metrics") => LocalReply::error(&ApiError::new(
                 405,
-                "method_not_allowed",
+                ErrorCode::MethodNotAllowed,
                 "this path takes another method",
             )),
             (_, path) => {
-                let why = format!("there is nothing at {path}; this port serves /metrics alone");
-                LocalReply::error(&ApiError::new(404, "not_found", why))
+                let why = format!("there is nothing at {path}; this port serves only /metrics");
+                LocalReply::error(&ApiError::new(404, ErrorCode::NotFound, why))
             }
         }
     }
@@ -311,12 +308,12 @@ impl RouterRoutes {
         LocalReply::well("text/plain; version=0.0.4", body.into_bytes())
     }
 
-    /// Adds and removes the metrics of workers with the workers.
+    /// Adds and removes metrics when workers come and leave.
     fn follow(&mut self, pool: &mut WorkerPool) {
         let router = pool.balancer();
         let gone: Vec<WorkerNumber> =
             self.metrics.keys().copied().filter(|&worker| !router.has(worker)).collect();
-        // Removal first, because a new worker can have the URL of one that is gone.
+        // Removal comes first, because a new worker can have the URL of a worker that is gone.
         for metrics in gone.iter().filter_map(|worker| self.metrics.remove(worker)) {
             metrics.unlist(&mut self.registry);
         }
@@ -335,7 +332,7 @@ impl RouterRoutes {
     }
 }
 
-/// The smallest request that shows that a pair works.
+/// A minimal request that shows that a pair works.
 const TRIAL: &[u8] = br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":1,"temperature":0}}"#;
 
 /// An answer of the router itself.
@@ -412,17 +409,17 @@ fn course(request: &http::Request) -> Result<Route, ApiError> {
     }
     let allow: Vec<&str> = known().flat_map(methods).map(Method::as_str).collect();
     Err(match allow.is_empty() {
-        true => ApiError::new(404, "not_found", format!("there is nothing at {path}")),
+        true => ApiError::new(404, ErrorCode::NotFound, format!("there is nothing at {path}")),
         false => ApiError::method_not_allowed(&allow.join(", ")),
     })
 }
 
-/// Carries out here what all workers are asked to do. Returns how many requests it has ended, if it
-/// is an abort.
+/// Performs the router's part of a request to all workers. For an abort, returns the number of
+/// requests that the router ended.
 fn told_to_all(
     course: Route,
     request: &http::Request,
-    flights: &mut ProxiedRequests,
+    requests: &mut ProxiedRequests,
     cx: &mut RouterContext<'_>,
 ) -> Result<Option<usize>, ApiError> {
     if course != Route::Abort {
@@ -430,8 +427,8 @@ fn told_to_all(
         return Ok(None);
     }
     Ok(Some(match AbortRequest::parse(&request.body)? {
-        AbortRequest::All => flights.abort(None, cx),
-        AbortRequest::Rid(rid) => flights.abort(Some(&rid), cx),
+        AbortRequest::All => requests.abort(None, cx),
+        AbortRequest::Rid(rid) => requests.abort(Some(&rid), cx),
         // Kept KV belongs to no client's request.
         AbortRequest::Kept(_) => 0,
     }))
@@ -451,8 +448,4 @@ fn order(request: &http::Request, id: &str) -> UpstreamHead {
         query => format!("{}?{query}", head.path()),
     };
     UpstreamHead { method: head.method, target, headers }
-}
-
-fn unix() -> Option<Duration> {
-    SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }

@@ -1,6 +1,6 @@
-//! A worker from the router's view: its address, what it has reported, and its faults.
+//! The router's record of a worker: its address, its reports and its faults.
 //!
-//! Thread: `ctl`. Not here: connections to it (`pool`), whether it is up (`routing::health`).
+//! Thread: `ctl`. Not here: connections to it (`pool`), its health (`routing::health`).
 
 use crate::config::values::WorkerUrl;
 use crate::ids::Leg;
@@ -17,48 +17,49 @@ pub(super) struct Idle {
     pub since: Instant,
 }
 
-/// A worker from the router's view.
+/// The router's record of a worker.
 #[derive(Debug)]
 pub struct WorkerTarget {
-    /// Its URL as it was named.
+    /// Its URL from the configuration or its entry.
     pub url: WorkerUrl,
     /// The address of its name, if it is known.
     pub address: Option<SocketAddr>,
-    /// Port of its bootstrap registry from the configuration. `None` for decode workers, and if the
-    /// worker reports it.
+    /// Configured port of its bootstrap registry. `None` for decode workers, and if the
+    /// configuration has none.
     pub bootstrap_port: Option<u16>,
-    /// Port of its bootstrap registry that it reports.
+    /// Reported port of its bootstrap registry.
     pub(super) told_port: Option<u16>,
-    /// Whether it was named with another role and has reported this one.
+    /// Whether it was named with another role and has then reported this role.
     pub(super) has_turned: bool,
-    /// The capacity that it reports, and how often its role has changed if it can change.
+    /// The reported capacity, and the number of role changes if its role can change.
     pub(super) room: Option<DecodeCapacity>,
     pub(super) role_changes: Option<u64>,
     /// Whether it has reported that it cannot change its role now.
     pub(super) keeps_role: bool,
-    /// Whether it hides its identity, because this router has no key for it.
+    /// Whether it does not report its identity, because this router has no key for it.
     pub(super) withholds: bool,
-    /// Whether it has the address of a decode worker and is mixed.
+    /// Whether it is mixed. It then has the address of a decode worker.
     pub(super) is_mixed: bool,
     /// Whether its address refused a connection, and its name is being looked up again.
     pub(super) lost: bool,
-    /// Whether it was identified since another process could have taken its place.
+    /// Whether it was identified after the last time at which another process could have replaced
+    /// it.
     pub(super) introduced: bool,
     /// The result of the last identity query.
     pub(super) verdict: Identification,
-    /// Whether it possibly answers load queries.
+    /// Whether it may answer load queries.
     pub(super) reports: bool,
     /// Tokens of KV in use, by its last report.
     pub(super) used: Option<u64>,
     /// Whether it drains, by its own report.
     pub drains: bool,
-    /// Why it is down, or was last. `None` while it is up.
+    /// Reason why it is down. `None` while it is up.
     pub fault: Option<String>,
     /// The name of its model for clients.
     pub model: Option<String>,
-    /// Whether the log says that it is down, since it was last up.
+    /// Whether the log already says that it is down.
     pub(super) told_down: bool,
-    /// The logged fault. `None` if the log names none.
+    /// The logged fault. `None` if the log names no fault.
     told_fault: Option<String>,
     /// Another fault that the last probe found.
     other_fault: Option<String>,
@@ -67,7 +68,7 @@ pub struct WorkerTarget {
 }
 
 impl WorkerTarget {
-    /// A worker that is believed to be at this address, if that is known.
+    /// A worker at this address, if the address is known.
     pub fn new(
         url: WorkerUrl,
         address: Option<SocketAddr>,
@@ -105,11 +106,11 @@ impl WorkerTarget {
         WorkerTarget { has_turned, ..self }
     }
 
-    /// Applies what it reports. A field that it does not report keeps its earlier value.
+    /// Applies its report. A field that it does not report keeps its earlier value.
     pub(super) fn hear(&mut self, words: &WorkerInfo, role: Leg) {
         self.model = words.model.clone().or_else(|| self.model.take());
         self.room = words.room.or(self.room);
-        // It possibly can change its role again, because its identity has changed.
+        // After a change of identity, it may be able to change its role again.
         self.keeps_role &= words.role_changes == self.role_changes;
         (self.role_changes, self.is_mixed) = (words.role_changes, words.is_mixed());
         if role == Leg::Prefill {
@@ -121,23 +122,24 @@ impl WorkerTarget {
         }
     }
 
-    /// The log now says why it is down or not used.
+    /// Records that the log now says why it is down or not used.
     pub(super) fn tell_fault(&mut self) {
         self.told_down = true;
         (self.told_fault, self.other_fault) = (self.fault.clone(), None);
     }
 
-    /// It is up: the next fault will be logged.
+    /// Records that it is up, so that the next fault will be logged.
     pub(super) fn is_well(&mut self) {
         self.told_down = false;
         (self.drains, self.fault, self.told_fault, self.other_fault) = (false, None, None, None);
     }
 
-    /// A probe found it down again. Returns whether the fault differs from the logged one and was
-    /// found twice. Once is not enough: while its process restarts, the faults at its port vary.
+    /// Records that a probe found it down again. Returns whether the fault differs from the logged
+    /// one and was found twice. Once is not enough, because the faults at a port vary during a
+    /// restart.
     pub(super) fn has_another_fault(&mut self) -> bool {
         if self.told_fault.is_none() || self.fault == self.told_fault {
-            // After a drain, the log says without a reason that it is gone.
+            // After a drain, the log says that it is gone, without a reason.
             self.tell_fault();
             return false;
         }

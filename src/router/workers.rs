@@ -1,5 +1,5 @@
-//! The HTTP interface to the workers. `/workers` is for operators, as in SGLang's router; on
-//! `/registry` workers keep their entries. This module also performs the actions of `Membership`.
+//! The HTTP interface to the set of workers. `/workers` is for operators, as in SGLang's router;
+//! workers keep their entries at `/registry`. This module also runs the actions of `Membership`.
 //!
 //! ```text
 //! POST   /challenge       {"nonce", "life_ms"}                  without a key
@@ -11,10 +11,10 @@
 //! GET    /workers/ID/role                               the worker's own `/role` (`role_admin`)
 //! POST   /workers/ID/role {"role", "timeout_secs"}      likewise
 //! ```
-//! Thread: `ctl`. A worker receives prompts, so all changes need the proof of the cluster key
-//! (`registry::proof`). Without a key, changes are accepted only on loopback or with `--insecure`.
+//! Thread: `ctl`. Workers receive prompts, so all changes need a proof of the cluster key
+//! (`registry::proof`). Without a key, changes are possible only on loopback or with `--insecure`.
 
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
 use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::http::{Method, Request};
@@ -32,14 +32,14 @@ use crate::router::requests::RouterContext;
 use crate::router::target::WorkerTarget;
 use crate::routing::compatibility::Difference;
 use crate::routing::load::WorkerNumber;
-use crate::server::role_change::{NOT_POSSIBLE, RoleChangeRequest};
+use crate::server::role_change::RoleChangeRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Instant;
 
-/// Which senders can change the workers.
+/// The senders that can change the set of workers.
 #[derive(Debug)]
 pub struct RegistryTrust {
     /// The sender must prove one of these keys, if there are any.
@@ -57,14 +57,14 @@ pub struct WorkerAdmin {
     nonces: Nonces,
     members: Membership,
     numbers: HashMap<WorkerAddress, WorkerNumber>,
-    /// Whether the log says that workers of etcd find no room.
+    /// Whether the log already says that there is no room for more workers of etcd.
     is_full: bool,
-    /// Addresses of TLS workers that this router cannot reach, and that the log names.
+    /// Addresses of TLS workers that this router cannot reach. The log has named them.
     unspoken: HashSet<WorkerAddress>,
-    succession: WorkerAliases,
+    aliases: WorkerAliases,
 }
 
-/// Why a worker at an `https://` address is refused.
+/// The reason to refuse a worker at an `https://` address.
 const UNSPOKEN: &str = "a router needs --tls-ca-file to reach workers over TLS";
 
 /// The name of a mixed worker in `/workers`.
@@ -74,7 +74,7 @@ const MIXED: &str = "mixed";
 type JsonReply = (u16, Vec<u8>);
 
 impl WorkerAdmin {
-    /// No workers yet; `secret` is random.
+    /// Creates the state without workers; `secret` is random.
     pub fn new(trust: RegistryTrust, secret: [u8; 32], now: Instant) -> WorkerAdmin {
         let nonces = Nonces::new(secret, now);
         WorkerAdmin {
@@ -84,11 +84,11 @@ impl WorkerAdmin {
             numbers: HashMap::new(),
             is_full: false,
             unspoken: HashSet::new(),
-            succession: WorkerAliases::default(),
+            aliases: WorkerAliases::default(),
         }
     }
 
-    /// Changes must prove one of these keys from now on.
+    /// From now on, changes must prove one of these keys.
     pub fn set_keys(&mut self, keys: Vec<Secret>) {
         self.trust.keys = keys;
     }
@@ -99,17 +99,17 @@ impl WorkerAdmin {
     /// There are too many workers.
     pub fn name(
         &mut self,
-        seat: WorkerAddress,
+        address: WorkerAddress,
         bootstrap_port: Option<u16>,
-        address: SocketAddr,
+        socket: SocketAddr,
         pool: &mut WorkerPool,
         reactor: &mut Reactor,
         now: Instant,
     ) -> Result<(), MembershipFull> {
-        self.members.name(seat.clone(), bootstrap_port)?;
+        self.members.name(address.clone(), bootstrap_port)?;
         self.act(pool, reactor, now);
-        if let Some(&worker) = self.numbers.get(&seat) {
-            pool.locate(worker, address);
+        if let Some(&worker) = self.numbers.get(&address) {
+            pool.locate(worker, socket);
         }
         Ok(())
     }
@@ -117,16 +117,16 @@ impl WorkerAdmin {
     /// Applies the role changes that workers have reported.
     pub fn follow_roles(&mut self, pool: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
         while let Some(RoleReport { worker, role, is_news }) = pool.turned() {
-            let Some(seat) = self.seat(worker).cloned() else { continue };
-            // The worker reports it with each identification. There can be room later.
-            if let Err(full) = self.members.turn(&seat, role)
+            let Some(address) = self.address(worker).cloned() else { continue };
+            // The worker reports its role in each identification, so a later report can find room.
+            if let Err(full) = self.members.turn(&address, role)
                 && is_news
             {
                 event!(
                     Warn,
                     "router",
                     "a worker's new role is refused",
-                    worker = seat.url,
+                    worker = address.url,
                     why = full
                 );
             }
@@ -153,13 +153,13 @@ impl WorkerAdmin {
         if is_other && router.is_ready() && !router.is_ready_without(worker) {
             return Err(ApiError::new(
                 409,
-                NOT_POSSIBLE,
-                "without this worker no pair of workers would be left that serves meanwhile",
+                ErrorCode::RoleNotPossible,
+                "without this worker, no pair of workers would be left to serve requests",
             ));
         }
-        // Its entry is absent from the order until it serves again.
+        // From the order until it serves again, its entry is absent.
         let until = cx.now + wanted.patience + DRAIN_DONE_TIME + REGISTRY_ENTRY_LIFE;
-        self.succession.told(worker, until, cx.now);
+        self.aliases.told(worker, until, cx.now);
         Ok((worker, wanted))
     }
 
@@ -179,23 +179,26 @@ impl WorkerAdmin {
     ) {
         while let Some(change) = view.change() {
             match change {
-                EtcdChange::Entered(entry) if !is_spoken_to(&entry.seat, pool) => {
+                EtcdChange::Entered(entry) if !is_spoken_to(&entry.address, pool) => {
                     self.refuse(entry)
                 }
                 EtcdChange::Entered(entry) => match self.members.renew(entry, None) {
                     Ok(()) => {}
-                    // One log line stands for all workers without room.
+                    // One log line covers all workers without room.
                     Err(_) if self.is_full => {}
                     Err(full) => {
                         event!(Warn, "router", "workers are refused", why = full);
                         self.is_full = true;
                     }
                 },
-                EtcdChange::Gone(seat, incarnation) => {
-                    self.members.withdraw(&seat, incarnation, LeaveReason::Dropped)
+                EtcdChange::Gone(address, incarnation) => {
+                    self.members.withdraw(&address, incarnation, LeaveReason::Dropped)
                 }
-                EtcdChange::Whole(seats) => {
-                    self.members.reconcile(|seat| seats.contains(seat), now + REGISTRY_ENTRY_LIFE);
+                EtcdChange::Whole(addresses) => {
+                    self.members.reconcile(
+                        |address| addresses.contains(address),
+                        now + REGISTRY_ENTRY_LIFE,
+                    );
                 }
                 EtcdChange::Odd(key, why) => {
                     event!(
@@ -257,9 +260,9 @@ impl WorkerAdmin {
                 true => Ok(()),
                 false => Err(ApiError::new(
                     403,
-                    "not_trusted",
-                    "workers from other hosts, and entries where clients need keys, are accepted \
-                     only with --cluster-key-file or --insecure",
+                    ErrorCode::NotTrusted,
+                    "this router accepts workers from other hosts, and entries if clients need API \
+                     keys, only with --cluster-key-file or --insecure",
                 )),
             };
         }
@@ -270,56 +273,63 @@ impl WorkerAdmin {
         self.nonces.verify_request(&self.trust.keys, asked, nonce, proof, now).map_err(|why| {
             match why {
                 ProofError::TooMany => ApiError::busy(why.to_string()),
-                _ => ApiError::new(401, "not_proven", why.to_string()),
+                _ => ApiError::new(401, ErrorCode::NotProven, why.to_string()),
             }
         })
     }
 
     fn enter(&mut self, body: &[u8], cx: &mut RouterContext<'_>) -> Result<JsonReply, ApiError> {
-        let entry = Entry::parse(body).map_err(|why| ApiError::new(400, "invalid_entry", why))?;
-        if !is_spoken_to(&entry.seat, cx.pool) {
+        let entry = Entry::parse(body).map_err(invalid_entry)?;
+        if !is_spoken_to(&entry.address, cx.pool) {
             self.refuse(entry);
-            return Err(ApiError::new(400, "invalid_entry", UNSPOKEN));
+            return Err(ApiError::new(400, ErrorCode::InvalidEntry, UNSPOKEN));
         }
         self.members.renew(entry, Some(cx.now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
         Ok(json_of(&json!({ "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64 })))
     }
 
-    /// A worker was announced again. If it had been given up, it is probed again.
-    fn await_anew(&self, seat: &WorkerAddress, cx: &mut RouterContext<'_>) {
-        let Some(&worker) = self.numbers.get(seat) else { return };
+    /// Handles a new announcement of a worker. If the router had stopped to probe it, probes start
+    /// again.
+    fn await_anew(&self, address: &WorkerAddress, cx: &mut RouterContext<'_>) {
+        let Some(&worker) = self.numbers.get(address) else { return };
         if cx.pool.balancer().await_anew(worker, cx.now) {
-            event!(Info, "router", "worker is probed again", worker = seat.url);
+            event!(Info, "router", "worker is probed again", worker = address.url);
         }
     }
 
     /// Refuses the entry of a worker that this router cannot reach.
     fn refuse(&mut self, entry: Entry) {
         self.members.refuse(&entry);
-        if self.unspoken.len() < ETCD_ODD_MAX && self.unspoken.insert(entry.seat.clone()) {
-            event!(Error, "router", "a worker is refused", worker = entry.seat.url, why = UNSPOKEN);
+        if self.unspoken.len() < ETCD_ODD_MAX && self.unspoken.insert(entry.address.clone()) {
+            event!(
+                Error,
+                "router",
+                "a worker is refused",
+                worker = entry.address.url,
+                why = UNSPOKEN
+            );
         }
     }
 
     fn withdraw(&mut self, body: &[u8]) -> Result<JsonReply, ApiError> {
-        let entry = Entry::parse(body).map_err(|why| ApiError::new(400, "invalid_entry", why))?;
-        self.members.withdraw(&entry.seat, entry.peer.incarnation, LeaveReason::Withdrawn);
+        let entry = Entry::parse(body).map_err(invalid_entry)?;
+        self.members.withdraw(&entry.address, entry.peer.incarnation, LeaveReason::Withdrawn);
         Ok(json_of(&json!({})))
     }
 
     fn add(&mut self, body: &[u8], cx: &mut RouterContext<'_>) -> Result<JsonReply, ApiError> {
-        let (seat, bootstrap_port) = AddWorkerRequest::parse(body)?;
-        if !is_spoken_to(&seat, cx.pool) {
-            return Err(ApiError::invalid("url", format!("is {}: {UNSPOKEN}", seat.url)));
+        let (address, bootstrap_port) = AddWorkerRequest::parse(body)?;
+        if !is_spoken_to(&address, cx.pool) {
+            return Err(ApiError::invalid("url", format!("is {}: {UNSPOKEN}", address.url)));
         }
-        self.members.name(seat.clone(), bootstrap_port).map_err(full)?;
-        self.await_anew(&seat, cx);
+        self.members.name(address.clone(), bootstrap_port).map_err(full)?;
+        self.await_anew(&address, cx);
         self.act(cx.pool, cx.reactor, cx.now);
-        let id = self.numbers.get(&seat).map(|worker| worker.0.to_string());
+        let id = self.numbers.get(&address).map(|worker| worker.0.to_string());
         let (_, body) = json_of(&json!({
             "status": "accepted",
             "worker_id": id,
-            "url": seat.url.to_string(),
+            "url": address.url.to_string(),
             "location": id.as_ref().map(|id| format!("/workers/{id}")),
             "message": "Worker addition queued for background processing",
         }));
@@ -328,13 +338,14 @@ impl WorkerAdmin {
 
     fn remove(&mut self, id: &str, cx: &mut RouterContext<'_>) -> Result<JsonReply, ApiError> {
         let worker = self.find(id, cx)?;
-        // The present worker at this address can be another one. It is removed by its own ID.
+        // The present worker at this address can be a different one, and its own ID is needed to
+        // remove it.
         if worker.0.to_string() != id {
             let why = format!("worker {id} is worker {} now", worker.0);
-            return Err(ApiError::new(404, "worker_not_found", why));
+            return Err(ApiError::new(404, ErrorCode::WorkerNotFound, why));
         }
-        if let Some(seat) = self.seat(worker).cloned() {
-            self.members.remove(&seat);
+        if let Some(address) = self.address(worker).cloned() {
+            self.members.remove(&address);
         }
         let (_, body) = json_of(&json!({
             "status": "accepted",
@@ -366,7 +377,7 @@ impl WorkerAdmin {
     fn describe(&self, worker: WorkerNumber, cx: &mut RouterContext<'_>) -> Value {
         let load = cx.pool.balancer().load(worker).unwrap_or_default();
         let role = cx.pool.role_name(worker);
-        let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
+        let entry = self.address(worker).and_then(|address| self.members.entry(address));
         let misfit = cx.pool.balancer().misfit(worker).map(|(other, difference)| {
             let other = cx.pool.url(other);
             match difference {
@@ -409,23 +420,25 @@ impl WorkerAdmin {
         })
     }
 
-    fn seat(&self, worker: WorkerNumber) -> Option<&WorkerAddress> {
-        self.numbers.iter().find(|(_, number)| **number == worker).map(|(seat, _)| seat)
+    fn address(&self, worker: WorkerNumber) -> Option<&WorkerAddress> {
+        self.numbers.iter().find(|(_, number)| **number == worker).map(|(address, _)| address)
     }
 
-    /// The worker with this ID, or the one that it has become.
+    /// The worker with this ID, or its successor after a role change.
     ///
     /// # Errors
-    /// There is none, or none at this time.
+    /// There is no such worker, or it is changing its role now.
     pub fn find(&self, id: &str, cx: &mut RouterContext<'_>) -> Result<WorkerNumber, ApiError> {
-        let none = || ApiError::new(404, "worker_not_found", format!("there is no worker {id}"));
+        let why = || format!("there is no worker {id}");
+        let none = || ApiError::new(404, ErrorCode::WorkerNotFound, why());
         let worker = id.parse().map(WorkerNumber).map_err(|_| none())?;
         let here = Some(worker).filter(|&worker| cx.pool.balancer().has(worker));
-        match here.or_else(|| self.succession.resolve_alias(worker, &self.numbers)) {
+        match here.or_else(|| self.aliases.resolve_alias(worker, &self.numbers)) {
             Some(found) => Ok(found),
-            None if self.succession.may_come_back(worker, cx.now) => {
-                let why = format!("worker {id} is changing its role; it returns once it serves");
-                Err(ApiError { retry_after: Some(1), ..ApiError::new(503, "role_changes", why) })
+            None if self.aliases.may_come_back(worker, cx.now) => {
+                let why = format!("worker {id} is changing its role; try again when it serves");
+                let error = ApiError::new(503, ErrorCode::RoleChanges, why);
+                Err(ApiError { retry_after: Some(1), ..error })
             }
             None => Err(none()),
         }
@@ -435,27 +448,33 @@ impl WorkerAdmin {
     fn act(&mut self, pool: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
         while let Some(action) = self.members.poll() {
             match action {
-                MembershipAction::Join { seat, bootstrap_port, kind, has_turned } => {
-                    event!(Info, "router", "worker joins", seat = seat.role, worker = seat.url);
-                    let target = WorkerTarget::new(seat.url.clone(), None, bootstrap_port)
+                MembershipAction::Join { address, bootstrap_port, kind, has_turned } => {
+                    event!(
+                        Info,
+                        "router",
+                        "worker joins",
+                        role = address.role,
+                        worker = address.url
+                    );
+                    let target = WorkerTarget::new(address.url.clone(), None, bootstrap_port)
                         .turned(has_turned);
-                    let worker = pool.join(seat.role, target, now);
-                    if self.members.entry(&seat).is_some() {
-                        // The worker stays as long as its entry.
+                    let worker = pool.join(address.role, target, now);
+                    if self.members.entry(&address).is_some() {
+                        // The worker stays while its entry exists.
                         pool.balancer().keep_looking(worker);
                     }
                     if let Some(kind) = kind {
                         pool.balancer().entered(worker, kind);
                     }
-                    self.numbers.insert(seat, worker);
+                    self.numbers.insert(address, worker);
                 }
-                MembershipAction::Leave { seat, why } => {
+                MembershipAction::Leave { address, why } => {
                     self.is_full = false;
-                    if let Some(worker) = self.numbers.remove(&seat) {
+                    if let Some(worker) = self.numbers.remove(&address) {
                         pool.part_with(reactor, worker, &why);
                         match why {
-                            LeaveReason::Removed => self.succession.removed(worker),
-                            _ => self.succession.left(worker, seat, now),
+                            LeaveReason::Removed => self.aliases.removed(worker),
+                            _ => self.aliases.left(worker, address, now),
                         }
                     }
                 }
@@ -466,7 +485,7 @@ impl WorkerAdmin {
 
 /// A worker that an operator names, with the fields of SGLang's router.
 #[derive(Deserialize)]
-#[serde(expecting = "an object of url, worker_type and, of a prefill worker, bootstrap_port")]
+#[serde(expecting = "an object of url, worker_type and, for a prefill worker, bootstrap_port")]
 struct AddWorkerRequest {
     url: Option<String>,
     worker_type: Option<String>,
@@ -489,14 +508,14 @@ impl AddWorkerRequest {
             return Err(ApiError::unsupported(field));
         }
         let url = asked.url.ok_or_else(|| ApiError::invalid("url", "must be given"))?;
-        // A single word would be parsed as a host.
+        // Without this check, a single word would be parsed as a host.
         let parsed =
             Some(&url).filter(|url| url.contains("://")).map(|url| url.parse::<WorkerUrl>());
         let parsed = parsed.unwrap_or_else(|| {
             Err("a worker's address is http://HOST:PORT or https://HOST:PORT".into())
         });
         let wrong =
-            |why| ApiError::invalid("url", format!("is {url:?}, which is no address: {why}"));
+            |why| ApiError::invalid("url", format!("is {url:?}, which is not an address: {why}"));
         let url = parsed.map_err(wrong)?;
         // A mixed worker has the address of a decode worker. The identity query checks it.
         let role = asked.worker_type.as_deref().and_then(|name| match name {
@@ -521,9 +540,13 @@ impl AddWorkerRequest {
     }
 }
 
-/// Whether this router can reach the worker at this address.
-fn is_spoken_to(seat: &WorkerAddress, pool: &WorkerPool) -> bool {
-    !seat.url.tls || pool.speaks_tls()
+/// Whether this router can reach this address: it needs CA certificates for TLS.
+fn is_spoken_to(address: &WorkerAddress, pool: &WorkerPool) -> bool {
+    !address.url.tls || pool.speaks_tls()
+}
+
+fn invalid_entry(why: String) -> ApiError {
+    ApiError::new(400, ErrorCode::InvalidEntry, why)
 }
 
 fn full(full: MembershipFull) -> ApiError {

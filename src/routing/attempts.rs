@@ -1,5 +1,5 @@
-//! The attempts of one request behind a router: when its legs are sent, when it is retried, and how
-//! it ends.
+//! The attempts of one request in a router: when it sends the legs, when it retries, and how it
+//! ends.
 //!
 //! ```text
 //!             both legs connected      first bytes of decode
@@ -16,12 +16,12 @@
 //!                                  │ prefill fails         │ no decode worker can be reached
 //!                                  └───────────────────────┴──▶ Pausing or failed
 //! ```
-//! In these two stages only one worker has the request, so only that worker is blamed. KV that
-//! prefill keeps can still go to another decode worker.
-//! Owns: these tables and the workers that the next attempt avoids. Pure; router and simulator
+//! In these two stages, only one worker has the request, so only that worker can be at fault.
+//! Another decode worker can still claim the KV that prefill keeps.
+//! Owns: these transitions and the workers that the next attempt avoids. Pure; router and simulator
 //! perform the same [`AttemptAction`]s.
-//! Invariants: a leg is sent only when the connections of all legs sent with it are open. Each
-//! attempt has its own room. A request ends once.
+//! Invariants: legs that are sent together are sent only when the connections of all of them are
+//! open. Each attempt has its own room. A request ends once.
 //! Not here: the choice of workers (`balancer`), the retry limits of all requests (`retries`).
 
 use crate::cause::Cause;
@@ -35,7 +35,7 @@ use std::time::Instant;
 /// The workers that a request avoids.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct AvoidList {
-    /// Workers that failed the request. They are chosen only if there is no other.
+    /// Workers that failed the request. They are chosen only if no other worker is left.
     pub failed: Vec<WorkerNumber>,
     /// Workers that refused the request. They are never chosen for it again.
     pub unwilling: Vec<WorkerNumber>,
@@ -51,20 +51,22 @@ impl AvoidList {
 /// An event of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttemptEvent {
-    /// Connections were requested; this many are not open yet.
+    /// Connections were requested. This many are not open yet.
     Opened(u32),
     /// One of them is open.
     Connected,
     /// One of them was refused. Nothing was sent over it.
     Refused(Leg),
-    /// In a prefill-first attempt, prefill has computed the prompt and named the KV that it keeps.
+    /// Prefill-first: prefill has computed the prompt and named the KV that it keeps.
     PrefillDone,
-    /// The client has some of decode's answer.
+    /// The client has received a part of decode's answer.
     Passes {
-        /// Whether the client's tokens are known, so that another pair can continue the answer.
+        /// Whether the router knows the client's tokens, so that another pair can continue the
+        /// answer.
         resumable: bool,
     },
-    /// The client has the token that prefill sampled, and it is known. Decode has sent nothing yet.
+    /// The client has the token that prefill sampled, and the router knows it. Decode has sent
+    /// nothing yet.
     FirstTokenPassed,
     /// A leg reported an error.
     Failed(Leg, Cause),
@@ -85,15 +87,16 @@ pub enum AttemptAction {
     /// Request a connection to decode. [`AttemptEvent::Opened`] follows.
     StartDecode,
     /// Choose another decode worker for the KV that prefill keeps, call [`Attempts::rejoin`], and
-    /// request a connection to it. If there is none, report [`AttemptEvent::Lost`].
+    /// request a connection to that worker. If no worker can be chosen, report
+    /// [`AttemptEvent::Lost`].
     ReplaceDecode,
     /// Give decode this deadline.
     ShortenDeadline(Instant),
     /// Decode has answered: restore its earlier deadline.
     RestoreDeadline,
-    /// Cancel the legs. At that time, choose workers again.
+    /// Cancel the legs now, and choose workers again at this time.
     Retry(Instant),
-    /// The answer is complete. Leave prefill alone.
+    /// The answer is complete. Do not cancel prefill.
     Finish,
     /// Cancel the legs and report the failure to the client.
     Fail(Cause),
@@ -102,9 +105,9 @@ pub enum AttemptAction {
 /// The stage of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// This many connections are not open, and nothing was sent.
+    /// This many connections are not open yet. Nothing was sent.
     Connecting(u32),
-    /// Only prefill was sent the request.
+    /// The request was sent to prefill only.
     Reading,
     /// Prefill has answered; decode's connection is not open.
     Joining,
@@ -125,22 +128,23 @@ pub struct Attempts {
     /// By role: the workers of this attempt. An entry is `None` if the role takes no part.
     legs: [Option<WorkerNumber>; 2],
     avoid: AvoidList,
-    /// By role: the worker that is blamed for the last failure.
+    /// By role: the worker at fault for the last failure.
     accused: [Option<WorkerNumber>; 2],
-    /// Attempts sent since the client last received something.
+    /// Attempts sent since the client last received data.
     tries: u32,
     /// Pairs in a row that refused a connection.
     refusals: u32,
-    /// Waits since the client last received something.
+    /// Waits since the client last received data.
     waits: u32,
-    /// After a failure: the latest time for another attempt, and the cause.
+    /// After a failure: the time until which another attempt can start, and the cause.
     failing: Option<(Instant, Cause)>,
     /// Whether the client has some of the answer.
     begun: bool,
     resumable: bool,
-    /// Whether the prefill leg broke, so that decode has little time left.
+    /// Whether the prefill leg was lost, so that decode has a short deadline.
     prefill_lost: bool,
-    /// Whether the attempt is prefill-first: decode is sent only after prefill has answered.
+    /// Whether the attempt is prefill-first: the router sends the decode leg only after prefill has
+    /// answered.
     in_turn: bool,
 }
 
@@ -187,17 +191,17 @@ impl Attempts {
         &self.avoid
     }
 
-    /// The workers that are blamed for the last failure.
+    /// The workers at fault for the last failure.
     pub fn accused(&self) -> impl Iterator<Item = WorkerNumber> {
         self.accused.into_iter().flatten()
     }
 
-    /// Whether this attempt was sent and the client has nothing of it.
+    /// Whether this attempt was sent and the client has received nothing of it.
     pub fn is_waiting(&self) -> bool {
         self.stage == Stage::Sent
     }
 
-    /// Whether decode has little time left because prefill was lost.
+    /// Whether decode has a short deadline because prefill was lost.
     pub fn has_lost_prefill(&self) -> bool {
         self.prefill_lost
     }
@@ -220,8 +224,8 @@ impl Attempts {
         self.stage = Stage::Connecting(0);
     }
 
-    /// Makes the attempt that was just started prefill-first: decode is sent after prefill has
-    /// answered.
+    /// Makes the attempt that was just started prefill-first: the router sends the decode leg after
+    /// prefill has answered.
     pub fn in_turn(&mut self) {
         self.in_turn = true;
     }
@@ -232,7 +236,7 @@ impl Attempts {
         self.accused = [None; 2];
     }
 
-    /// No worker can be chosen. `may_come` says whether a worker can return by itself.
+    /// Handles that no worker can be chosen. `may_come` says whether a worker can return by itself.
     pub fn handle_no_worker(
         &mut self,
         may_come: bool,
@@ -245,7 +249,7 @@ impl Attempts {
         }
     }
 
-    /// Every possible choice is predicted to be too late. The request ends before any worker has
+    /// Ends a request for which every choice is predicted to be too late. No worker has received
     /// it.
     pub fn late(&mut self) -> AttemptAction {
         self.end(AttemptAction::Fail(Cause::Overloaded))
@@ -257,47 +261,55 @@ impl Attempts {
         news: AttemptEvent,
         terms: &mut AttemptContext<'_>,
     ) -> AttemptAction {
-        match (self.stage, news) {
-            (Stage::Over | Stage::Pausing, _) => AttemptAction::Wait,
-            (Stage::Connecting(_), AttemptEvent::Opened(0)) => self.send(),
-            (Stage::Connecting(_), AttemptEvent::Opened(awaited)) => {
+        match self.stage {
+            Stage::Over | Stage::Pausing => AttemptAction::Wait,
+            Stage::Connecting(awaited) => self.take_while_connecting(awaited, news, terms),
+            Stage::Reading | Stage::Joining => self.take_in_turn(news, terms),
+            Stage::Sent | Stage::Passing => self.take_after_send(news, terms),
+        }
+    }
+
+    /// Events of a pair that has connections which are not open yet.
+    fn take_while_connecting(
+        &mut self,
+        awaited: u32,
+        news: AttemptEvent,
+        terms: &mut AttemptContext<'_>,
+    ) -> AttemptAction {
+        match news {
+            AttemptEvent::Opened(0) => self.send(),
+            AttemptEvent::Opened(awaited) => {
                 self.stage = Stage::Connecting(awaited);
                 AttemptAction::Wait
             }
-            (Stage::Connecting(awaited), AttemptEvent::Connected) if awaited > 1 => {
+            AttemptEvent::Connected if awaited > 1 => {
                 let stands = u32::from(!is_failpoint_active("connection is not counted"));
                 self.stage = Stage::Connecting(awaited - stands);
                 AttemptAction::Wait
             }
-            (Stage::Connecting(_), AttemptEvent::Connected) => self.send(),
-            (
-                Stage::Connecting(_),
-                AttemptEvent::Refused(role)
-                | AttemptEvent::Lost(role, _)
-                | AttemptEvent::Failed(role, _),
-            ) => self.refused(role, terms),
-            (Stage::Reading | Stage::Joining, news) => self.take_in_turn(news, terms),
-            (Stage::Sent | Stage::Passing, AttemptEvent::Passes { resumable }) => {
-                self.stage = Stage::Passing;
-                self.begun = true;
-                self.resumable &= resumable;
-                // The client has received something, so the limits of attempts start again.
-                (self.tries, self.waits, self.failing) = (1, 0, None);
-                self.avoid = AvoidList::default();
-                match std::mem::take(&mut self.prefill_lost) {
-                    true => AttemptAction::RestoreDeadline,
-                    false => AttemptAction::Wait,
-                }
-            }
+            AttemptEvent::Connected => self.send(),
+            AttemptEvent::Refused(role)
+            | AttemptEvent::Lost(role, _)
+            | AttemptEvent::Failed(role, _) => self.refused(role, terms),
+            _ => AttemptAction::Wait,
+        }
+    }
+
+    /// Events of a pair that has the request.
+    fn take_after_send(
+        &mut self,
+        news: AttemptEvent,
+        terms: &mut AttemptContext<'_>,
+    ) -> AttemptAction {
+        match (self.stage, news) {
+            (_, AttemptEvent::Passes { resumable }) => self.pass(resumable),
             (Stage::Sent, AttemptEvent::FirstTokenPassed) => {
-                // Attempts are still counted: a pair that fails to hand over can send one token
-                // each time.
+                // The count of attempts continues, because each pair that fails in the hand-off can
+                // send one token.
                 self.begun = true;
                 AttemptAction::Wait
             }
-            (Stage::Sent | Stage::Passing, AttemptEvent::Finished) => {
-                self.end(AttemptAction::Finish)
-            }
+            (_, AttemptEvent::Finished) => self.end(AttemptAction::Finish),
             // Decode continues without prefill.
             (
                 Stage::Passing,
@@ -306,27 +318,36 @@ impl Attempts {
             (Stage::Sent, AttemptEvent::Lost(Leg::Prefill, _)) => {
                 self.shun(Leg::Prefill);
                 self.prefill_lost = true;
-                // Decode detects the loss by itself, or it has all the KV and answers.
+                // Decode detects the loss itself, or it already has all the KV and answers.
                 AttemptAction::ShortenDeadline(terms.now + ROUTER_LOST_PREFILL_TIME)
             }
-            (Stage::Sent | Stage::Passing, AttemptEvent::Lost(Leg::Decode, Cause::Deadline))
+            (_, AttemptEvent::Lost(Leg::Decode, Cause::Deadline))
                 if self.prefill_lost
                     && terms.deadline.is_none_or(|deadline| terms.now < deadline) =>
             {
                 self.failed(Leg::Decode, Cause::PeerLost, terms)
             }
-            // The client's own deadline has passed. No worker is to blame.
-            (Stage::Sent | Stage::Passing, AttemptEvent::Lost(_, cause @ Cause::Deadline)) => {
-                self.again(cause, terms)
-            }
-            (Stage::Sent | Stage::Passing, AttemptEvent::Lost(role, cause)) => {
+            // The client's own deadline has passed. No worker is at fault.
+            (_, AttemptEvent::Lost(_, cause @ Cause::Deadline)) => self.again(cause, terms),
+            (_, AttemptEvent::Lost(role, cause)) => {
                 self.shun(role);
                 self.again(cause, terms)
             }
-            (Stage::Sent | Stage::Passing, AttemptEvent::Failed(role, cause)) => {
-                self.failed(role, cause, terms)
-            }
-            (Stage::Connecting(_) | Stage::Sent | Stage::Passing, _) => AttemptAction::Wait,
+            (_, AttemptEvent::Failed(role, cause)) => self.failed(role, cause, terms),
+            _ => AttemptAction::Wait,
+        }
+    }
+
+    /// The client has received data, so the limits of attempts start again.
+    fn pass(&mut self, resumable: bool) -> AttemptAction {
+        self.stage = Stage::Passing;
+        self.begun = true;
+        self.resumable &= resumable;
+        (self.tries, self.waits, self.failing) = (1, 0, None);
+        self.avoid = AvoidList::default();
+        match std::mem::take(&mut self.prefill_lost) {
+            true => AttemptAction::RestoreDeadline,
+            false => AttemptAction::Wait,
         }
     }
 
@@ -352,7 +373,7 @@ impl Attempts {
                 self.refusals += 1;
                 AttemptAction::ReplaceDecode
             }
-            // The worker drains. It has not received the request, so it is not blamed.
+            // The worker drains. It has not received the request, so it is not at fault.
             (Stage::Joining, AttemptEvent::Failed(Leg::Decode, Cause::Draining))
                 if self.refusals < ROUTER_PAIRS_MAX =>
             {
@@ -364,7 +385,7 @@ impl Attempts {
                     AttemptAction::ReplaceDecode
                 }
             }
-            // There is no other decode worker. The failure of this one was recorded before.
+            // There is no other decode worker. The failure of this worker is already recorded.
             (Stage::Joining, AttemptEvent::Lost(Leg::Decode, cause)) => {
                 self.accused = [None; 2];
                 self.again(cause, terms)
@@ -401,8 +422,8 @@ impl Attempts {
         }
     }
 
-    /// In a prefill-first attempt, the only worker with the request has failed it, or decode
-    /// refuses the connection.
+    /// Handles a failure of a prefill-first attempt: the only worker with the request has failed
+    /// it, or decode refuses the connection.
     fn failed_alone(
         &mut self,
         role: Leg,
@@ -421,7 +442,7 @@ impl Attempts {
         self.again(cause, terms)
     }
 
-    /// A leg reported why it failed. The cause says which worker to avoid.
+    /// Handles a failure that a leg reports. The cause decides which worker to avoid.
     fn failed(&mut self, role: Leg, cause: Cause, terms: &mut AttemptContext<'_>) -> AttemptAction {
         let other = role.other();
         match cause {
@@ -434,7 +455,7 @@ impl Attempts {
             }
             Cause::Internal => self.shun(role),
             cause if cause.may_be_retried() => {
-                // The leg lost the other worker. Either of them can have the network fault.
+                // The leg lost the other worker. The network fault can be at either of them.
                 self.shun(other);
                 self.shun(role);
             }
@@ -451,7 +472,7 @@ impl Attempts {
 
     fn again(&mut self, cause: Cause, terms: &mut AttemptContext<'_>) -> AttemptAction {
         let most = match cause {
-            // The request itself is the likely cause, and would fail again.
+            // The request itself is the likely cause and would fail again.
             Cause::Internal => terms.retries.most().min(1),
             _ => terms.retries.most(),
         };

@@ -1,4 +1,4 @@
-//! One request under all events that can happen to it.
+//! Tests of one request, with every event that it can get.
 
 use super::*;
 use crate::config::RetryConfig;
@@ -10,7 +10,7 @@ const DECODE: WorkerNumber = WorkerNumber(1);
 
 /// A request with its router.
 struct Rig {
-    flight: Attempts,
+    attempts: Attempts,
     retries: RetryBudget,
     now: Instant,
     deadline: Option<Instant>,
@@ -20,7 +20,7 @@ impl Rig {
     fn new(most: u32) -> Rig {
         let now = Instant::now();
         Rig {
-            flight: Attempts::default(),
+            attempts: Attempts::default(),
             retries: RetryBudget::new(RetryConfig::of(most), now),
             now,
             deadline: None,
@@ -29,7 +29,7 @@ impl Rig {
 
     fn terms(&mut self) -> (&mut Attempts, AttemptContext<'_>) {
         (
-            &mut self.flight,
+            &mut self.attempts,
             AttemptContext {
                 now: self.now,
                 chance: 0,
@@ -40,18 +40,18 @@ impl Rig {
     }
 
     fn take(&mut self, news: AttemptEvent) -> AttemptAction {
-        let (flight, mut terms) = self.terms();
-        flight.apply_event(news, &mut terms)
+        let (attempts, mut terms) = self.terms();
+        attempts.apply_event(news, &mut terms)
     }
 
     fn nobody(&mut self, may_come: bool) -> AttemptAction {
-        let (flight, terms) = self.terms();
-        flight.handle_no_worker(may_come, &terms)
+        let (attempts, terms) = self.terms();
+        attempts.handle_no_worker(may_come, &terms)
     }
 
     /// Workers are chosen, and the request is sent.
     fn sent(&mut self) -> &mut Rig {
-        self.flight.set_workers(Some(PREFILL), Some(DECODE));
+        self.attempts.set_workers(Some(PREFILL), Some(DECODE));
         assert_eq!(self.take(AttemptEvent::Opened(2)), AttemptAction::Wait);
         assert_eq!(self.take(AttemptEvent::Connected), AttemptAction::Wait);
         assert_eq!(self.take(AttemptEvent::Connected), AttemptAction::Send);
@@ -66,7 +66,7 @@ fn passes(resumable: bool) -> AttemptEvent {
 #[test]
 fn a_request_is_sent_when_all_connections_stand_and_lands() {
     let mut rig = Rig::new(RETRIES_DEFAULT);
-    assert!(rig.sent().flight.is_waiting());
+    assert!(rig.sent().attempts.is_waiting());
     assert_eq!(rig.take(passes(true)), AttemptAction::Wait);
     assert_eq!(
         rig.take(AttemptEvent::Lost(Leg::Prefill, Cause::PeerLost)),
@@ -81,7 +81,7 @@ fn a_request_is_sent_when_all_connections_stand_and_lands() {
 fn a_refused_connection_leads_to_another_pair_and_costs_no_try() {
     let mut rig = Rig::new(0);
     for _ in 1..ROUTER_PAIRS_MAX {
-        rig.flight.set_workers(Some(PREFILL), Some(DECODE));
+        rig.attempts.set_workers(Some(PREFILL), Some(DECODE));
         assert_eq!(rig.take(AttemptEvent::Opened(1)), AttemptAction::Wait);
         assert_eq!(rig.take(AttemptEvent::Refused(Leg::Decode)), AttemptAction::Retry(rig.now));
         assert_eq!(
@@ -90,8 +90,8 @@ fn a_refused_connection_leads_to_another_pair_and_costs_no_try() {
             "what the other leg says is of no interest"
         );
     }
-    assert_eq!(rig.flight.avoid().failed, [DECODE; ROUTER_PAIRS_MAX as usize - 1]);
-    rig.flight.set_workers(Some(PREFILL), Some(DECODE));
+    assert_eq!(rig.attempts.avoid().failed, [DECODE; ROUTER_PAIRS_MAX as usize - 1]);
+    rig.attempts.set_workers(Some(PREFILL), Some(DECODE));
     assert_eq!(rig.take(AttemptEvent::Refused(Leg::Prefill)), AttemptAction::Fail(Cause::PeerLost));
 }
 
@@ -113,9 +113,9 @@ fn who_is_to_blame_is_not_asked_again() {
     ] {
         let mut rig = Rig::new(RETRIES_DEFAULT);
         assert!(matches!(rig.sent().take(news), AttemptAction::Retry(_)), "{news:?}");
-        let AvoidList { failed: shunned, unwilling: never } = rig.flight.avoid();
+        let AvoidList { failed: shunned, unwilling: never } = rig.attempts.avoid();
         assert_eq!((&shunned[..], &never[..]), (failed, unwilling), "{news:?}");
-        assert_eq!(rig.flight.accused().count(), failed.len());
+        assert_eq!(rig.attempts.accused().count(), failed.len());
     }
 }
 
@@ -145,7 +145,7 @@ fn a_stream_goes_on_elsewhere_if_what_its_client_has_is_known_and_is_then_as_goo
     for _ in 0..5 {
         assert_eq!(rig.sent().take(passes(true)), AttemptAction::Wait);
         assert!(matches!(rig.take(lost), AttemptAction::Retry(at) if at > rig.now));
-        assert!(rig.flight.is_retry());
+        assert!(rig.attempts.is_retry());
     }
     assert_eq!(
         rig.sent().take(lost),
@@ -179,10 +179,10 @@ fn decode_has_a_while_to_decide_once_prefill_is_lost() {
         rig.take(AttemptEvent::Lost(Leg::Decode, Cause::Deadline)),
         AttemptAction::Retry(_)
     ));
-    assert!(rig.flight.avoid().failed.contains(&PREFILL));
+    assert!(rig.attempts.avoid().failed.contains(&PREFILL));
 }
 
-/// Possibly no worker could have served it in so little time.
+/// Perhaps no worker could have served it in such a short time.
 #[test]
 fn who_is_asked_when_its_client_s_time_is_up_is_not_to_blame() {
     let late = AttemptEvent::Lost(Leg::Decode, Cause::Deadline);
@@ -193,7 +193,7 @@ fn who_is_asked_when_its_client_s_time_is_up_is_not_to_blame() {
             let _ = rig.take(passes(true));
         }
         assert_eq!(rig.take(late), AttemptAction::Fail(Cause::Deadline));
-        assert_eq!(rig.flight.accused().count(), 0);
+        assert_eq!(rig.attempts.accused().count(), 0);
     }
     let mut rig = Rig::new(1);
     rig.deadline = Some(rig.now);
@@ -203,10 +203,10 @@ fn who_is_asked_when_its_client_s_time_is_up_is_not_to_blame() {
 
 /// Workers are chosen for a prefill-first attempt, and prefill is sent.
 fn reading(rig: &mut Rig) {
-    rig.flight.set_workers(Some(PREFILL), Some(DECODE));
-    rig.flight.in_turn();
+    rig.attempts.set_workers(Some(PREFILL), Some(DECODE));
+    rig.attempts.in_turn();
     assert_eq!(rig.take(AttemptEvent::Opened(0)), AttemptAction::Send);
-    assert!(!rig.flight.is_waiting(), "decode has not been asked");
+    assert!(!rig.attempts.is_waiting(), "decode has not been asked");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn decode_s_turn_comes_when_prefill_has_answered() {
                 assert_eq!(rig.take(AttemptEvent::Connected), AttemptAction::Send);
             }
         }
-        assert!(rig.flight.is_waiting());
+        assert!(rig.attempts.is_waiting());
         assert_eq!(rig.take(passes(true)), AttemptAction::Wait);
         assert_eq!(rig.take(AttemptEvent::Finished), AttemptAction::Finish);
     }
@@ -233,9 +233,9 @@ fn decode_s_turn_comes_when_prefill_has_answered() {
         rig.take(AttemptEvent::Lost(Leg::Prefill, Cause::PeerLost)),
         AttemptAction::Retry(_)
     ));
-    rig.flight.set_workers(None, Some(DECODE));
+    rig.attempts.set_workers(None, Some(DECODE));
     assert_eq!(rig.take(AttemptEvent::Opened(0)), AttemptAction::Send);
-    assert!(rig.flight.is_waiting());
+    assert!(rig.attempts.is_waiting());
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn who_fails_alone_is_alone_to_blame() {
         let mut rig = Rig::new(RETRIES_DEFAULT);
         reading(&mut rig);
         assert!(matches!(rig.take(news), AttemptAction::Retry(_)), "{news:?}");
-        let AvoidList { failed: shunned, unwilling: never } = rig.flight.avoid();
+        let AvoidList { failed: shunned, unwilling: never } = rig.attempts.avoid();
         assert_eq!((&shunned[..], &never[..]), (failed, unwilling), "{news:?}");
     }
     for cause in [Cause::Refused, Cause::Deadline, Cause::Aborted] {
@@ -273,11 +273,11 @@ fn what_prefill_keeps_is_for_another_decode_worker_where_one_takes_no_connection
     for number in 0..ROUTER_PAIRS_MAX {
         assert_eq!(rig.take(AttemptEvent::Opened(1)), AttemptAction::Wait);
         assert_eq!(rig.take(AttemptEvent::Refused(Leg::Decode)), AttemptAction::ReplaceDecode);
-        assert!(rig.flight.accused().count() == 1, "it is to blame");
-        rig.flight.rejoin(WorkerNumber(50 + number as usize));
+        assert!(rig.attempts.accused().count() == 1, "it is to blame");
+        rig.attempts.rejoin(WorkerNumber(50 + number as usize));
     }
-    assert_eq!(rig.flight.avoid().failed.len(), ROUTER_PAIRS_MAX as usize);
-    assert_eq!(rig.flight.worker(Leg::Prefill), Some(PREFILL), "it has read the prompt");
+    assert_eq!(rig.attempts.avoid().failed.len(), ROUTER_PAIRS_MAX as usize);
+    assert_eq!(rig.attempts.worker(Leg::Prefill), Some(PREFILL), "it has read the prompt");
     assert!(
         matches!(rig.take(AttemptEvent::Refused(Leg::Decode)), AttemptAction::Retry(_)),
         "there is an end to that"
@@ -292,7 +292,7 @@ fn a_decode_worker_that_drains_is_gone_round_and_accused_of_nothing() {
     let drains = AttemptEvent::Failed(Leg::Decode, Cause::Draining);
     assert_eq!(rig.take(drains), AttemptAction::ReplaceDecode, "what is kept is for another one");
     assert_eq!(
-        (rig.flight.avoid().unwilling.as_slice(), rig.flight.accused().count()),
+        (rig.attempts.avoid().unwilling.as_slice(), rig.attempts.accused().count()),
         (&[DECODE][..], 0)
     );
     // There is no other decode worker.
@@ -300,7 +300,7 @@ fn a_decode_worker_that_drains_is_gone_round_and_accused_of_nothing() {
         rig.take(AttemptEvent::Lost(Leg::Decode, Cause::PeerLost)),
         AttemptAction::Retry(_)
     ));
-    assert_eq!((rig.flight.avoid().failed.len(), rig.flight.accused().count()), (0, 0));
+    assert_eq!((rig.attempts.avoid().failed.len(), rig.attempts.accused().count()), (0, 0));
 }
 
 #[test]
@@ -309,13 +309,16 @@ fn a_decode_worker_that_takes_no_connection_is_accused_of_it_once() {
     reading(&mut rig);
     assert_eq!(rig.take(AttemptEvent::PrefillDone), AttemptAction::StartDecode);
     assert_eq!(rig.take(AttemptEvent::Refused(Leg::Decode)), AttemptAction::ReplaceDecode);
-    assert_eq!((&rig.flight.avoid().failed[..], rig.flight.accused().count()), (&[DECODE][..], 1));
+    assert_eq!(
+        (&rig.attempts.avoid().failed[..], rig.attempts.accused().count()),
+        (&[DECODE][..], 1)
+    );
     assert!(matches!(
         rig.take(AttemptEvent::Lost(Leg::Decode, Cause::PeerLost)),
         AttemptAction::Retry(_)
     ));
     assert_eq!(
-        (rig.flight.avoid().failed.len(), rig.flight.accused().count()),
+        (rig.attempts.avoid().failed.len(), rig.attempts.accused().count()),
         (1, 0),
         "the same one"
     );

@@ -5,11 +5,11 @@
 //!                                                 ▲      │
 //!                                                 └──────┘ a failure: the open time starts again
 //! ```
-//! While it is open, its worker is chosen last, so requests still go there if no other worker is
-//! left. Each success counts, also one of a request that began before it opened.
+//! A worker with an open breaker is chosen last, so it still gets requests if no other worker is
+//! left. Each success counts, even if the request began before the breaker opened.
 //!
-//! Invariants: it stores at most as many failures as open it.
-//! Not here: how a choice uses it (`balancer`).
+//! Invariants: it stores at most the number of failures that opens it.
+//! Not here: the use in a choice (`balancer`).
 
 use crate::config::BreakerConfig;
 use std::collections::VecDeque;
@@ -31,7 +31,8 @@ impl Breaker {
         Breaker { terms, failures: VecDeque::new(), answers: None }
     }
 
-    /// A request failed. Returns the time until which the worker is chosen last, if it is open.
+    /// Records a failed request. If the breaker is open, returns the time until which the worker is
+    /// chosen last.
     pub fn failed(&mut self, now: Instant) -> Option<Instant> {
         let enough = self.terms.failures?;
         if self.answers.is_none() {
@@ -48,7 +49,7 @@ impl Breaker {
         Some(now + self.terms.open)
     }
 
-    /// A request succeeded. Returns whether the breaker is closed now.
+    /// Records a successful request. Returns whether the breaker is closed now.
     pub fn answered(&mut self) -> bool {
         let Some(answers) = &mut self.answers else {
             self.failures.clear();

@@ -1,37 +1,39 @@
-//! What both workers of a hand-off must have in common: which pairs are possible. A worker's entry
-//! has one digest of it, known before the first query; an answer has the parts.
+//! The properties that both workers of a hand-off must share. They decide which pairs are possible.
+//! A worker's entry has one digest of them, which is known before the first query; its answer has
+//! the parts.
 //!
-//! Only what both workers report is compared. Other engines report nothing and check by themselves.
-//! Not here: the queries (`router`). The workers' own comparison is the one that protects them
-//! (`transfer::manager`).
+//! The router compares only properties that both workers report. Other engines report nothing and
+//! check themselves. Not here: the queries (`router`), and the comparison of the workers, which
+//! protects them (`transfer::manager`).
 
 use crate::stdx::hex::to_hex;
 use serde_json::Value;
 use std::fmt;
 
-/// The fields that must be equal. `wire` counts with its major version; `kind` is the digest.
+/// The fields that must be equal. Of `wire`, only the major version is compared; `kind` is the
+/// digest.
 const EQUAL: [&str; 8] =
     ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv", "kind"];
 const WIRE: usize = 0;
 const KIND: usize = EQUAL.len() - 1;
 
-/// Digest of all that must be equal in two workers: the model's fingerprint and the shape of its
-/// KV. The layout of the KV (page size, strides) can differ and is not part of it.
+/// Digest of the properties that must be equal in two workers: the model's fingerprint and the
+/// shape of its KV. The layout of the KV (page size, strides) can differ and is not part of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CompatDigest(pub [u8; 32]);
 
-/// What one worker reports.
+/// The reported properties of one worker.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Compatibility {
     /// Whether it is a mixed worker, which never hands over.
     is_alone: bool,
     /// In the order of [`EQUAL`].
     values: [Option<String>; EQUAL.len()],
-    /// Names of cluster keys; the first is the one that the worker proves. `None` if not reported.
+    /// Names of cluster keys. The worker proves the first. `None` if not reported.
     keys: Option<Vec<String>>,
 }
 
-/// Why two workers are never paired.
+/// Reason why two workers are never paired.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Difference {
     /// One of them is a mixed worker.
@@ -59,19 +61,19 @@ impl fmt::Display for Difference {
 }
 
 impl Compatibility {
-    /// From the digest in a worker's entry.
+    /// The properties from the digest in a worker's entry.
     pub fn entered(digest: CompatDigest) -> Compatibility {
         let mut kind = Compatibility::default();
         kind.values[KIND] = Some(to_hex(&digest.0));
         kind
     }
 
-    /// Of a mixed worker: it fits no other.
+    /// The properties of a mixed worker, which fits no other.
     pub fn alone() -> Compatibility {
         Compatibility { is_alone: true, ..Compatibility::default() }
     }
 
-    /// Whether it is that of a mixed worker.
+    /// Whether these are the properties of a mixed worker.
     pub fn is_alone(&self) -> bool {
         self.is_alone
     }
@@ -82,8 +84,8 @@ impl Compatibility {
         self
     }
 
-    /// From the object `handoff` in a worker's answer. A field that is absent or no string is not
-    /// compared.
+    /// The properties from the object `handoff` in a worker's answer. A field that is absent or not
+    /// a string is not compared.
     pub fn told(handoff: &Value) -> Compatibility {
         let text = |field: &str| handoff.get(field)?.as_str().map(str::to_owned);
         let mut values = EQUAL.map(text);
@@ -125,7 +127,7 @@ impl Compatibility {
     }
 }
 
-/// The distinct values of many workers, and which of them fit each other.
+/// Classes of workers with equal properties, and which classes fit each other.
 #[derive(Clone, Default, Debug)]
 pub struct CompatibilityMatrix {
     /// Whether two classes fit, row by row.
@@ -136,7 +138,7 @@ pub struct CompatibilityMatrix {
 }
 
 impl CompatibilityMatrix {
-    /// The matrix of these workers, and the class of each.
+    /// Classifies these workers. Returns the classes, and the class of each worker.
     pub fn of<'a>(
         all: impl Iterator<Item = &'a Compatibility>,
     ) -> (CompatibilityMatrix, Vec<usize>) {
@@ -160,7 +162,7 @@ impl CompatibilityMatrix {
         self.all_fit
     }
 
-    /// Whether two classes can hand over to each other, as far as they report.
+    /// Whether two classes can hand over to each other, by their reports.
     pub fn fit(&self, one: usize, other: usize) -> bool {
         self.fit[one * self.count + other]
     }

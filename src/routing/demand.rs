@@ -1,12 +1,12 @@
-//! What a request needs of workers, as far as a router can know without a tokenizer.
+//! The demand of a request. It is an estimate, because a router has no tokeniser.
 //!
-//! Owns: the size of a prompt and the names of its blocks. A block's name covers all blocks before
-//! it, so equal names mean equal beginnings.
-//! Not here: which worker has a block (`prefixes`), how a body is split (`api::routed`).
+//! Owns: the size of a prompt and the names of its blocks. The name of a block is a hash over the
+//! block and all blocks before it, so equal names mean equal beginnings.
+//! Not here: the workers that have a block (`prefixes`), the split of a body (`api::routed`).
 
 use crate::stdx::rng::mix;
 
-/// What a request needs.
+/// The demand of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Demand {
     /// Sequences that are generated in parallel: prompts times samples.
@@ -22,7 +22,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// This many sequences of an unknown prompt.
+    /// The demand of this many sequences with an unknown prompt.
     pub fn of(sequences: u32) -> Demand {
         Demand { sequences, samples: 1, ..Demand::default() }
     }
@@ -32,7 +32,7 @@ impl Demand {
         u64::from(self.tokens) * u64::from(self.samples)
     }
 
-    /// Prompt tokens that a worker with the first `blocks` blocks must compute. At least one,
+    /// Prompt tokens that a worker with the first `blocks` blocks must compute. It is at least one,
     /// because the last token is always computed.
     pub fn missing(&self, blocks: u32) -> u32 {
         self.tokens.saturating_sub(blocks.saturating_mul(self.block)).max(self.tokens.min(1))

@@ -1,16 +1,16 @@
-//! Predicts how long workers take: a polynomial of tokens and contexts for a forward pass, a rate
-//! for a link.
+//! Predicts the times of workers: a forward pass by a polynomial of tokens and contexts, a link by
+//! its rate.
 //!
-//! Owns: the formulas. Pure; the simulator's workers use the same ones. Coefficients are fitted to
-//! measurements of a model on a machine. The form is that of DistServe, OSDI'24, appendix A.
+//! Owns: the formulas. Pure; the simulator's workers use the same formulas. The coefficients are
+//! fitted to measurements of a model on a machine. The form is from DistServe, OSDI'24, appendix A.
 
 pub use crate::config::{Cost, Forecast};
 use crate::limits::CONTEXT_MAX;
 use std::time::Duration;
 
 impl Cost {
-    /// Milliseconds of a step that computes prompts. Each item has its new tokens and the tokens
-    /// before them.
+    /// Milliseconds of a step that computes prompts. Each item has a prompt's new tokens and the
+    /// tokens before them.
     pub fn prefill_ms(&self, prompts: impl Iterator<Item = (u32, u32)>) -> f64 {
         let [a, b, c, d] = self.prefill;
         let (mut ms, mut sum) = (a, 0.0);
@@ -42,7 +42,7 @@ impl Forecast {
 
     /// The same in milliseconds.
     pub fn reading_ms(&self, new: u32, prefix: u32) -> f64 {
-        // No worker takes longer prompts, but a client can send them.
+        // No worker accepts longer prompts, but a client can send them.
         let (new, prefix) = (new.min(CONTEXT_MAX), prefix.min(CONTEXT_MAX));
         let (whole, rest) = (new / self.chunk, new % self.chunk);
         let chunk = |index: u32, new: u32| {

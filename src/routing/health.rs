@@ -1,4 +1,5 @@
-//! The health of one worker. It is probed at intervals; a refused connection makes it down at once.
+//! The health of one worker. The router probes it at intervals. A refused connection makes it down
+//! at once.
 //!
 //! A worker starts as down and is probed at once.
 //! Not here: the probe itself and its deadline (`router::pool`).
@@ -24,17 +25,17 @@ pub struct Health {
     failures: u32,
     /// Successful probes since the last failure, or since it was down for another reason.
     successes: u32,
-    /// When it is given up, unless a probe succeeds before.
+    /// Time at which the router stops to probe it, unless a probe succeeds before.
     awaited_until: Option<Instant>,
-    /// Whether it was given up.
+    /// Whether the router has stopped to probe it.
     given_up: bool,
     /// Whether a probe has ever succeeded.
     is_met: bool,
     /// Whether it has ever answered a query for its identity.
     tells: bool,
-    /// Whether it did not answer the identity query before the next probe.
+    /// Whether it left the last identity query unanswered.
     is_mute: bool,
-    /// When the next probe is due. `None` while one is under way.
+    /// Time of the next probe. `None` while a probe is in progress.
     next_probe: Option<Instant>,
 }
 
@@ -61,22 +62,22 @@ impl Health {
         self.up
     }
 
-    /// Whether enough probes in a row have failed for it to be down.
+    /// Whether so many probes in a row have failed that it is down.
     pub fn is_silent(&self) -> bool {
         self.failures >= self.terms.failures
     }
 
-    /// Whether a probe starts now. It ends with [`Health::probed`].
+    /// Starts a probe if one is due. Returns whether it started. It ends with [`Health::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> bool {
         self.next_probe.take_if(|due| *due <= now).is_some()
     }
 
-    /// Makes the next probe due now, unless one is under way.
+    /// Makes the next probe due now, unless a probe is in progress.
     pub fn hasten(&mut self, now: Instant) {
         self.next_probe = self.next_probe.map(|due| due.min(now));
     }
 
-    /// Whether it is given up now: it was never up in the time for that. It is not probed any more.
+    /// Stops to probe a worker that was not up in time. Returns whether this call did so.
     pub fn give_up(&mut self, now: Instant) -> bool {
         let was_given_up = self.given_up;
         let is_late = !self.is_met && self.awaited_until.is_some_and(|until| until <= now);
@@ -84,13 +85,13 @@ impl Health {
         is_late && !was_given_up && self.given_up
     }
 
-    /// Never gives it up: its entry is renewed for as long as it is present.
+    /// Keeps probing without a time limit, because the entry of a present worker is renewed.
     pub fn keep_looking(&mut self) {
         self.awaited_until = None;
     }
 
-    /// It was announced again. If it had been given up, its first probe is due now, as at first.
-    /// Returns whether it had been given up.
+    /// Handles a new announcement of the worker. If the router had stopped to probe it, a probe is
+    /// due now, as for a new worker. Returns whether it had.
     pub fn await_anew(&mut self, now: Instant) -> bool {
         let was_given_up = std::mem::take(&mut self.given_up);
         if was_given_up {
@@ -100,19 +101,19 @@ impl Health {
         was_given_up
     }
 
-    /// It answered a query for its identity.
+    /// Records that it answered an identity query.
     pub fn told(&mut self) {
         (self.tells, self.is_mute) = (true, false);
     }
 
-    /// It did not answer the identity query before a probe. That alone says little: other engines
-    /// can be slow to answer. If the probe fails too, both count as failures. A worker that has
-    /// never answered such a query is exempt.
+    /// Records that it did not answer the identity query before a probe. That alone is no failure,
+    /// because other engines can be slow to answer. If the probe also fails, both count as
+    /// failures. A worker that has never answered such a query is exempt.
     pub fn unanswered(&mut self) {
         self.is_mute = self.tells;
     }
 
-    /// A probe has ended.
+    /// Applies the result of a probe.
     pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<HealthChange> {
         self.is_met |= is_well;
         let failed = 1 + u32::from(std::mem::take(&mut self.is_mute));
@@ -122,21 +123,22 @@ impl Health {
         };
         let stays = self.up && self.failures < self.terms.failures;
         let up = stays || self.successes >= self.terms.successes;
-        // Clients wait for a worker that is possibly gone.
+        // The worker can be gone, and clients wait for it.
         let is_doubtful = up && !is_well;
         let interval = if self.is_met { self.terms.interval } else { self.terms.first_interval };
         self.next_probe = Some(if is_doubtful { now } else { now + interval });
         self.turn(up)
     }
 
-    /// A probe was answered: the worker takes no new requests, and its running requests continue.
+    /// Applies an answer to a probe: the worker takes no new requests, and its running requests
+    /// continue.
     pub fn declined(&mut self, now: Instant) -> Option<HealthChange> {
         (self.failures, self.successes, self.is_met, self.is_mute) = (0, 0, true, false);
         self.next_probe = Some(now + self.terms.interval);
         self.turn(false)
     }
 
-    /// It refused a connection.
+    /// Records that it refused a connection.
     pub fn refused(&mut self) -> Option<HealthChange> {
         self.successes = 0;
         self.turn(false)

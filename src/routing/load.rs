@@ -1,10 +1,10 @@
-//! What a router knows of its workers' load: its own reservations, and what workers report beyond
-//! those.
+//! The load of workers in a router: its own reservations, and the load that workers report beyond
+//! these.
 //!
-//! A reservation is made with the choice, so that a burst spreads before a worker could report it.
-//! A worker's answer ends the part that it has computed.
-//! Load beyond the reservations is foreign: from another router, or from before a restart of this
-//! one. It counts until the next report. Nothing waits for a report.
+//! The router reserves the work at the choice, so that a burst spreads before a worker could report
+//! it. A worker's answer ends the computed part of a reservation.
+//! Load beyond the reservations is foreign: it comes from another router, or from this router
+//! before a restart. It counts until the next report. No choice waits for a report.
 
 use std::time::{Duration, Instant};
 
@@ -19,21 +19,21 @@ pub struct WorkerLoad {
     pub usable: bool,
     /// Unfinished sequences that this router gave it.
     pub booked: u32,
-    /// A request failed there. Until then it is chosen last.
+    /// Time until which it is chosen last, because a request failed there.
     pub suspect: Option<Instant>,
     /// Prompt tokens that it still has to compute.
     pub unread: u64,
     /// The predicted time to compute them.
     pub reading: Duration,
-    /// When it started to compute the first of them.
+    /// Time at which it started to compute the first of them.
     pub since: Option<Instant>,
     /// Prompt tokens of the sequences that it generates or will generate.
     pub context: u64,
-    /// Load that others gave it.
+    /// Load that other routers gave it.
     pub others: ForeignLoad,
 }
 
-/// Load of a worker that this router did not give it.
+/// Load of a worker that does not come from this router.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ForeignLoad {
     /// Sequences.
@@ -65,11 +65,11 @@ pub struct ReservedLoad {
 }
 
 impl LoadReport {
-    /// The foreign part of this report. `before` are the reservations when the report was
-    /// requested. The worker can have counted those or the present ones, so the larger is taken as
-    /// ours: a router without others corrects nothing.
+    /// The foreign part of this report. `before` are the reservations at the time of the request
+    /// for it. The worker can have counted those or the present ones, so the larger number counts
+    /// as ours. A single router therefore gets no foreign load.
     ///
-    /// The foreign share of the used tokens is that of the sequences. `reading` is left zero.
+    /// The used tokens are foreign in the same share as the sequences. `reading` stays zero.
     pub fn beyond(&self, before: ReservedLoad, now: &WorkerLoad) -> ForeignLoad {
         let ReservedLoad { sequences, unread } = now.booked();
         let sequences = self.sequences.saturating_sub(sequences.max(before.sequences));
@@ -117,7 +117,7 @@ impl WorkerLoad {
         };
     }
 
-    /// The predicted time for all prompt tokens that it has to compute, from `since`.
+    /// The predicted time for all prompt tokens that it must compute, from `since` on.
     pub fn reads_for(&self) -> Duration {
         self.reading.saturating_add(self.others.reading)
     }
@@ -138,7 +138,7 @@ impl WorkerLoad {
         self.reading = self.reading.saturating_add(time);
     }
 
-    /// Removes tokens that it has computed. It starts with the rest now.
+    /// Removes tokens that it has computed. Its time for the rest starts now.
     pub fn has_read(&mut self, tokens: u32, time: Duration, now: Instant) {
         self.unread -= u64::from(tokens);
         self.reading = self.reading.saturating_sub(time);

@@ -1,4 +1,4 @@
-//! The choice of a worker for a request: policies, load, health, attempts and retries.
+//! The choice of workers for a request: policies, load, health, attempts and retries.
 //!
 //! Thread: `ctl` of a router.
 //! Invariants: no I/O and no clock. A worker that is not usable is never chosen. A reservation is

@@ -1,5 +1,5 @@
-//! A decode worker's view of the prefill worker that it has asked for a request's KV. It decides
-//! when the request continues, how it ends, and whether prefill must drop kept KV.
+//! The state of a request for which a decode worker has asked prefill. It decides when the request
+//! continues, how it ends, and whether prefill must drop kept KV.
 //!
 //! ```text
 //!          prefill names the kept KV       it is done, or has failed
@@ -13,29 +13,29 @@ use crate::cause::Cause;
 use crate::ids::Room;
 use crate::stdx::failpoint::is_failpoint_active;
 
-/// An answer of the prefill worker, or the lack of one.
+/// An answer of the prefill worker, or its absence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// It keeps the KV. The room of the first choice, if it names one.
+    /// Prefill keeps the KV. Inside is the room of the first choice, if prefill names one.
     Kept(Option<Room>),
-    /// It has failed, or could not be reached.
+    /// Prefill has failed, or was unreachable.
     Failed(Cause),
-    /// It refuses the request, and any other worker would do so too.
+    /// Prefill refuses the request, and any other worker would also refuse it.
     Refused,
-    /// It was not asked, because this worker is at its limit.
+    /// Prefill was not asked, because this worker is at its limit.
     Unasked,
-    /// It is done.
+    /// Prefill is done.
     Ended,
-    /// Its connection was lost after [`Reply::Kept`].
+    /// The connection to prefill was lost after [`Reply::Kept`].
     Lost,
 }
 
 /// The progress of the request on the decode worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DecodeProgress {
-    /// The client has some of the answer. For [`Reply::Lost`]: some of each choice.
+    /// Whether the client has a part of the answer. For [`Reply::Lost`]: a part of each choice.
     pub begun: bool,
-    /// All choices have rooms.
+    /// Whether all choices have rooms.
     pub entered: bool,
 }
 
@@ -61,7 +61,7 @@ pub enum PrefillAction {
 enum Stage {
     /// Prefill has not named the kept KV.
     Unknown,
-    /// Prefill has named it and still works. The room of the first choice.
+    /// Prefill has named the kept KV and still works. Inside is the room of the first choice.
     Kept(Option<Room>),
     /// Prefill sends no further reply.
     Over(Option<Room>),
@@ -71,7 +71,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub struct RemotePrefill {
     stage: Stage,
-    /// A failure that the hand-off reported, while prefill's own report is awaited.
+    /// A failure that the hand-off reported. It waits for prefill's own report.
     failing: Option<Cause>,
 }
 
@@ -91,8 +91,8 @@ impl RemotePrefill {
         if !matches!(said, Reply::Kept(_)) {
             self.stage = Stage::Over(room);
         }
-        // After the first token, decode detects by itself what it lacks. A failure of one choice
-        // then says nothing about the others.
+        // After the first token, decode detects missing KV itself. A failure of one choice then
+        // says nothing about the others.
         let is_decodes = own.begun && is_known && own.entered;
         match said {
             Reply::Kept(room) => {
@@ -108,8 +108,8 @@ impl RemotePrefill {
                 PrefillAction::FailAsPartners(Cause::PeerLost)
             }
             Reply::Ended => self.unheard().map_or(PrefillAction::On, PrefillAction::Fail),
-            // If the link was dialled again meanwhile, the worker at its end does not know the
-            // room.
+            // If the link was dialled again in the meantime, the worker at its end does not know
+            // the room.
             Reply::Lost => self.unheard().map_or(
                 if own.begun { PrefillAction::On } else { PrefillAction::Hurry },
                 PrefillAction::Fail,
@@ -118,9 +118,9 @@ impl RemotePrefill {
     }
 
     /// Whether a failure that the hand-off reports must wait for prefill's report, which says which
-    /// side failed. The value says whether it is the first such failure.
+    /// side failed. `Some(true)`: it is the first such failure.
     pub fn awaits_word(&mut self, cause: Cause) -> Option<bool> {
-        // For the other causes it makes no difference to a router that retries.
+        // For other causes, the failed side makes no difference to a router that retries.
         let waits = matches!(self.stage, Stage::Kept(_))
             && matches!(cause, Cause::Overloaded | Cause::Internal);
         waits.then(|| {
@@ -135,13 +135,14 @@ impl RemotePrefill {
         self.failing.take()
     }
 
-    /// The short time to begin is over.
+    /// Applies the end of the short time to begin.
     pub fn hurried(&self, begun: bool) -> PrefillAction {
         if begun { PrefillAction::On } else { PrefillAction::FailAsPartners(Cause::PeerLost) }
     }
 
-    /// The first room of which prefill can still keep KV for the request. While prefill works, it
-    /// notices that its client left. KV that decode has claimed is no longer kept.
+    /// The first room for which prefill can still keep KV. Before prefill has named the KV, the
+    /// result is `None`: prefill then notices by itself that its client left. After a claim,
+    /// prefill keeps no KV under this room.
     pub fn room(&self) -> Option<Room> {
         match self.stage {
             Stage::Unknown => None,

@@ -1,7 +1,7 @@
-//! How often and how soon requests are retried, and how many in total.
+//! The limits of retries: number and delay for one request, and the total rate.
 //!
-//! Invariants: at most [`RETRIES_PER_SECOND`] retries a second are sent after a first
-//! [`RETRIES_AT_ONCE`]. A later request waits, and fails only if the wait would be too long.
+//! Invariants: after a first burst of [`RETRIES_AT_ONCE`], at most [`RETRIES_PER_SECOND`] retries a
+//! second are sent. A request beyond that waits, and fails only if the wait would be too long.
 
 use crate::config::RetryConfig;
 use crate::limits::{RETRIES_AT_ONCE, RETRIES_PER_SECOND};
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
     terms: RetryConfig,
-    /// When all granted retries are used up at the steady rate. This is the generic cell rate
-    /// algorithm of ATM.
+    /// Time at which all granted retries are used up at the steady rate. This is the generic cell
+    /// rate algorithm of ATM.
     spent: Instant,
 }
 
 impl RetryBudget {
-    /// A budget with these limits. The limit for one request counts from the last time its client
-    /// received something.
+    /// A budget with these limits. The limit for one request counts from the last time at which its
+    /// client received data.
     pub fn new(terms: RetryConfig, now: Instant) -> RetryBudget {
         RetryBudget { terms, spent: now }
     }
@@ -28,9 +28,9 @@ impl RetryBudget {
         self.terms.most
     }
 
-    /// When a request that failed now, after `waits` waits, can be sent again. `None` if that is
-    /// after `until`; otherwise the retry is counted. `chance` is random, so that requests that
-    /// failed together do not return together.
+    /// The time at which a request that failed now, after `waits` waits, can be sent again. If that
+    /// is after `until`, the result is `None`; otherwise the retry is counted. `chance` is random:
+    /// it spreads the retries of requests that failed together.
     pub fn grant(
         &mut self,
         waits: u32,
@@ -48,7 +48,7 @@ impl RetryBudget {
         })
     }
 
-    /// How long a request waits after `waits` waits: a growing bound minus a random share.
+    /// The delay of a request after `waits` waits: a growing bound minus a random share.
     pub fn delay(&self, waits: u32, chance: u64) -> Duration {
         let RetryConfig { first, longest, growth, jitter, .. } = self.terms;
         let grown = first.as_secs_f64() * growth.powi(waits.min(64) as i32);

@@ -6,13 +6,13 @@
 //!     ▲                       the dwell time has passed                             │
 //!     └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
-//! The pressure of a role is 1 if its workers are at their target. For prefill it is the mean time,
-//! by the forecast, to compute the waiting prompts. For decode it is the greater share of two:
-//! running sequences, and prompt tokens in the pools. Prompts that prefill still computes do not
-//! count for decode.
-//! A role is *pressed* from 1 on. The other *can spare* a worker if its pressure without that
-//! worker stays below [`SPARE`]. Between the two thresholds nothing changes, so that a change does
-//! not cause its reverse.
+//! The pressure of a role is 1 if its workers are at their target. For prefill, it is the predicted
+//! mean time to compute the waiting prompts. For decode, it is the larger of two shares: running
+//! sequences, and prompt tokens in the pools. Prompts that prefill still computes do not count for
+//! decode.
+//! A role is *pressed* if its pressure is 1 or more. The other role *can spare* a worker if its
+//! pressure without that worker stays below [`SPARE`]. Between the two thresholds nothing changes,
+//! so that a change does not cause its reverse.
 //! Pure. Not here: the request to the worker (`router::role_admin`).
 
 pub use crate::config::BalanceConfig;
@@ -20,7 +20,7 @@ use crate::ids::Leg;
 use crate::routing::load::WorkerNumber;
 use std::time::{Duration, Instant};
 
-/// Largest pressure of a role without the worker that it gives away.
+/// Largest pressure of a role after it has given a worker away.
 pub const SPARE: f64 = 0.6;
 
 /// The present state of one worker.
@@ -32,19 +32,19 @@ pub struct WorkerSnapshot {
     pub role: Leg,
     /// Whether it takes requests.
     pub usable: bool,
-    /// Whether it is about to leave, or has been ordered to change its role.
+    /// Whether it is leaving, or was ordered to change its role.
     pub leaves: bool,
     /// Whether its role can change.
     pub can_turn: bool,
-    /// Sequences that it has, including those with prompts still computed elsewhere.
+    /// Its sequences, including those with a prompt that another worker still computes.
     pub sequences: u32,
-    /// Prefill worker: the time that it still computes prompts.
+    /// Prefill worker: the time that it needs for its prompts.
     pub queue: Duration,
     /// Prefill worker: prompt tokens that it still has to compute.
     pub unread: u64,
     /// Decode worker: prompt tokens of its sequences.
     pub context: u64,
-    /// Decode worker: the most sequences and tokens that it can have.
+    /// Decode worker: its capacity.
     pub capacity: Option<DecodeCapacity>,
 }
 
@@ -72,22 +72,22 @@ pub struct RoleChangeOrder {
 #[derive(Debug)]
 pub struct RoleBalancer {
     terms: BalanceConfig,
-    /// The role that is short of workers, and since when without a break.
+    /// The role that is short of workers, and the time since which it is so without a break.
     short: Option<(Leg, Instant)>,
     /// Nothing changes before this time.
     rests: Option<Instant>,
 }
 
 impl RoleBalancer {
-    /// A balancer that has seen nothing yet.
+    /// A balancer without history.
     pub fn new(terms: BalanceConfig) -> RoleBalancer {
         RoleBalancer { terms, short: None, rests: None }
     }
 
-    /// The worker that has to change its role now, if any. The caller polls about once a second.
+    /// The worker that must change its role now, if any. The caller polls about once a second.
     pub fn look(&mut self, rows: &[WorkerSnapshot], now: Instant) -> Option<RoleChangeOrder> {
         let pressure = [Leg::Prefill, Leg::Decode].map(|role| self.pressure(rows, role, 0));
-        // While a worker leaves, the rest look more loaded than they are.
+        // While a worker is leaving, the other workers appear more loaded than they are.
         let moves =
             rows.iter().any(|row| row.leaves) || self.rests.is_some_and(|rests| now < rests);
         let short = if moves { None } else { self.short(rows, pressure) };
@@ -128,8 +128,8 @@ impl RoleBalancer {
         })
     }
 
-    /// The pressure of a role with `less` workers fewer. `None` if there are no such workers, or if
-    /// they do not report their capacity.
+    /// The pressure of a role with `less` fewer workers. `None` if no worker would be left, or if
+    /// the workers do not report their capacity.
     fn pressure(&self, rows: &[WorkerSnapshot], role: Leg, less: usize) -> Option<f64> {
         let of = |role| rows.iter().filter(move |row| row.role == role && row.usable);
         let count = of(role).count();
@@ -148,8 +148,8 @@ impl RoleBalancer {
                     (sequences, tokens) =
                         (sequences + f64::from(room.sequences), tokens + room.tokens as f64);
                 }
-                // Sequences of prefill workers are also reserved on decode workers, but have not
-                // arrived.
+                // Sequences that prefill still computes are already reserved on decode workers, but
+                // have not arrived there.
                 let sum =
                     |role, figure: fn(&WorkerSnapshot) -> u64| of(role).map(figure).sum::<u64>();
                 let here = |all: fn(&WorkerSnapshot) -> u64, read: fn(&WorkerSnapshot) -> u64| {
@@ -164,8 +164,8 @@ impl RoleBalancer {
     }
 }
 
-/// The worker that is cheapest to change: of those that can, the one with the fewest sequences;
-/// among equals the longest present.
+/// The worker that is cheapest to change: the worker with the fewest sequences, of those that can
+/// change. Among equal workers, the one that joined first.
 fn candidate(rows: &[WorkerSnapshot], role: Leg) -> Option<WorkerNumber> {
     let able = rows.iter().filter(|row| row.role == role && row.usable && row.can_turn);
     able.min_by_key(|row| (row.sequences, row.queue, row.worker)).map(|row| row.worker)

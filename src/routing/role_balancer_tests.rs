@@ -1,4 +1,4 @@
-//! The role balancer under waves of load: it follows waves that last and ignores the others.
+//! The role balancer under waves of load: it follows long waves and ignores short ones.
 
 use super::*;
 
@@ -113,8 +113,9 @@ fn what_is_still_read_is_not_yet_decodes() {
     );
 }
 
-/// Four workers under recorded waves. Each second has a load: what one prefill worker computes in a
-/// second, and the sequences that generate. The pressure follows from the workers of each role.
+/// Four workers under recorded waves. Each second has a load: seconds of work for one prefill
+/// worker, and the number of sequences that generate. The number of workers of each role gives the
+/// pressure.
 struct Wave {
     prefill: usize,
     decode: usize,

@@ -1,10 +1,10 @@
-//! The arithmetic of admission (docs/design/memory.md), in whole pages. Pure; only this module
-//! decides.
+//! The arithmetic of admission (docs/design/memory.md), in whole pages. It has no side effects.
+//! Only this module decides.
 //!
-//! A request gets pages for its current tokens, prompt and output. It is promised a *reserve*
-//! beyond that, not its maximum: most answers end long before their `max_new`. If the pool runs
-//! empty, requests are retracted ([`super::retraction`]). New requests leave room for retracted
-//! ones. For a prefill worker `max_new` is 1.
+//! A request gets pages for its current tokens, prompt and output. Admission also counts a
+//! *reserve* ahead for it, but not its maximum, because most answers end long before their
+//! `max_new`. If the pool runs empty, requests are retracted ([`super::retraction`]). New requests
+//! leave room for retracted ones. For a prefill worker `max_new` is 1.
 
 use crate::kv::pool::{PageCounts, Reusable};
 use crate::sched::config::SchedConfig;
@@ -15,7 +15,7 @@ use crate::sched::request::EngineRequest;
 pub struct Claim {
     /// Pages that it has.
     pub held: u32,
-    /// Pages for all its tokens and its reserve, as promised.
+    /// Pages for all its tokens and its reserve.
     pub soon: u32,
 }
 
@@ -24,13 +24,13 @@ impl Claim {
     pub fn of(config: &SchedConfig, request: &EngineRequest) -> Claim {
         let tokens = (request.prompt.len() + request.output.len()) as u32;
         let left = request.max_new.saturating_sub(request.output.len() as u32);
-        // A request that only its length can end will use all of it.
+        // A request that does not end at an end-of-sequence token uses its whole length.
         let ahead = if request.ignore_eos { left } else { left.min(config.reserve) };
         let pages = |ahead: u32| tokens.saturating_add(ahead).div_ceil(config.page_size);
         Claim { held: request.pages.len() as u32, soon: pages(ahead) }
     }
 
-    /// Promised pages that it does not have yet.
+    /// Reserved pages that it does not have yet.
     pub fn owed(&self) -> u32 {
         self.soon.saturating_sub(self.held)
     }
@@ -69,20 +69,22 @@ impl Claims {
 /// Pages that can be assigned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageBudget {
-    /// Free or evictable, and not promised to a request.
+    /// Pages that are free or evictable, and not reserved for a request.
     pub pages: u32,
 }
 
 impl PageBudget {
-    /// A request was admitted; its pages leave the budget.
+    /// Takes the pages of an admitted request from the budget.
     pub fn take_pages(&mut self, pages: u32) {
         self.pages = self.pages.saturating_sub(pages);
     }
 }
 
 /// Pages that a request of `need` pages takes from a [`PageBudget`]. Pages that the prefix cache
-/// has are not charged, unless no request holds them: those are no longer evictable.
+/// has are not charged if a request holds them. Cached pages without a holder are charged, because
+/// they are no longer evictable.
 pub const fn charge(need: u32, reusable: Reusable) -> u32 {
+    debug_assert!(reusable.idle <= reusable.pages, "idle pages are a part of the cached ones");
     (need + reusable.idle).saturating_sub(reusable.pages)
 }
 

@@ -1,5 +1,5 @@
-//! The engine's ends of the two rings to `ctl`, with an inbox in between. Through the inbox an
-//! abort is seen while a step runs.
+//! The engine's ends of the two rings to `ctl`, and an inbox for commands. With the inbox, the
+//! engine can find an abort while a step runs.
 //!
 //! Thread: `engine`.
 //! Invariants: events never overflow the ring. A turn begins only with room for its maximum of
@@ -60,7 +60,8 @@ impl EngineChannel {
         self.inbox.pop_front()
     }
 
-    /// Takes the first command in the inbox for which `wanted` returns a value, ahead of its turn.
+    /// Takes the first command in the inbox for which `wanted` returns a value, before earlier
+    /// commands.
     pub fn take_early<T>(
         &mut self,
         mut wanted: impl FnMut(&EngineCommand) -> Option<T>,

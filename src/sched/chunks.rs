@@ -1,12 +1,12 @@
-//! Selects which part of which prompts is computed next.
+//! Selects the prompts, and the part of each, that the next step computes.
 //!
 //! Owns: the wait queue of prompts, the prompts with a begun chunk, the measured speed.
 //! Invariants: begun prompts continue first, in order. A chunk other than the last ends on a page
 //! boundary. A prompt gets all its pages with its first chunk, which begins after its cached
-//! prefix. A large shared prefix is computed for one prompt; the others wait and begin behind it. A
-//! chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a retracted
-//! request is computed again in the same way. Such a prompt has its pages and needs no logits,
-//! because its next token is known.
+//! prefix. If prompts share a large prefix, one of them computes it, and the others wait and begin
+//! behind it. A chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a
+//! retracted request is computed again in the same way. Such a request already has its pages and
+//! needs no logits, because its next token is known.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
@@ -37,8 +37,8 @@ pub struct Chunk {
     pub slot: SlotId,
     /// The range of tokens.
     pub tokens: Range<u32>,
-    /// The chunk completes its request. For a prompt it holds the last token and produces its
-    /// logits.
+    /// Whether the chunk completes its request. The last chunk of a prompt holds the last token and
+    /// produces its logits.
     pub last: bool,
 }
 
@@ -104,7 +104,7 @@ impl ChunkScheduler {
         self.begun.len()
     }
 
-    /// Adds a request that has its pages. Its uncomputed part is computed.
+    /// Adds a request that already has its pages, to compute its missing KV.
     pub fn go_on(&mut self, slot: SlotId) {
         self.begun.push_back(slot);
     }
@@ -121,7 +121,7 @@ impl ChunkScheduler {
     }
 
     /// Whether all waiting and begun work takes longer than `left`, so that the last request would
-    /// be too late. With no time left it returns false: such a request is ended as late elsewhere.
+    /// be too late. If no time is left, it returns false, because other code ends such a request.
     pub fn is_beyond<S>(&self, slots: &Slots<S>, left: Duration) -> bool {
         let all = self.line.slots().chain(self.begun.iter().copied());
         let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
@@ -212,7 +212,7 @@ impl ChunkScheduler {
         mut gone: impl FnMut(&mut Slots<S>, &[Chunk], &mut EngineChannel) -> bool,
     ) -> bool {
         let begin = (turn.clock)();
-        if turn.forward(kv, |mail| gone(slots, &self.picked, mail)) == StepEnd::Stopped {
+        if turn.forward(kv, |channel| gone(slots, &self.picked, channel)) == StepEnd::Stopped {
             self.picked.clear();
             return false;
         }
@@ -261,12 +261,12 @@ impl ChunkScheduler {
         let sampled = turn.sample(*logits, &held.request);
         *logits += 1;
         stats.generated(1);
-        let outcome = accept(&mut held.request, sampled, turn.mail, turn.clock);
+        let outcome = accept(&mut held.request, sampled, turn.channel, turn.clock);
         outcome.map_or(Computed::Whole, Computed::Over)
     }
 
-    /// Adds the next chunk of at most `left` tokens (a page or more) of a request that has its
-    /// pages. Returns the number of tokens.
+    /// Adds the next chunk of a request that has its pages. The chunk has at most `left` tokens,
+    /// which are at least a page. Returns the number of tokens.
     fn add<S>(&mut self, slot: SlotId, slots: &Slots<S>, batch: &mut Batch, left: u32) -> u32 {
         let held = &slots[slot];
         let remaining = held.fill - held.computed;

@@ -8,11 +8,13 @@ use crate::model::forward::batch::BatchLimits;
 pub struct SchedConfig {
     /// Most requests that decode together.
     pub max_running: usize,
-    /// Most requests that wait for pages or their turn, beyond those that could begin at once.
+    /// Most requests that wait for pages or their turn. Requests that could begin at once do not
+    /// count.
     pub max_queued: usize,
     /// Most prompt tokens of one turn.
     pub max_prefill_tokens: u32,
-    /// Also most prompt tokens of one turn: other engines have two flags for it.
+    /// A second limit on the prompt tokens of one turn, because other engines have two flags for
+    /// it.
     pub chunked_prefill_size: u32,
     /// Longest time of a chunk in milliseconds; 0: no limit.
     pub chunk_ms: u32,
@@ -20,8 +22,8 @@ pub struct SchedConfig {
     pub page_size: u32,
     /// Most tokens of one sequence, prompt and output.
     pub context: u32,
-    /// Tokens ahead of its current length for which a request is promised pages. Beyond them it may
-    /// be retracted.
+    /// Tokens beyond its current length for which admission reserves pages. A request that
+    /// generates more can be retracted.
     pub reserve: u32,
     /// Whether KV is kept for prompts with the same prefix.
     pub prefix_cache: bool,
@@ -30,8 +32,8 @@ pub struct SchedConfig {
 }
 
 impl SchedConfig {
-    /// Requests with KV in transfer, or arrived while the batch is full. They have separate places,
-    /// so that the batch never waits for KV that could have been sent earlier.
+    /// Most requests with KV in transfer, or with KV that arrived while the batch was full. They
+    /// have separate places, so that the batch does not wait for KV that could be sent earlier.
     pub fn max_arriving(&self) -> usize {
         2 * self.max_running
     }

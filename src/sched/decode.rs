@@ -2,9 +2,9 @@
 //!
 //! A request waits for `SessionReady`, then in the preallocation queue. With leased pages it waits
 //! for its transfer and polls the status table. After arrival it reports its first token and waits
-//! for a place in the batch, without a forward pass over its prompt. A retracted request returns
-//! before any new one, at once or through chunks that recompute dropped KV. A request without a
-//! prefill worker is computed here, in chunks. Mirrors [`super::prefill`].
+//! for a place in the batch, without a forward pass over its prompt. A retracted request returns to
+//! the batch before any new request. If its KV was dropped, chunks compute it again. The prompt of
+//! a request without a prefill worker is computed here, in chunks. Mirrors [`super::prefill`].
 //! Not here: admission (`admission`), the batch (`running_batch`), the choice to retract
 //! (`retraction`), moving bytes (`transfer`).
 
@@ -60,7 +60,7 @@ struct Decode {
     stage: Stage,
     session: Option<SessionId>,
     lease: LeaseState,
-    /// Its own pages from the prefix cache. The lease covers the pages behind them.
+    /// Number of its pages that come from the prefix cache. The lease covers the pages behind them.
     prefix: usize,
     /// The aux record that came with the KV.
     aux: Option<AuxRecord>,
@@ -79,13 +79,13 @@ enum Stage {
     Arrived,
     /// In the batch.
     Running,
-    /// Was in the batch, until other requests needed its pages.
+    /// It was in the batch, but other requests needed its pages.
     Retracted,
     /// Without a prefill worker, in the queue for its first chunk.
     Unread,
     /// Has pages; their KV is computed here.
     Computing,
-    /// Finished was sent; the lease may still be out.
+    /// Finished was sent, but the mover can still have the lease.
     Over,
 }
 
@@ -122,27 +122,27 @@ impl DecodeWorker {
         &self.stats
     }
 
-    fn submit(&mut self, request: Box<EngineRequest>, now: Instant, mail: &mut EngineChannel) {
+    fn submit(&mut self, request: Box<EngineRequest>, now: Instant, channel: &mut EngineChannel) {
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
         let state = Decode { stage, session: None, lease: LeaseState::None, prefix: 0, aux: None };
         if let Err(request) = self.slots.insert(request, state) {
-            refuse(request, mail);
+            refuse(request, channel);
         } else if !fits {
-            self.fail(slot, Cause::Refused, mail);
+            self.fail(slot, Cause::Refused, channel);
         } else if self.is_full(slot) {
-            self.fail(slot, Cause::Overloaded, mail);
+            self.fail(slot, Cause::Overloaded, channel);
         } else if stage == Stage::Unread {
-            self.read(slot, now, mail);
+            self.read(slot, now, channel);
         }
     }
 
     /// Whether more requests wait than allowed.
     fn is_full(&self, newcomer: SlotId) -> bool {
         let room = self.claims().room_for_newcomers(self.pool.counts());
-        // Requests without a session, or with a prompt that prefill computes before pages are
-        // leased, wait elsewhere.
+        // A request without a session, or with a prompt that prefill computes before pages are
+        // leased, does not count here.
         let waits = |held: &SlotEntry<Decode>| {
             matches!(held.state.stage, Stage::Waiting | Stage::Unread)
                 || held.request.slot == newcomer
@@ -155,13 +155,14 @@ impl DecodeWorker {
         self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
-    /// Queues a request without a prefill worker, unless its deadline would pass before its turn.
-    fn read(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) {
+    /// Queues a request without a prefill worker. If its deadline would pass before its turn, ends
+    /// it.
+    fn read(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
         let left = self.slots[slot].request.deadline.saturating_duration_since(now);
         if self.chunks.is_beyond(&self.slots, left) {
-            self.fail(slot, Cause::Overloaded, mail);
+            self.fail(slot, Cause::Overloaded, channel);
         }
     }
 
@@ -182,7 +183,7 @@ impl DecodeWorker {
         }
     }
 
-    /// Checks every request once: news of its transfer, its deadline.
+    /// Checks every request once: the status of its transfer and its deadline.
     fn sweep(&mut self, turn: &mut TurnContext<'_>) {
         let mut from = 0;
         while let Some(slot) = self.slots.next_from(from) {
@@ -191,7 +192,7 @@ impl DecodeWorker {
                 self.look_at(slot, turn);
             }
             if self.slots[slot].state.stage == Stage::Over {
-                self.let_go(slot, turn.mail);
+                self.let_go(slot, turn.channel);
             }
         }
     }
@@ -201,15 +202,15 @@ impl DecodeWorker {
         match (status.state, self.slots[slot].state.stage) {
             (State::Failed, _) => {
                 let cause = status.cause.unwrap_or(Cause::Internal);
-                self.finish(slot, FinishReason::Failed(cause), turn.mail);
+                self.finish(slot, FinishReason::Failed(cause), turn.channel);
             }
             (State::Success, Stage::Transferring) => {
-                // The lease's end was sent before Success became visible.
+                // The mover sent the end of the lease before the status word showed Success.
                 self.take_ends();
                 self.arrive(slot, turn);
             }
             _ if turn.now >= self.slots[slot].request.deadline => {
-                self.fail(slot, Cause::Deadline, turn.mail)
+                self.fail(slot, Cause::Deadline, turn.channel)
             }
             _ => {}
         }
@@ -223,21 +224,21 @@ impl DecodeWorker {
         let aux = held.state.aux.take().filter(|aux| aux.belongs_to(room, generation));
         let first = aux.map(|aux| FirstTokenRecord::of_aux(&aux));
         let Some(first) = first.filter(|first| first.token < self.config.vocab) else {
-            self.finish(slot, FinishReason::Failed(Cause::Corrupt), turn.mail);
+            self.finish(slot, FinishReason::Failed(Cause::Corrupt), turn.channel);
             return;
         };
         held.computed = tokens;
         held.keep(&mut self.pool);
         held.cached = first.cached_tokens.min(tokens);
         held.request.stamps.cached = held.cached;
-        // Not the time of the turn: a prefill worker of this engine may have computed it in this
+        // Not `turn.now`, because a prefill worker of this engine can have computed the KV in this
         // turn.
         held.request.stamps.filled = Some((turn.clock)());
         held.request.stamps.prefill_us = Some((first.queue_us, first.prefill_us));
         held.state.stage = Stage::Arrived;
         self.stats.generated(1);
-        match accept(&mut held.request, first.sampled(), turn.mail, turn.clock) {
-            Some(outcome) => self.finish(slot, outcome, turn.mail),
+        match accept(&mut held.request, first.sampled(), turn.channel, turn.clock) {
+            Some(outcome) => self.finish(slot, outcome, turn.channel),
             None => self.arrived.push(slot),
         }
     }
@@ -259,7 +260,7 @@ impl DecodeWorker {
     }
 
     /// Gives a retracted request pages again, if there are pages and a place in the batch. At most
-    /// one a turn, because its KV is copied meanwhile.
+    /// one in a turn, because the turn copies its KV.
     fn resume(&mut self, now: Instant) {
         if self.retraction.is_empty() || self.places() == 0 {
             return;
@@ -279,8 +280,8 @@ impl DecodeWorker {
     }
 
     /// Leases pages to queued requests that fit, for their transfers.
-    fn admit(&mut self, now: Instant, mail: &mut EngineChannel) {
-        // When it is their turn, prompts look for pages first.
+    fn admit(&mut self, now: Instant, channel: &mut EngineChannel) {
+        // If it is the prompts' turn, they get pages first.
         if self.line.is_empty() || (self.is_prompts_turn && self.chunks.waiting() > 0) {
             return;
         }
@@ -291,14 +292,14 @@ impl DecodeWorker {
             let (slots, pool) = (&self.slots, &self.pool);
             let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.pop_fitting(fits) else { break };
-            room.take_pages(self.expect(slot, now, mail));
+            room.take_pages(self.expect(slot, now, channel));
             places -= 1;
         }
     }
 
-    /// Leases the prompt's uncached pages to the transfer and lets Destination leave. Returns the
-    /// pages taken from the budget.
-    fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) -> u32 {
+    /// Leases the prompt's uncached pages to the transfer and sends Expecting, so that `ctl` sends
+    /// Destination. Returns the pages taken from the budget.
+    fn expect(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) -> u32 {
         let tokens = self.slots[slot].prompt_tokens();
         let held = &mut self.slots[slot];
         let Some(session) = held.state.session else { return 0 };
@@ -311,7 +312,7 @@ impl DecodeWorker {
         state.lease = LeaseState::Out;
         let tokens = prefix..tokens;
         state.stage = Stage::Transferring;
-        // If the slot has failed meanwhile, the next sweep sees it.
+        // If the slot has failed in the meantime, the next sweep ends the request.
         if self.receiver.expect(
             slot,
             generation,
@@ -320,7 +321,7 @@ impl DecodeWorker {
             &request.pages,
             lease,
         ) {
-            mail.send_event(TransferEvent::Expecting {
+            channel.send_event(TransferEvent::Expecting {
                 worker: self.id,
                 slot,
                 generation,
@@ -368,7 +369,7 @@ impl DecodeWorker {
         if self.chunks.is_empty() {
             return false;
         }
-        // The turn of prompts ends, whether one begins or does not fit.
+        // The prompts' turn ends here, also if no prompt fits.
         self.is_prompts_turn = false;
         let room = self.claims().room_for_newcomers(self.pool.counts());
         let allowance = Allowance { room, prompts: self.places() };
@@ -381,10 +382,10 @@ impl DecodeWorker {
         }
         let id = self.id;
         let completed =
-            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
-                chunks
-                    .iter()
-                    .all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
+            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, channel| {
+                chunks.iter().all(|chunk| {
+                    channel.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
+                })
             });
         if completed {
             self.use_chunks(turn);
@@ -392,7 +393,7 @@ impl DecodeWorker {
         true
     }
 
-    /// Complete requests join the batch, prompts with their first token.
+    /// Adds requests with complete KV to the batch. A prompt also gets its first token.
     fn use_chunks(&mut self, turn: &mut TurnContext<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
@@ -408,8 +409,8 @@ impl DecodeWorker {
                 Computed::Part => {}
                 Computed::Whole => self.join(chunk.slot, turn.now),
                 Computed::Over(outcome) => {
-                    self.finish(chunk.slot, outcome, turn.mail);
-                    self.let_go(chunk.slot, turn.mail);
+                    self.finish(chunk.slot, outcome, turn.channel);
+                    self.let_go(chunk.slot, turn.channel);
                 }
             }
         }
@@ -431,20 +432,20 @@ impl DecodeWorker {
         self.make_room(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
-            self.finish(slot, outcome, turn.mail);
-            self.let_go(slot, turn.mail);
+            self.finish(slot, outcome, turn.channel);
+            self.let_go(slot, turn.channel);
         }
         self.stats.generated(ran.unwrap_or(0));
         ran.is_some()
     }
 
-    /// Ends a request: its transfer first, so that nothing more can land.
-    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut EngineChannel) {
+    /// Ends a request. It ends the transfer first, so that no more bytes can arrive.
+    fn fail(&mut self, slot: SlotId, cause: Cause, channel: &mut EngineChannel) {
         self.receiver.fail(slot, self.slots[slot].request.generation, cause);
-        self.finish(slot, FinishReason::Failed(cause), mail);
+        self.finish(slot, FinishReason::Failed(cause), channel);
     }
 
-    fn finish(&mut self, slot: SlotId, outcome: FinishReason, mail: &mut EngineChannel) {
+    fn finish(&mut self, slot: SlotId, outcome: FinishReason, channel: &mut EngineChannel) {
         self.line.remove(slot);
         self.arrived.remove(slot);
         self.running.leave(slot);
@@ -452,14 +453,14 @@ impl DecodeWorker {
         let held = &mut self.slots[slot];
         self.retraction.leave(slot, held);
         held.state.stage = Stage::Over;
-        held.finish(outcome, &mut self.pool, mail);
+        held.finish(outcome, &mut self.pool, channel);
     }
 
-    /// Frees the slot of a finished request, unless its lease is out. It waits until the mover's
-    /// ring has room, so that the ring always takes one Cancel per slot.
-    fn let_go(&mut self, slot: SlotId, mail: &mut EngineChannel) {
+    /// Frees the slot of a finished request, unless the mover has its lease. It also waits until
+    /// the mover's ring has room, so that the ring always has room for one Cancel per slot.
+    fn let_go(&mut self, slot: SlotId, channel: &mut EngineChannel) {
         if self.slots[slot].state.lease != LeaseState::Out && self.receiver.has_room() {
-            self.slots.let_go(slot, mail);
+            self.slots.let_go(slot, channel);
         }
     }
 
@@ -496,9 +497,14 @@ impl Worker for DecodeWorker {
         self.slots.capacity()
     }
 
-    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel) {
+    fn handle_command(
+        &mut self,
+        command: EngineCommand,
+        now: Instant,
+        channel: &mut EngineChannel,
+    ) {
         match command {
-            EngineCommand::Submit(request) => self.submit(request, now, mail),
+            EngineCommand::Submit(request) => self.submit(request, now, channel),
             EngineCommand::SessionReady { slot, generation, session, .. } => {
                 let held = self.slots.named(slot, generation);
                 if let Some(held) = held.filter(|held| held.state.stage == Stage::Connecting) {
@@ -511,11 +517,11 @@ impl Worker for DecodeWorker {
             EngineCommand::Abort { slot, generation, cause, .. } => {
                 let held = self.slots.named(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
-                    self.fail(slot, cause, mail);
+                    self.fail(slot, cause, channel);
                 }
             }
             EngineCommand::Flush { worker } => {
-                mail.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
+                channel.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
             EngineCommand::Granted { .. } | EngineCommand::Awaited { .. } => {
                 debug_assert!(false, "a decode worker gets no Destination");
@@ -527,7 +533,7 @@ impl Worker for DecodeWorker {
         self.take_ends();
         self.sweep(turn);
         self.resume(turn.now);
-        self.admit(turn.now, turn.mail);
+        self.admit(turn.now, turn.channel);
         self.fill_batch(turn.now);
         let computed = self.run_chunks(turn);
         let decoded = self.run_batch(turn);

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest sleep while requests wait. All news comes with a notification; this limits how late a
+/// Longest sleep while requests wait. Every event comes with a notification. This limits how late a
 /// deadline is noticed.
 const WAITING_PARK: Duration = Duration::from_millis(1);
 /// Longest sleep of an engine without requests, so that its progress counter keeps moving.
@@ -32,7 +32,7 @@ pub struct Engine {
     forward: Box<dyn Forward>,
     sampler: Sampler,
     batch: Batch,
-    mail: EngineChannel,
+    channel: EngineChannel,
     clock: Box<dyn Fn() -> Instant + Send>,
     progress: Arc<AtomicU64>,
     /// Most events of a turn.
@@ -47,7 +47,7 @@ impl Engine {
         config: &SchedConfig,
         workers: Vec<Box<dyn Worker>>,
         forward: Box<dyn Forward>,
-        mail: EngineChannel,
+        channel: EngineChannel,
         clock: Box<dyn Fn() -> Instant + Send>,
     ) -> Engine {
         let slots = workers.iter().map(|worker| worker.slots()).sum();
@@ -56,14 +56,14 @@ impl Engine {
             forward,
             sampler: Sampler::new(config.vocab as usize),
             batch: Batch::new(config.batch_limits()),
-            mail,
+            channel,
             clock,
             progress: Arc::default(),
             events: events_per_turn(slots),
         }
     }
 
-    /// Counts turns and layers. If the count stands still, the engine hangs.
+    /// Counts turns and layers. If the count does not change, the engine hangs.
     pub fn progress(&self) -> &Arc<AtomicU64> {
         &self.progress
     }
@@ -76,7 +76,7 @@ impl Engine {
     /// One turn: commands, then one step of each worker.
     pub fn step(&mut self, now: Instant) -> Activity {
         self.progress.fetch_add(1, Ordering::Relaxed);
-        if self.mail.room() < self.events {
+        if self.channel.room() < self.events {
             return Activity::Waiting;
         }
         let mut activity = self.take_commands(now);
@@ -86,24 +86,24 @@ impl Engine {
                 forward: &mut *self.forward,
                 batch: &mut self.batch,
                 sampler: &mut self.sampler,
-                mail: &mut self.mail,
+                channel: &mut self.channel,
                 clock: &*self.clock,
                 progress: &self.progress,
             };
             activity = activity.max(worker.step(&mut turn));
-            self.mail.flush();
+            self.channel.flush();
         }
         activity
     }
 
     fn take_commands(&mut self, now: Instant) -> Activity {
-        self.mail.pull_commands();
+        self.channel.pull_commands();
         let mut activity = Activity::Idle;
-        while let Some(command) = self.mail.take_command() {
+        while let Some(command) = self.channel.take_command() {
             activity = Activity::Busy;
             let id = command.worker();
             match self.workers.iter_mut().find(|worker| worker.id() == id) {
-                Some(worker) => worker.handle_command(command, now, &mut self.mail),
+                Some(worker) => worker.handle_command(command, now, &mut self.channel),
                 None => debug_assert!(false, "command for worker {id}, which is not here"),
             }
         }
@@ -120,7 +120,7 @@ pub fn run(engine: &mut Engine, bell: &EventCount, stop: &AtomicBool, spin: u32)
         if empty >= spin {
             bell.prepare_wait();
         }
-        // After the announcement the engine must look for work once more: this turn does.
+        // After the announcement the engine must look for work once more. This turn does so.
         let park = match engine.step(Instant::now()) {
             Activity::Busy => None,
             Activity::Waiting => Some(WAITING_PARK),

@@ -1,8 +1,8 @@
-//! The payload of the aux record: the first token of a request as prefill sampled it, and prefill's
-//! share of the work. Written on prefill, read on decode.
+//! The payload of the aux record: the first token of a request, which prefill has sampled, and the
+//! times that prefill took. Prefill writes it and decode reads it.
 //!
-//! Invariant: counts that come from another worker are bounded where they are read. Not here: how
-//! the record moves (`transfer`).
+//! Invariant: the code that reads counts from another worker bounds them. Not here: how the record
+//! moves (`transfer`).
 
 use crate::ids::Room;
 use crate::limits::TOP_LOGPROBS_MAX;
@@ -11,17 +11,17 @@ use crate::transfer::aux::{AUX_PAYLOAD_BYTES, AUX_TAIL, AuxRecord};
 use bytemuck::{Pod, Zeroable};
 use std::mem::offset_of;
 
-/// The payload as it lies in shared memory and in frames, little-endian.
+/// The payload in shared memory and in frames, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct FirstTokenRecord {
     /// Sampled by prefill from the last prompt token.
     pub token: u32,
-    /// Of `token`, natural logarithm.
+    /// Logprob of `token` (natural logarithm).
     pub logprob: f32,
     /// Prompt tokens that prefill did not compute.
     pub cached_tokens: u32,
-    /// Entries of the two lists below; 0: they do not move.
+    /// Entries of the two lists below. If it is 0, the lists are not moved.
     top_count: u32,
     /// Time from the request's arrival at prefill to its first chunk, µs.
     pub queue_us: u32,
@@ -59,7 +59,7 @@ impl FirstTokenRecord {
         AuxRecord::new(room, bytemuck::cast(self))
     }
 
-    /// What an aux record carries.
+    /// The payload of an aux record.
     pub fn of_aux(aux: &AuxRecord) -> FirstTokenRecord {
         bytemuck::pod_read_unaligned(&aux.payload)
     }

@@ -1,7 +1,7 @@
 //! The two bounded rings between `ctl` and an engine: commands in, events out.
 //!
-//! The number of slots bounds the commands. The engine checks the room for events before a step and
-//! delays the step if `ctl` is behind. So nothing is lost and nothing grows.
+//! The number of slots bounds the commands. The engine checks the room for events before a step,
+//! and delays the step if `ctl` is behind. So no message is lost, and no ring grows.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, RequestId, Room, SlotId, WorkerId};
@@ -15,7 +15,7 @@ use std::ops::Range;
 pub enum EngineCommand {
     /// A new request for one of its workers.
     Submit(Box<EngineRequest>),
-    /// Prefill: a checked Destination is here (the slot is in WaitingForInput).
+    /// Prefill: a Destination has arrived and is checked. The slot is in WaitingForInput.
     Granted {
         /// The worker.
         worker: WorkerId,
@@ -26,8 +26,8 @@ pub enum EngineCommand {
         /// The destination of its KV.
         target: Target,
     },
-    /// Prefill: a Destination will come, and the prompt can be computed before. The worker sends
-    /// Computed again if it has finished.
+    /// Prefill: a Destination will come, and the prompt can be computed before it comes. If the
+    /// prompt is already computed, the worker sends Computed again.
     Awaited {
         /// The worker.
         worker: WorkerId,
@@ -36,9 +36,9 @@ pub enum EngineCommand {
         /// Its generation.
         generation: Generation,
     },
-    /// Decode: the session to the request's prefill worker is open, and pages can be leased. If
-    /// decode allocates late ([`DecodeAllocation`](crate::ids::DecodeAllocation)), the prompt is
-    /// also computed.
+    /// Decode: the session to the request's prefill worker is open, and pages can be leased. With
+    /// late allocation ([`DecodeAllocation`](crate::ids::DecodeAllocation)), the prompt is also
+    /// already computed.
     SessionReady {
         /// The worker.
         worker: WorkerId,
@@ -94,17 +94,18 @@ pub enum FinishReason {
     Failed(Cause),
 }
 
-/// From an engine to `ctl`, by what it is about.
+/// From an engine to `ctl`: an event of a request or of a transfer.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // By value on purpose: a box would be allocated on the hot path.
+// By value on purpose: a box would be allocated on the hot path.
+#[allow(clippy::large_enum_variant)]
 pub enum EngineEvent {
-    /// A request: for the table of requests.
+    /// For the table of requests.
     Request(RequestEvent),
-    /// A transfer: for the hand-off.
+    /// For the hand-off.
     Transfer(TransferEvent),
 }
 
-/// What an engine says of a request.
+/// An event of a request.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // As above.
 pub enum RequestEvent {
@@ -114,8 +115,8 @@ pub enum RequestEvent {
         request: RequestId,
         /// The id, its logprob, alternatives.
         sampled: Sampled,
-        /// With the first token: the times so far. On prefill, Finished comes only after the
-        /// transfer, which may be after decode's end.
+        /// With the first token: the times so far. They are sent here because on prefill Finished
+        /// comes only after the transfer, which can end after decode's answer.
         first: Option<Stamps>,
     },
     /// The prefix cache is empty.
@@ -136,15 +137,16 @@ pub enum RequestEvent {
         /// Prompt tokens that were not computed.
         cached_tokens: u32,
     },
-    /// Pages and lease are back; the slot can be reused. Sent once per request, after Finished.
+    /// The request has returned its pages and its lease, so `ctl` can reuse the slot. Sent once per
+    /// request, after Finished.
     Released(Box<EngineRequest>),
 }
 
-/// What an engine says of a transfer.
+/// An event of a transfer.
 #[derive(Debug)]
 pub enum TransferEvent {
-    /// Decode: pages are leased, Destination can leave; the page list stands in the slot's
-    /// [`crate::transfer::pages::PageLists`] entry.
+    /// Decode: pages are leased, and `ctl` can send Destination. The page list is in the slot's
+    /// entry of [`crate::transfer::pages::PageLists`].
     Expecting {
         /// The worker.
         worker: WorkerId,

@@ -1,8 +1,8 @@
 //! The mixed worker: computes prompts and generates from them over one pool, without a hand-off.
 //!
 //! A request passes through the wait queue, chunks and the running batch. Each turn computes a
-//! prefill chunk, then a decode step. So a long prompt stalls the streams for one chunk at most. A
-//! retracted request keeps its place in the batch. It returns at once or through chunks.
+//! prefill chunk, then a decode step, so a long prompt stalls the streams for one chunk at most. A
+//! retracted request keeps its place in the batch. If its KV was dropped, chunks compute it again.
 //! Not here: picking chunks (`chunks`), admission (`admission`), the batch (`running_batch`), the
 //! choice to retract (`retraction`).
 
@@ -46,7 +46,7 @@ enum Stage {
     Prompt,
     /// In the batch.
     Running,
-    /// Was in the batch, until other requests needed its pages.
+    /// It was in the batch, but other requests needed its pages.
     Retracted,
 }
 
@@ -77,20 +77,21 @@ impl MixedWorker {
         &self.stats
     }
 
-    /// Queues a new request, unless it can never run or its deadline would pass before its turn.
-    fn submit(&mut self, request: Box<EngineRequest>, now: Instant, mail: &mut EngineChannel) {
+    /// Queues a new request. Refuses it if it can never run, or if its deadline would pass before
+    /// its turn.
+    fn submit(&mut self, request: Box<EngineRequest>, now: Instant, channel: &mut EngineChannel) {
         let (slot, left) = (request.slot, request.deadline.saturating_duration_since(now));
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         if let Err(request) = self.slots.insert(request, Stage::Waiting) {
-            return refuse(request, mail);
+            return refuse(request, channel);
         }
         if !fits {
-            return self.finish(slot, FinishReason::Failed(Cause::Refused), mail);
+            return self.finish(slot, FinishReason::Failed(Cause::Refused), channel);
         }
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
         if self.is_full() || self.chunks.is_beyond(&self.slots, left) {
-            self.finish(slot, FinishReason::Failed(Cause::Overloaded), mail);
+            self.finish(slot, FinishReason::Failed(Cause::Overloaded), channel);
         }
     }
 
@@ -101,12 +102,12 @@ impl MixedWorker {
         self.slots.overflow(&self.config, room, |held| held.state == Stage::Waiting, takes_place)
     }
 
-    fn end_overdue(&mut self, now: Instant, mail: &mut EngineChannel) {
+    fn end_overdue(&mut self, now: Instant, channel: &mut EngineChannel) {
         let mut from = 0;
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
             if now >= self.slots[slot].request.deadline {
-                self.finish(slot, FinishReason::Failed(Cause::Deadline), mail);
+                self.finish(slot, FinishReason::Failed(Cause::Deadline), channel);
             }
         }
     }
@@ -123,10 +124,10 @@ impl MixedWorker {
         }
         let id = self.id;
         let completed =
-            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
-                chunks
-                    .iter()
-                    .all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
+            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, channel| {
+                chunks.iter().all(|chunk| {
+                    channel.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
+                })
             });
         if completed {
             self.use_chunks(turn);
@@ -155,8 +156,8 @@ impl MixedWorker {
         Allowance { room, prompts: self.config.max_running - taken }
     }
 
-    /// Gives a retracted request pages again, if there are pages. At most one a turn, because its
-    /// KV is copied meanwhile.
+    /// Gives a retracted request pages again, if there are pages. At most one in a turn, because
+    /// the turn copies its KV.
     fn resume(&mut self, now: Instant) {
         if self.retraction.is_empty() {
             return;
@@ -181,7 +182,7 @@ impl MixedWorker {
         self.running.join(slot, &mut held.request, now);
     }
 
-    /// Complete requests join the batch, prompts with their first token.
+    /// Adds requests with complete KV to the batch. A prompt also gets its first token.
     fn use_chunks(&mut self, turn: &mut TurnContext<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
@@ -196,7 +197,7 @@ impl MixedWorker {
             ) {
                 Computed::Part => {}
                 Computed::Whole => self.join(chunk.slot, (turn.clock)()),
-                Computed::Over(outcome) => self.finish(chunk.slot, outcome, turn.mail),
+                Computed::Over(outcome) => self.finish(chunk.slot, outcome, turn.channel),
             }
         }
     }
@@ -217,18 +218,18 @@ impl MixedWorker {
         self.make_room(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
-            self.finish(slot, outcome, turn.mail);
+            self.finish(slot, outcome, turn.channel);
         }
         self.stats.generated(ran.unwrap_or(0));
         ran.is_some()
     }
 
-    fn finish(&mut self, slot: SlotId, outcome: FinishReason, mail: &mut EngineChannel) {
+    fn finish(&mut self, slot: SlotId, outcome: FinishReason, channel: &mut EngineChannel) {
         self.chunks.leave(slot);
         self.running.leave(slot);
         self.retraction.leave(slot, &mut self.slots[slot]);
-        self.slots[slot].finish(outcome, &mut self.pool, mail);
-        self.slots.let_go(slot, mail);
+        self.slots[slot].finish(outcome, &mut self.pool, channel);
+        self.slots.let_go(slot, channel);
     }
 
     fn publish(&self) {
@@ -258,16 +259,21 @@ impl Worker for MixedWorker {
         self.slots.capacity()
     }
 
-    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel) {
+    fn handle_command(
+        &mut self,
+        command: EngineCommand,
+        now: Instant,
+        channel: &mut EngineChannel,
+    ) {
         match command {
-            EngineCommand::Submit(request) => self.submit(request, now, mail),
+            EngineCommand::Submit(request) => self.submit(request, now, channel),
             EngineCommand::Abort { slot, generation, cause, .. } => {
                 if self.slots.named(slot, generation).is_some() {
-                    self.finish(slot, FinishReason::Failed(cause), mail);
+                    self.finish(slot, FinishReason::Failed(cause), channel);
                 }
             }
             EngineCommand::Flush { worker } => {
-                mail.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
+                channel.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
             EngineCommand::Granted { .. }
             | EngineCommand::Awaited { .. }
@@ -278,7 +284,7 @@ impl Worker for MixedWorker {
     }
 
     fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity {
-        self.end_overdue(turn.now, turn.mail);
+        self.end_overdue(turn.now, turn.channel);
         self.resume(turn.now);
         let prefilled = self.run_chunks(turn);
         let decoded = self.run_batch(turn);

@@ -2,8 +2,9 @@
 //!
 //! A request waits in the bootstrap queue until `Granted` or `Awaited`; with `keep` it does not
 //! wait. Then it joins the wait queue and runs in chunks. After `Granted`, each computed chunk is
-//! transferred at once. If everything is computed before `Granted`, the request is parked. Then it
-//! is inflight until Success, and over until its lease is back. Mirrors [`super::decode`].
+//! transferred at once. If the whole prompt is computed before `Granted`, the request is parked
+//! until then. After its last chunk it is inflight until Success, then over until its lease is
+//! back. Mirrors [`super::decode`].
 //! Not here: picking chunks (`chunks`), moving bytes (`transfer`).
 
 use crate::cause::Cause;
@@ -47,7 +48,7 @@ struct Prefill {
     stage: Stage,
     target: Option<Target>,
     lease: LeaseState,
-    /// Tokens with KV that was passed to the mover, or that the destination holds.
+    /// Tokens with KV that the mover has got, or that the destination already holds.
     handed: u32,
     /// The aux record for the last chunk.
     aux: Option<AuxRecord>,
@@ -67,12 +68,12 @@ enum Stage {
     Parked,
     /// Fully computed; KV and final notices are in transfer.
     Inflight,
-    /// Finished was sent; the lease may still be out.
+    /// Finished was sent, but the mover can still have the lease.
     Over,
 }
 
 impl Prefill {
-    /// Records the Destination.
+    /// Records the destination of the KV.
     fn aim(&mut self, target: Target) {
         self.target = Some(target);
         self.handed = if is_failpoint_active("prefix is sent again") { 0 } else { target.prefix };
@@ -100,7 +101,12 @@ impl PrefillWorker {
         &self.stats
     }
 
-    fn submit(&mut self, mut request: Box<EngineRequest>, now: Instant, mail: &mut EngineChannel) {
+    fn submit(
+        &mut self,
+        mut request: Box<EngineRequest>,
+        now: Instant,
+        channel: &mut EngineChannel,
+    ) {
         // A prefill worker always generates one token.
         request.max_new = 1;
         let slot = request.slot;
@@ -114,13 +120,13 @@ impl PrefillWorker {
             awaited: false,
         };
         if let Err(request) = self.slots.insert(request, state) {
-            refuse(request, mail);
+            refuse(request, channel);
         } else if !fits {
-            self.fail(slot, Cause::Refused, mail);
+            self.fail(slot, Cause::Refused, channel);
         } else if self.is_full() {
-            self.fail(slot, Cause::Overloaded, mail);
+            self.fail(slot, Cause::Overloaded, channel);
         } else if self.slots[slot].request.keep {
-            self.begin(slot, now, mail);
+            self.begin(slot, now, channel);
         }
     }
 
@@ -138,19 +144,19 @@ impl PrefillWorker {
     }
 
     /// Handles the arrival of a Destination.
-    fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut EngineChannel) {
+    fn granted(&mut self, slot: SlotId, target: Target, now: Instant, channel: &mut EngineChannel) {
         let state = &mut self.slots[slot].state;
         state.aim(target);
         match state.stage {
-            Stage::Bootstrapping => self.begin(slot, now, mail),
+            Stage::Bootstrapping => self.begin(slot, now, channel),
             Stage::Parked => state.stage = Stage::Inflight,
             Stage::Prompt | Stage::Inflight | Stage::Over => {}
         }
     }
 
-    /// Queues a request, unless its deadline would pass before its turn. A Destination is here or
-    /// will come, or the KV is kept.
-    fn begin(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) {
+    /// Queues a request. If its deadline would pass before its turn, ends it. A Destination is here
+    /// or will come, or the KV is kept.
+    fn begin(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
         let held = &mut self.slots[slot];
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
@@ -158,7 +164,7 @@ impl PrefillWorker {
         held.foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
         if self.chunks.is_beyond(&self.slots, left) {
-            self.fail(slot, Cause::Overloaded, mail);
+            self.fail(slot, Cause::Overloaded, channel);
         }
     }
 
@@ -178,40 +184,42 @@ impl PrefillWorker {
         }
     }
 
-    /// Checks every request once: news of its transfer, its deadline, KV that did not fit the
-    /// mover's ring.
-    fn sweep(&mut self, now: Instant, mail: &mut EngineChannel) {
+    /// Checks every request once: the status of its transfer, its deadline, and KV that did not fit
+    /// the mover's ring.
+    fn sweep(&mut self, now: Instant, channel: &mut EngineChannel) {
         let mut from = 0;
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
             if self.slots[slot].state.stage != Stage::Over {
-                self.look_at(slot, now, mail);
+                self.look_at(slot, now, channel);
             }
             let Prefill { stage, lease, .. } = self.slots[slot].state;
-            // Waits until the mover's ring has room, so that the ring always takes one Cancel per
-            // slot.
+            // Waits until the mover's ring has room, so that the ring always has room for one
+            // Cancel per slot.
             if stage == Stage::Over && lease != LeaseState::Out && self.sender.has_room() {
-                self.slots.let_go(slot, mail);
+                self.slots.let_go(slot, channel);
             }
         }
     }
 
-    fn look_at(&mut self, slot: SlotId, now: Instant, mail: &mut EngineChannel) {
+    fn look_at(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
         let status = self.sender.status(slot);
         match (status.state, self.slots[slot].state.stage) {
             (State::Failed, _) => {
                 let cause = status.cause.unwrap_or(Cause::Internal);
-                self.finish(slot, FinishReason::Failed(cause), mail);
+                self.finish(slot, FinishReason::Failed(cause), channel);
             }
-            (State::Success, Stage::Inflight) => self.finish(slot, FinishReason::HandedOver, mail),
-            _ if self.is_overdue(slot, now) => self.fail(slot, Cause::Deadline, mail),
+            (State::Success, Stage::Inflight) => {
+                self.finish(slot, FinishReason::HandedOver, channel)
+            }
+            _ if self.is_overdue(slot, now) => self.fail(slot, Cause::Deadline, channel),
             _ => self.hand_over(slot),
         }
     }
 
     fn is_overdue(&self, slot: SlotId, now: Instant) -> bool {
         let SlotEntry { request, state, .. } = &self.slots[slot];
-        // Kept KV that is claimed at the last moment has the same time again for its transfer.
+        // Kept KV that decode claims at the last moment gets the same time again for its transfer.
         let is_claimed = request.keep && state.target.is_some();
         now >= request.deadline + if is_claimed { KEPT_KV_LIFE } else { Duration::ZERO }
     }
@@ -235,11 +243,11 @@ impl PrefillWorker {
         }
         let (id, sender, pool) = (self.id, &self.sender, &mut self.pool);
         let completed =
-            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
-                hand_over_parked(id, slots, pool, sender, mail);
+            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, channel| {
+                hand_over_parked(id, slots, pool, sender, channel);
                 chunks.iter().all(|chunk| {
                     sender.status(chunk.slot).state == State::Failed
-                        || mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
+                        || channel.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
                 })
             });
         if completed {
@@ -248,7 +256,7 @@ impl PrefillWorker {
         true
     }
 
-    /// Transfers the chunks just computed. Complete prompts get their first token.
+    /// Transfers the chunks that the step computed. Complete prompts get their first token.
     fn use_chunks(&mut self, turn: &mut TurnContext<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
@@ -263,7 +271,7 @@ impl PrefillWorker {
                 (first.queue_us, first.prefill_us) = shares(&request.stamps);
                 state.aux = Some(first.to_aux(request.room));
                 state.stage = if state.target.is_some() { Stage::Inflight } else { Stage::Parked };
-                accept(request, sampled, turn.mail, turn.clock);
+                accept(request, sampled, turn.channel, turn.clock);
                 self.stats.generated(1);
                 if state.stage == Stage::Parked {
                     if request.keep && !state.awaited {
@@ -271,16 +279,16 @@ impl PrefillWorker {
                             if is_failpoint_active("KV is kept for an hour") { 120 } else { 1 };
                         request.deadline = (turn.clock)() + KEPT_KV_LIFE * life;
                     }
-                    self.tell_computed(chunk.slot, turn.mail);
+                    self.tell_computed(chunk.slot, turn.channel);
                 }
             }
             self.hand_over(chunk.slot);
         }
     }
 
-    fn tell_computed(&self, slot: SlotId, mail: &mut EngineChannel) {
+    fn tell_computed(&self, slot: SlotId, channel: &mut EngineChannel) {
         let SlotEntry { request, cached, .. } = &self.slots[slot];
-        mail.send_event(TransferEvent::Computed {
+        channel.send_event(TransferEvent::Computed {
             worker: self.id,
             slot,
             generation: request.generation,
@@ -289,17 +297,17 @@ impl PrefillWorker {
         });
     }
 
-    /// Ends a request: its transfer first, so that the mover stops.
-    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut EngineChannel) {
+    /// Ends a request. It ends the transfer first, so that the mover stops.
+    fn fail(&mut self, slot: SlotId, cause: Cause, channel: &mut EngineChannel) {
         self.sender.fail(slot, self.slots[slot].request.generation, cause);
-        self.finish(slot, FinishReason::Failed(cause), mail);
+        self.finish(slot, FinishReason::Failed(cause), channel);
     }
 
-    fn finish(&mut self, slot: SlotId, outcome: FinishReason, mail: &mut EngineChannel) {
+    fn finish(&mut self, slot: SlotId, outcome: FinishReason, channel: &mut EngineChannel) {
         self.chunks.leave(slot);
         let held = &mut self.slots[slot];
         held.state.stage = Stage::Over;
-        held.finish(outcome, &mut self.pool, mail);
+        held.finish(outcome, &mut self.pool, channel);
     }
 
     fn publish(&self) {
@@ -329,28 +337,33 @@ impl Worker for PrefillWorker {
         self.slots.capacity()
     }
 
-    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel) {
+    fn handle_command(
+        &mut self,
+        command: EngineCommand,
+        now: Instant,
+        channel: &mut EngineChannel,
+    ) {
         match command {
-            EngineCommand::Submit(request) => self.submit(request, now, mail),
+            EngineCommand::Submit(request) => self.submit(request, now, channel),
             EngineCommand::Granted { slot, generation, target, .. } => {
                 let held = self
                     .slots
                     .named(slot, generation)
                     .filter(|held| held.state.stage != Stage::Over);
                 if held.is_some_and(|held| held.state.target.is_none()) {
-                    self.granted(slot, target, now, mail);
+                    self.granted(slot, target, now, channel);
                 }
             }
             EngineCommand::Awaited { slot, generation, .. } => {
                 let Some(held) = self.slots.named(slot, generation) else { return };
                 held.state.awaited = true;
                 match held.state.stage {
-                    Stage::Bootstrapping => self.begin(slot, now, mail),
+                    Stage::Bootstrapping => self.begin(slot, now, channel),
                     Stage::Parked => {
                         // From now on decode's own deadline applies. Decode may spend it in its
                         // queue for pages.
                         held.request.deadline = held.request.deadline.max(now + REQUEST_TIME_MAX);
-                        self.tell_computed(slot, mail);
+                        self.tell_computed(slot, channel);
                     }
                     Stage::Prompt | Stage::Inflight | Stage::Over => {}
                 }
@@ -358,11 +371,11 @@ impl Worker for PrefillWorker {
             EngineCommand::Abort { slot, generation, cause, .. } => {
                 let held = self.slots.named(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
-                    self.fail(slot, cause, mail);
+                    self.fail(slot, cause, channel);
                 }
             }
             EngineCommand::Flush { worker } => {
-                mail.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
+                channel.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
             EngineCommand::SessionReady { .. } => {
                 debug_assert!(false, "a prefill worker opens no session")
@@ -372,7 +385,7 @@ impl Worker for PrefillWorker {
 
     fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity {
         self.take_ends();
-        self.sweep(turn.now, turn.mail);
+        self.sweep(turn.now, turn.channel);
         let busy = self.run_chunks(turn);
         self.publish();
         if cfg!(debug_assertions) {
@@ -387,7 +400,7 @@ fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, sender: &Sender
     let SlotEntry { request, computed, state, .. } = held;
     let (slot, generation) = (request.slot, request.generation);
     let Some(target) = state.target else { return };
-    // The destination may already hold more tokens than are computed.
+    // The destination can already hold more tokens than are computed here.
     if state.handed >= *computed || state.lease == LeaseState::Back {
         return;
     }
@@ -412,10 +425,10 @@ fn hand_over_parked(
     slots: &mut Slots<Prefill>,
     pool: &mut PagePool,
     sender: &Sender,
-    mail: &mut EngineChannel,
+    channel: &mut EngineChannel,
 ) {
     loop {
-        let granted = mail.take_early(|command| match *command {
+        let granted = channel.take_early(|command| match *command {
             EngineCommand::Granted { worker: of, slot, generation, target } if of == worker => {
                 let held = slots.named(slot, generation)?;
                 let is_open = sender.status(slot).state == State::WaitingForInput;
@@ -431,7 +444,7 @@ fn hand_over_parked(
     }
 }
 
-/// Prefill's share of the time to first token, in µs: (queue, prefill).
+/// The parts of the time to first token that pass on prefill, in µs: (queue, prefill).
 fn shares(stamps: &Stamps) -> (u32, u32) {
     let micros = |duration: Duration| u32::try_from(duration.as_micros()).unwrap_or(u32::MAX);
     let begin = stamps.admitted.unwrap_or(stamps.arrived);

@@ -15,7 +15,7 @@ use std::time::Instant;
 pub struct EngineRequest {
     /// Its id in every event.
     pub id: RequestId,
-    /// The worker of this process.
+    /// The worker of this process that runs it.
     pub worker: WorkerId,
     /// The attempt; meaningless without a hand-off.
     pub room: Room,
@@ -31,8 +31,8 @@ pub struct EngineRequest {
     /// Input ids, at least one, checked against the vocabulary. With `max_new` they fit the
     /// context.
     pub prompt: Vec<u32>,
-    /// Number of ids at the end of `prompt` that an earlier attempt generated. Penalties treat them
-    /// as output.
+    /// Number of ids at the end of `prompt` that an earlier attempt has generated. Penalties treat
+    /// them as output.
     pub resumed: u32,
     /// Ids generated so far; capacity `max_new`.
     pub output: Vec<u32>,
@@ -48,7 +48,7 @@ pub struct EngineRequest {
     pub max_new: u32,
     /// Ids that end generation (end of sequence unless ignored, stop ids of the request).
     pub stop_tokens: Vec<u32>,
-    /// End of sequence does not end it. Then its length is certain, which admission uses.
+    /// End of sequence does not end it. Admission then knows its length.
     pub ignore_eos: bool,
     /// The request fails if it has not finished by then.
     pub deadline: Instant,
@@ -57,7 +57,7 @@ pub struct EngineRequest {
 }
 
 impl EngineRequest {
-    /// Its ids so far for the prefix cache, if it uses one.
+    /// Its ids so far, for the prefix cache; `None` if it uses no cache.
     pub fn sequence(&self) -> Option<Sequence<'_>> {
         let salt = self.salt.map(|salt| {
             if is_failpoint_active("salt is not compared") { Salt::default() } else { salt }
@@ -76,7 +76,7 @@ impl EngineRequest {
     }
 }
 
-/// Times of one request on one worker. Unset times have not occurred.
+/// Times of one request on one worker. A time is unset until its event occurs.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamps {
     /// `ctl` had parsed the request.
@@ -91,7 +91,8 @@ pub struct Stamps {
     pub joined: Option<Instant>,
     /// First token left the engine.
     pub first_token: Option<Instant>,
-    /// Prefill's share of the time to first token, from the aux record: (queue, prefill) in µs.
+    /// The parts of the time to first token that passed on prefill, from the aux record: (queue,
+    /// prefill) in µs.
     pub prefill_us: Option<(u32, u32)>,
     /// Prompt tokens that were not computed for it. Set at admission; on decode, when its KV
     /// arrives.

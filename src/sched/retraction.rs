@@ -1,23 +1,23 @@
-//! Requests that give up their pages when the pool runs empty. They get new pages before any new
-//! request.
+//! Retraction: requests give up their pages if the pool runs empty. They get new pages before any
+//! new request.
 //!
 //! Owns: the queue of retracted requests, the host tier with their KV.
 //! Thread: `engine`.
-//! Invariants: KV goes to the tier or is dropped and recomputed, whichever is expected to be
-//! faster. Pages still in the prefix cache are reused in both cases. The request with the fewest
-//! generated tokens is retracted first; of equals, the one with the longest prompt. Retracted
-//! requests resume in order, if they fit. Retraction does not change the output.
-//! Not here: when it fits (`admission`), recomputing dropped KV (`chunks`).
+//! Invariants: KV goes to the tier, or is dropped and recomputed; the faster of the two by estimate
+//! is chosen. Pages that are still in the prefix cache are reused in both cases. The request with
+//! the fewest generated tokens is retracted first; among equals, the one with the longest prompt.
+//! Retracted requests resume in order, if they fit. Retraction does not change the output.
+//! Not here: whether a request fits (`admission`), recomputing dropped KV (`chunks`).
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
-use crate::kv::tier::{Stored, Tier};
+use crate::kv::tier::Tier;
 use crate::limits::{PACE_COPIED_BYTES, PREFIX_LOOKUPS_PER_TURN};
 use crate::sched::admission::PageBudget;
 use crate::sched::config::SchedConfig;
 use crate::sched::request::EngineRequest;
 use crate::sched::running_batch::Running;
-use crate::sched::slots::{SlotEntry, Slots};
+use crate::sched::slots::{RetractedKv, SlotEntry, Slots};
 use crate::sched::throughput::Throughput;
 use crate::sched::wait_queue::WaitQueue;
 use crate::sched::worker::KvMemory;
@@ -32,15 +32,6 @@ pub struct Retraction {
     tier: Tier,
     /// Bytes per second into the tier.
     copying: Throughput,
-}
-
-/// The place of a retracted request's KV.
-#[derive(Debug)]
-pub enum RetractedKv {
-    /// In the tier.
-    Stored(Stored),
-    /// Dropped, except for pages in the prefix cache.
-    Dropped,
 }
 
 impl Retraction {
@@ -101,8 +92,8 @@ impl Retraction {
         self.line.push(slot);
     }
 
-    /// Gives pages to the first retracted request that fits. Its KV is then in place, or only the
-    /// cached part is and the rest must be computed.
+    /// Gives pages to the first retracted request that fits. Afterwards all its KV is in place, or
+    /// only the cached part, and the rest must be computed.
     pub fn resume<S>(
         &mut self,
         slots: &mut Slots<S>,
@@ -154,8 +145,8 @@ fn victim<S>(running: &[SlotId], slots: &Slots<S>) -> Option<SlotId> {
     running.iter().copied().min_by_key(|&slot| cost(&slots[slot].request))
 }
 
-/// Whether copying out and in is faster than recomputing. If either time is unknown, copying
-/// measures it.
+/// Whether copying KV out and in is faster than recomputing it. If one of the times is unknown,
+/// returns true: the copy then measures its own time.
 fn pays_to_copy(copy: Option<Duration>, recompute: Option<Duration>) -> bool {
     match (copy, recompute) {
         (Some(copy), Some(recompute)) => 2 * copy <= recompute,

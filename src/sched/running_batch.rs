@@ -1,4 +1,5 @@
-//! The running batch: one token per request and step, and the rules by which a request ends.
+//! The running batch. Each step generates one token per request. This module also decides when a
+//! request ends.
 
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
@@ -35,7 +36,7 @@ impl Running {
         self.slots.is_empty()
     }
 
-    /// Adds a request with all its KV in place, except that of its last token.
+    /// Adds a request. Its KV is in place for all tokens except the last one.
     pub fn join(&mut self, slot: SlotId, request: &mut EngineRequest, now: Instant) {
         debug_assert!(self.slots.len() < self.slots.capacity() && !request.output.is_empty());
         request.stamps.joined.get_or_insert(now);
@@ -57,7 +58,7 @@ impl Running {
         self.slots.iter().map(|&slot| missing(&slots[slot].request, page_size)).sum()
     }
 
-    /// Runs one step of all requests; the pages it needs must be free. Returns the number of
+    /// Runs one step of all requests. The pages that it needs must be free. Returns the number of
     /// generated tokens, or `None` if no request runs. [`Running::next_ended`] returns the ended
     /// requests.
     pub fn step<S>(
@@ -75,8 +76,10 @@ impl Running {
         for &slot in &self.slots {
             push_row(&mut slots[slot].request, pool, kv.layout.page_size, turn);
         }
-        let gone = |mail: &mut EngineChannel| {
-            self.slots.iter().all(|&slot| mail.aborts(worker, slot, slots[slot].request.generation))
+        let gone = |channel: &mut EngineChannel| {
+            self.slots
+                .iter()
+                .all(|&slot| channel.aborts(worker, slot, slots[slot].request.generation))
         };
         if turn.forward(kv.pool(), gone) == StepEnd::Stopped {
             return Some(0);
@@ -84,7 +87,7 @@ impl Running {
         for (index, &slot) in self.slots.iter().enumerate() {
             let request = &mut *slots[slot].request;
             let sampled = turn.sample(index, request);
-            if let Some(outcome) = accept(request, sampled, turn.mail, turn.clock) {
+            if let Some(outcome) = accept(request, sampled, turn.channel, turn.clock) {
                 self.ended.push((slot, outcome));
             }
         }
@@ -125,7 +128,7 @@ fn push_row(
 pub fn accept(
     request: &mut EngineRequest,
     sampled: Sampled,
-    mail: &mut EngineChannel,
+    channel: &mut EngineChannel,
     clock: &dyn Fn() -> Instant,
 ) -> Option<FinishReason> {
     let first = request.output.is_empty().then(|| {
@@ -133,7 +136,7 @@ pub fn accept(
         request.stamps
     });
     request.output.push(sampled.token);
-    mail.send_event(RequestEvent::Token { request: request.id, sampled, first });
+    channel.send_event(RequestEvent::Token { request: request.id, sampled, first });
     if request.stop_tokens.contains(&sampled.token) {
         Some(FinishReason::Stop)
     } else if request.output.len() >= request.max_new as usize {

@@ -1,36 +1,45 @@
 //! The requests of a worker, by slot of its status table.
 //!
-//! Owns: the request boxes until they return to `ctl`. `S` is the worker's additional state of
-//! each.
+//! Owns: the request boxes until they return to `ctl`. `S` is the additional state that the worker
+//! keeps for each request.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
 use crate::kv::pool::{PagePool, Reusable};
+use crate::kv::tier::Stored;
 use crate::sched::admission::{self, Claim, PageBudget};
 use crate::sched::channel::EngineChannel;
 use crate::sched::config::SchedConfig;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::EngineRequest;
-use crate::sched::retraction::RetractedKv;
 use crate::sched::worker::Activity;
 use std::mem;
 use std::ops::{Index, IndexMut, Range};
+
+/// The place of a retracted request's KV.
+#[derive(Debug)]
+pub enum RetractedKv {
+    /// In the tier.
+    Stored(Stored),
+    /// Dropped, except for pages in the prefix cache.
+    Dropped,
+}
 
 /// A request and its progress.
 #[derive(Debug)]
 pub struct SlotEntry<S> {
     /// The request.
     pub request: Box<EngineRequest>,
-    /// Tokens with KV that a decode step needs: the prompt, or all but the last token at the time
-    /// of retraction.
+    /// Tokens that must have KV in place before a decode step: the prompt, or after a retraction
+    /// all tokens except the last one.
     pub fill: u32,
-    /// Of `fill`, the tokens with KV in place on this worker.
+    /// Tokens of `fill` with KV in place on this worker.
     pub computed: u32,
     /// Prompt tokens that were not computed for it, here or at its prefill worker.
     pub cached: u32,
     /// Prompt tokens in the prefix cache when it began to wait.
     foreseen: u32,
-    /// Number of its first pages that went through the prefix cache.
+    /// Number of its first pages that were taken from the prefix cache or put into it.
     kept: u32,
     /// Set while it has no pages because other requests needed them.
     pub retracted: Option<RetractedKv>,
@@ -44,7 +53,7 @@ impl<S> SlotEntry<S> {
         self.request.prompt.len() as u32
     }
 
-    /// Whether it fits into `room`. If that depends on its cached prefix, the check takes one of
+    /// Whether it fits into `room`. If that depends on its cached prefix, the check uses one of
     /// `lookups`.
     pub fn fits(
         &self,
@@ -91,7 +100,8 @@ impl<S> SlotEntry<S> {
         self.fill - self.computed.max(self.foreseen)
     }
 
-    /// Tokens with KV in place. A token's KV is computed when the next token is chosen.
+    /// Tokens with KV in place. The step that chooses a token computes the KV of the token before
+    /// it.
     pub fn in_place(&self) -> u32 {
         let tokens = (self.request.prompt.len() + self.request.output.len()) as u32;
         let read = !self.request.output.is_empty() && self.is_filled();
@@ -103,8 +113,8 @@ impl<S> SlotEntry<S> {
         self.foreseen = self.reusable(pool).pages * page_size;
     }
 
-    /// Tokens of whole pages that both prompts share and that this request computes now at these
-    /// positions. One pass later `other` can take them from the prefix cache.
+    /// Tokens of whole pages that both prompts share and that this request computes in the current
+    /// pass (`computed`). After the pass, `other` can take them from the prefix cache.
     pub fn shares(&self, computed: &Range<u32>, other: &SlotEntry<S>, page_size: u32) -> u32 {
         let (Some(ours), Some(theirs)) = (self.request.sequence(), other.request.sequence()) else {
             return 0;
@@ -138,6 +148,7 @@ impl<S> SlotEntry<S> {
             }
         }
         self.kept = pages.len() as u32;
+        debug_assert!(self.kept * config.page_size <= reusable, "a cache has no more than it can");
         let missing = self.fill.div_ceil(config.page_size) - self.kept;
         assert!(
             pool.allocate(missing, &mut pages),
@@ -145,16 +156,19 @@ impl<S> SlotEntry<S> {
         );
         let after = pool.counts();
         let taken = (before.free + before.cached) - (after.free + after.cached);
+        debug_assert!(taken <= self.kept + missing, "pages are taken once");
         self.request.pages = pages;
         self.foreseen = 0;
         (self.kept * config.page_size, taken + Claim::of(config, &self.request).owed())
     }
 
-    /// Gives up its pages. Afterwards `fill` is the KV that was in place.
+    /// Gives up its pages. Sets `fill` to the tokens that had KV in place.
     pub fn give_up_pages(&mut self, kept: RetractedKv, pool: &mut PagePool) {
+        debug_assert!(self.computed <= self.fill, "only what is missing is computed");
         self.fill = self.in_place();
         (self.computed, self.kept) = (0, 0);
-        self.retracted = Some(kept);
+        let before = self.retracted.replace(kept);
+        debug_assert!(before.is_none(), "a request without pages gives up none");
         pool.release(&self.request.pages);
         self.request.pages.clear();
     }
@@ -165,15 +179,21 @@ impl<S> SlotEntry<S> {
         let mut pages = mem::take(&mut self.request.pages);
         if let Some(sequence) = self.request.sequence() {
             self.kept = pool.keep(&sequence, in_place, &mut pages, self.kept);
+            debug_assert!(self.kept as usize <= pages.len(), "kept pages are the request's own");
         }
         self.request.pages = pages;
     }
 
     /// Ends it for its client: sends Finished and releases its pages. A lease over them continues.
-    pub fn finish(&mut self, outcome: FinishReason, pool: &mut PagePool, mail: &mut EngineChannel) {
+    pub fn finish(
+        &mut self,
+        outcome: FinishReason,
+        pool: &mut PagePool,
+        channel: &mut EngineChannel,
+    ) {
         self.keep(pool);
         pool.release(&self.request.pages);
-        mail.send_event(RequestEvent::Finished {
+        channel.send_event(RequestEvent::Finished {
             request: self.request.id,
             outcome,
             stamps: self.request.stamps,
@@ -187,7 +207,7 @@ impl<S> SlotEntry<S> {
 pub enum LeaseState {
     /// Not granted yet.
     None,
-    /// With the mover: the slot cannot be reused.
+    /// The mover has it, so the slot cannot be reused.
     Out,
     /// Ended.
     Back,
@@ -233,6 +253,7 @@ impl<S> Slots<S> {
                     state,
                 });
                 self.taken += 1;
+                debug_assert_eq!(self.taken, self.iter().count(), "taken slots are counted");
                 Ok(())
             }
             _ => Err(request),
@@ -246,16 +267,19 @@ impl<S> Slots<S> {
     }
 
     /// Frees the slot of a finished request after its pages and lease are back. `ctl` can reuse it.
-    pub fn let_go(&mut self, slot: SlotId, mail: &mut EngineChannel) {
-        if let Some(mut held) = self.entries[slot.index()].take() {
+    pub fn let_go(&mut self, slot: SlotId, channel: &mut EngineChannel) {
+        let held = self.entries[slot.index()].take();
+        debug_assert!(held.is_some(), "a slot is let go once");
+        if let Some(mut held) = held {
             self.taken -= 1;
+            debug_assert_eq!(self.taken, self.iter().count(), "taken slots are counted");
             held.request.pages.clear();
-            mail.send_event(RequestEvent::Released(held.request));
+            channel.send_event(RequestEvent::Released(held.request));
         }
     }
 
-    /// Whether too many of the waiting requests could not begin at once. A request can begin if its
-    /// pages are in `room` and `takes_place` grants it a place.
+    /// Whether more requests wait than allowed. Requests that can begin at once do not count: their
+    /// pages are in `room`, and `takes_place` grants them a place.
     pub fn overflow(
         &self,
         config: &SchedConfig,
@@ -287,7 +311,7 @@ impl<S> Slots<S> {
         }
     }
 
-    /// The first taken slot from `from` on. It lets a loop change entries.
+    /// The first taken slot from `from` on. A loop over it can change entries.
     pub fn next_from(&self, from: u32) -> Option<SlotId> {
         (from as usize..self.entries.len())
             .find(|&index| self.entries[index].is_some())
@@ -315,15 +339,16 @@ impl<S> IndexMut<SlotId> for Slots<S> {
     }
 }
 
-/// Returns a request without a free slot at once; `ctl` has miscounted.
-pub fn refuse(request: Box<EngineRequest>, mail: &mut EngineChannel) {
+/// Returns a request at once, because its slot is not free. This only happens if `ctl` has
+/// miscounted.
+pub fn refuse(request: Box<EngineRequest>, channel: &mut EngineChannel) {
     debug_assert!(false, "request {} names slot {}, which is not free", request.id, request.slot);
     let outcome = FinishReason::Failed(Cause::Internal);
-    mail.send_event(RequestEvent::Finished {
+    channel.send_event(RequestEvent::Finished {
         request: request.id,
         outcome,
         stamps: request.stamps,
         cached_tokens: 0,
     });
-    mail.send_event(RequestEvent::Released(request));
+    channel.send_event(RequestEvent::Released(request));
 }

@@ -1,7 +1,7 @@
 //! Statistics of a worker. The engine writes them each turn and `ctl` reads them at any time.
 //!
-//! Invariant: page counts are of one instant, so their sum is exact. The other numbers can differ
-//! slightly.
+//! Invariant: the page counts are from one instant, so their sum is exact. The other numbers can be
+//! from slightly different instants.
 
 use crate::kv::pool::{PageCounts, PagePool};
 use crate::obs::instruments::GaugeGroup;
@@ -33,7 +33,7 @@ pub struct WorkerStats {
     pub waiting_tokens: AtomicU64,
     /// Prompt tokens computed since start.
     pub prompt_tokens_total: AtomicU64,
-    /// Cached tokens since start of prompts that this worker computes. A decode worker does not
+    /// Cached tokens of prompts that this worker computes, since start. A decode worker does not
     /// count the cached tokens of transferred prompts.
     pub prompt_cached_total: AtomicU64,
     /// Prompt tokens looked up in the prefix cache since start.

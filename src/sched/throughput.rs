@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Amount per second of past work; recent work counts most.
+/// A moving average of work per second. Recent work counts most.
 #[derive(Debug)]
 pub struct Throughput {
-    /// Work of this amount or more leaves [`MEMORY`] of the weight of earlier work. Smaller work
-    /// leaves more, because fixed costs dominate its time.
+    /// A measurement of this amount or more reduces the weight of earlier work to [`MEMORY`]. A
+    /// smaller one reduces it less, because fixed costs dominate its time.
     whole: f64,
     amount: f64,
     seconds: f64,
@@ -15,7 +15,7 @@ pub struct Throughput {
 const MEMORY: f64 = 0.75;
 
 impl Throughput {
-    /// Nothing is measured yet.
+    /// A throughput without a measurement.
     pub const fn new(whole: f64) -> Throughput {
         Throughput { whole, amount: 0.0, seconds: 0.0 }
     }

@@ -1,4 +1,5 @@
-//! A wait queue in which a request that does not fit can be passed, but not for ever.
+//! A wait queue. Later requests can pass a request that does not fit, but only a bounded number of
+//! times.
 //!
 //! Invariant: no request in it has been passed more than [`PASSES_MAX`] times.
 
@@ -26,7 +27,8 @@ impl WaitQueue {
 
     /// Appends a request.
     pub fn push(&mut self, slot: SlotId) {
-        debug_assert!(self.waiting.len() < self.waiting.capacity());
+        debug_assert!(self.waiting.len() < self.waiting.capacity(), "the queue has a place");
+        debug_assert!(self.slots().all(|other| other != slot), "a request waits once");
         self.waiting.push_back(Waiting { slot, passed: 0 });
     }
 
@@ -59,6 +61,8 @@ impl WaitQueue {
         }
         let at = at?;
         *from = at;
+        let may_be_passed = |waiting: &Waiting| waiting.passed < PASSES_MAX;
+        debug_assert!(self.waiting.iter().take(at).all(may_be_passed), "passes are bounded");
         self.waiting.iter_mut().take(at).for_each(|waiting| waiting.passed += 1);
         self.waiting.remove(at).map(|waiting| waiting.slot)
     }

@@ -1,4 +1,5 @@
-//! The interface between an engine and its workers, and the resources that it lends for a turn.
+//! The interface between an engine and its workers, and the resources that the engine lends a
+//! worker for a turn.
 
 use crate::ids::WorkerId;
 use crate::kv::layout::KvLayout;
@@ -21,7 +22,8 @@ use std::time::Instant;
 pub enum Activity {
     /// No request is left: step at the next command.
     Idle,
-    /// Requests wait for a transfer or their deadline: step at news or soon, whichever is first.
+    /// Requests wait for a transfer or their deadline: step at the next event, but soon in any
+    /// case.
     Waiting,
     /// Something was computed: step at once.
     Busy,
@@ -36,10 +38,10 @@ pub trait Worker: Send {
     fn slots(&self) -> usize;
 
     /// Handles one command addressed to it.
-    fn handle_command(&mut self, command: EngineCommand, now: Instant, mail: &mut EngineChannel);
+    fn handle_command(&mut self, command: EngineCommand, now: Instant, channel: &mut EngineChannel);
 
-    /// One turn: news of transfers, deadlines, admission, at most one prefill chunk and one decode
-    /// step.
+    /// One turn: checks transfers and deadlines, admits requests, and runs at most one prefill
+    /// chunk and one decode step.
     fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity;
 }
 
@@ -72,7 +74,7 @@ pub struct TurnContext<'a> {
     /// Chooses tokens.
     pub sampler: &'a mut Sampler,
     /// Commands and events, from and to `ctl`.
-    pub mail: &'a mut EngineChannel,
+    pub channel: &'a mut EngineChannel,
     /// The time inside the turn.
     pub clock: &'a dyn Fn() -> Instant,
     /// Counts turns and layers.
@@ -80,27 +82,28 @@ pub struct TurnContext<'a> {
 }
 
 impl TurnContext<'_> {
-    /// Runs the batch. Events sent so far (first tokens of arrived prompts, leased pages) reach
-    /// `ctl` before the pass. Between layers commands are pulled, and the step stops if `gone`
-    /// returns true: no request needs the result any more. `gone` can also take commands early.
+    /// Runs the batch. Before the pass, it wakes `ctl` for the events sent so far (first tokens of
+    /// arrived prompts, leased pages). Between layers it pulls commands, and stops the step if
+    /// `gone` returns true, because then no request needs the result. `gone` can also take commands
+    /// early.
     pub fn forward(
         &mut self,
         kv: KvPool<'_>,
         mut gone: impl FnMut(&mut EngineChannel) -> bool,
     ) -> StepEnd {
-        let TurnContext { forward, batch, mail, progress, .. } = self;
-        mail.flush();
+        let TurnContext { forward, batch, channel, progress, .. } = self;
+        channel.flush();
         forward.step(batch, kv, &mut |_layer| {
             progress.fetch_add(1, Ordering::Relaxed);
-            mail.pull_commands();
-            if gone(mail) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            channel.pull_commands();
+            if gone(channel) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
     }
 
     /// The next token of `request` from the `index`-th logits of the batch.
     pub fn sample(&mut self, index: usize, request: &EngineRequest) -> Sampled {
         let resumed =
-            if is_failpoint_active("what was told counts as prompt") { 0 } else { request.resumed };
+            if is_failpoint_active("resumed tokens count as prompt") { 0 } else { request.resumed };
         let (prompt, resumed) = request.prompt.split_at(request.prompt.len() - resumed as usize);
         let context = TokenHistory { prompt, resumed, output: &request.output };
         let position = (request.prompt.len() + request.output.len()) as u32;

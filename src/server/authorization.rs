@@ -1,13 +1,13 @@
-//! Whether a request is allowed: API keys, and no requests that a browser sends for a web page.
+//! Checks whether a request is allowed: it has an API key, and no browser sends it for a web page.
 //!
 //! Thread: `ctl`. Not here: the proof of a cluster key (`registry::proof`, `wire::auth`).
 
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
 use crate::config::secret::Secret;
 use crate::http::Request;
 
-/// Checks that a request carries one of `keys`, if there are any. The comparison takes the same
-/// time wherever a key differs.
+/// Checks that a request carries one of `keys`, if there are any. The time of the comparison does
+/// not depend on where the keys differ.
 pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
     if keys.is_empty() {
         return Ok(());
@@ -22,21 +22,21 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
     } else {
         Err(ApiError::new(
             401,
-            "invalid_api_key",
+            ErrorCode::InvalidApiKey,
             "this server requires an API key as a bearer token",
         ))
     }
 }
 
 /// Refuses requests that a browser sends for a web page. Any page can make a browser send a POST to
-/// any host that it reaches, and no page should change a process.
+/// any host that the browser reaches. No page should change a process.
 pub fn refuse_browser_request(request: &Request) -> Result<(), ApiError> {
     match request.head.headers.get("origin") {
         None => Ok(()),
         Some(_) => Err(ApiError::new(
             403,
-            "not_trusted",
-            "a request with an Origin header, from a web page, is not accepted",
+            ErrorCode::NotTrusted,
+            "a request with an Origin header comes from a web page and is refused",
         )),
     }
 }

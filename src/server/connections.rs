@@ -1,13 +1,14 @@
 //! HTTP connections of clients: requests from bytes, and bytes from responses.
 //!
-//! Thread: `ctl`. A connection has one request at a time; pipelined ones wait in the socket. A
-//! client that is idle, or sends an incomplete request, for too long is closed. A client that
-//! leaves while its response is due becomes [`ClientEvent::Disconnected`]. A client that only
-//! closed its sending side still gets its response. To tell the two apart, the server sends bytes
-//! without meaning, which a departed client refuses. Invariant: all held bodies are bounded in
-//! total, including those of unanswered requests.
+//! Thread: `ctl`. A connection has one request at a time; pipelined ones wait in the socket. The
+//! server closes a client that is idle, or leaves a request incomplete, for too long. A client that
+//! disconnects while its response is due causes [`ClientEvent::Disconnected`]. A client that only
+//! closed its sending side still gets its response. The server tells the two apart by bytes without
+//! meaning: a disconnected client refuses them. Invariant: the total size of held bodies,
+//! unanswered requests included, is bounded.
 
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
+use crate::cause::Cause;
 use crate::http::response::{CONTINUE, JSON, PROCESSING, Response};
 use crate::http::{
     BodyStream, Exchange, HttpError, HttpLimits, Request, RequestDecoder, ResponseWriter, Version,
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Events from clients.
 #[derive(Debug)]
 pub enum ClientEvent {
-    /// A whole request; its response is due, by [`Connections::send_response`] or
+    /// A whole request. The caller must answer by [`Connections::send_response`] or
     /// [`Connections::open_stream`].
     Request(ConnId, Box<Request>),
     /// The client left while its response was due.
@@ -36,11 +37,11 @@ struct Client {
     decoder: RequestDecoder,
     /// The response that is due.
     due: Option<PendingResponse>,
-    /// When it is closed if it stays idle or its request stays incomplete.
+    /// Deadline for the next request, or for the rest of an incomplete one.
     until: Instant,
-    /// When its last bytes came.
+    /// Time of its last bytes.
     heard: Instant,
-    /// It sends nothing more.
+    /// Whether the client has closed its sending side.
     half_closed: bool,
     /// Bytes of its body that are held.
     held: usize,
@@ -85,7 +86,7 @@ impl Default for Connections {
 }
 
 impl Connections {
-    /// No connections yet; `limits` apply to their requests.
+    /// Creates the state without connections. `limits` apply to their requests.
     pub fn with_limits(limits: HttpLimits) -> Connections {
         Connections {
             limits,
@@ -311,7 +312,7 @@ impl Connections {
                         "the request did not arrive in time: it has {most} s, and one more second \
                          for each {rate} bytes of its body, and must not pause for {most} s"
                     );
-                    self.turn_away(reactor, conn, &ApiError::new(408, "deadline", why));
+                    self.turn_away(reactor, conn, &ApiError::from_cause(Cause::Deadline, why));
                 }
                 false => self.end(reactor, conn),
             }
@@ -331,8 +332,8 @@ impl Connections {
                     + request.as_ref().map_or(0, |request| request.body.len());
                 let before = std::mem::replace(&mut client.held, held);
                 self.held = self.held - before + held;
-                // Bodies of usual length are always accepted, so that a few large ones do not block
-                // other clients.
+                // Bodies of usual length are always accepted, so that a few large bodies do not
+                // block other clients.
                 if held > HTTP_BODY_USUAL && self.held > self.held_max {
                     let why =
                         format!("the bodies of all requests are more than {} bytes", self.held_max);
@@ -381,10 +382,11 @@ impl Connections {
         if matches!(error, HttpError::BodyTooLarge { .. }) {
             message.push_str(" (--max-payload-size)");
         }
-        self.turn_away(reactor, conn, &ApiError::new(error.status(), "bad_http", message));
+        self.turn_away(reactor, conn, &ApiError::new(error.status(), ErrorCode::BadHttp, message));
     }
 
-    /// Answers a request that is not read completely. The bytes after it cannot be interpreted.
+    /// Answers a request that was not read completely, and closes the connection, because its next
+    /// bytes have no known meaning.
     fn turn_away(&mut self, reactor: &mut Reactor, conn: ConnId, error: &ApiError) {
         let mut out = Vec::new();
         let mut writer = ResponseWriter::new(&mut out, Exchange::last(), error.status);
@@ -422,7 +424,7 @@ impl Connections {
                 self.send(reactor, conn, &out);
             }
             // The response comes in pieces, and each piece shows whether the client is there.
-            // Inside an event no byte is without meaning.
+            // Inside an event, every byte has a meaning.
             Some(PendingResponse { stream: Some(_), .. }) => {}
             _ => self.gone(reactor, conn),
         }

@@ -84,7 +84,7 @@ fn bodies_are_bounded_in_total() {
     // An announced length reserves no memory.
     post(&mut second, 300 << 10, 12 << 10);
     server.turn_until(|connections| connections.held == 412 << 10);
-    // A body of usual length is accepted whatever others hold.
+    // A body of usual length is accepted, even if others hold many bytes.
     post(&mut third, 12 << 10, 12 << 10);
     let (usual, _) = server.request();
     second.write_all(&vec![b'x'; 120 << 10]).unwrap();
@@ -104,8 +104,8 @@ fn bodies_are_bounded_in_total() {
     assert_eq!(server.connections.held, 0);
 }
 
-/// Bytes without meaning tell a half-closed client from one that left: only the second refuses
-/// them.
+/// Bytes without meaning distinguish a half-closed client from a disconnected one: only the second
+/// refuses them.
 #[test]
 fn who_has_gone_is_not_taken_for_half_closed() {
     for is_stream in [false, true] {
@@ -195,7 +195,7 @@ fn who_sends_slowly_is_told_when_it_is_too_slow() {
     assert_eq!(server.connections.count(), 0);
     let answer = server.rest(client);
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("timeout_error"), "{answer}");
-    // Fast bytes at the start do not pay for a pause.
+    // Fast bytes at the start allow no longer pause later.
     let mut still = server.client();
     server.ahead = Duration::ZERO;
     let begun = Instant::now();

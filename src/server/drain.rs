@@ -1,12 +1,12 @@
-//! How a process ends after SIGTERM or `POST /drain`: it accepts nothing new, finishes its work,
+//! The end of a process after SIGTERM or `POST /drain`: it accepts nothing new, finishes its work,
 //! reports that it drains, and exits.
 //!
 //! ```text
 //! serves ──SIGTERM, POST /drain──▶ drains ──idle, flushed, every client notified──▶ ended
 //! ```
-//! Thread: `ctl`. No I/O: callers pass the remaining work, and get the outcome. Invariants:
-//! accepted work is finished. A client with an open connection, such as a router, has time to
-//! notice the drain first, so no request hits the exit. Not here: the refusal of new requests
+//! Thread: `ctl`. No I/O: callers pass the remaining work and get the outcome. Invariants: accepted
+//! work is finished. A client with an open connection, such as a router, has time to notice the
+//! drain before the exit, so no request is lost. Not here: the refusal of new requests
 //! (`worker::routes`, `router::routes`).
 
 use crate::limits::{DRAIN_DONE_TIME, DRAIN_FLUSH_TIME, DRAIN_NOTICE_TIME, DRAIN_TIME_MAX};
@@ -18,7 +18,7 @@ use std::time::Instant;
 pub enum DrainOutcome {
     /// Every request was answered.
     Drained,
-    /// The time was up or a second signal came, and requests were cut off.
+    /// The time was over or a second signal came, and requests were cut off.
     CutOff,
 }
 
@@ -31,16 +31,16 @@ pub struct RemainingWork {
     pub queued: usize,
     /// Open connections of clients.
     pub clients: usize,
-    /// Hand-offs that are complete here, but not yet confirmed by their destinations. The end of
-    /// the link would discard data that a destination has not checked.
+    /// Hand-offs that are complete here, but not yet confirmed by their destinations. If the link
+    /// ended now, data that a destination has not checked would be lost.
     pub unconfirmed: usize,
 }
 
-/// Whether, and since when, a process drains.
+/// Whether a process drains, and since when.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Drain {
     begun: Option<Instant>,
-    /// Since when no request runs.
+    /// Time since which no request runs.
     idle: Option<Instant>,
     signalled: bool,
 }
@@ -68,7 +68,7 @@ impl Drain {
         if left.busy || left.queued > 0 { DrainOutcome::CutOff } else { DrainOutcome::Drained }
     }
 
-    /// The outcome, once the drain has ended.
+    /// The outcome of the drain. `None` before its end.
     pub fn poll_outcome(&mut self, left: RemainingWork, now: Instant) -> Option<DrainOutcome> {
         let begun = self.begun?;
         if left.busy && !is_failpoint_active("drain does not wait for requests") {

@@ -1,7 +1,7 @@
 //! Common parts of the HTTP servers of worker and router: client connections, drain, reload of keys
 //! and certificates, role change.
 //!
-//! Thread: `ctl`. Not here: what a request means (`worker`, `router`), bodies (`api`).
+//! Thread: `ctl`. Not here: the meaning of a request (`worker`, `router`), bodies (`api`).
 
 pub mod authorization;
 pub mod connections;

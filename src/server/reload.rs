@@ -1,11 +1,12 @@
-//! Reloads certificate and key files while the process runs: on SIGHUP, and after a file changed.
+//! Reloads files of certificates and keys while the process runs: on SIGHUP, and after a file has
+//! changed.
 //!
-//! Thread: `ctl`; the files are small and bounded. Invariants: a changed file is read after two
-//! checks found it unchanged, so it is not read while it is written. A file that cannot be read or
-//! is invalid is logged once and changes nothing; the read is tried again. Not here: the users of
-//! the files (`worker::service`, `router`).
+//! Thread: `ctl`; the files are small and bounded. Invariants: a changed file is read only after
+//! two checks in a row have found it the same. It is therefore not read during a write. A file that
+//! is unreadable or invalid is logged once and changes nothing; the read is tried again. Not here:
+//! the users of the files (`worker::service`, `router`).
 
-use crate::config::FrontConfig;
+use crate::config::ServerConfig;
 use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
 use crate::net::{Authorities, Credentials, Reactor};
@@ -25,7 +26,7 @@ pub enum ReloadedFile {
     Authorities(Authorities),
     /// API keys; a client must present one of them.
     ApiKeys(Vec<Secret>),
-    /// Cluster keys; a peer must prove one of them. The first one is proved to peers.
+    /// Cluster keys; a peer must prove one of them. The worker proves the first one to its peers.
     ClusterKeys(Vec<Secret>),
 }
 
@@ -56,7 +57,7 @@ impl FileKind {
 struct Group {
     what: FileKind,
     files: Vec<PathBuf>,
-    /// `read`: stamps when the files were read; `last`: stamps at the last check.
+    /// `read`: stamps at the time of the last read; `last`: stamps at the last check.
     read: Vec<Stamp>,
     last: Vec<Stamp>,
     /// Why the last read failed.
@@ -132,13 +133,13 @@ pub struct Reload {
 
 impl Reload {
     /// Watches the files of these settings.
-    pub fn new(front: &FrontConfig, cluster_keys: &[Secret], now: Instant) -> Reload {
+    pub fn new(server: &ServerConfig, cluster_keys: &[Secret], now: Instant) -> Reload {
         let files =
             |keys: &[Secret]| keys.iter().map(|key| key.source().to_owned()).collect::<Vec<_>>();
         let credentials =
-            front.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
+            server.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
         // All API keys are in one file.
-        let api_keys = files(&front.api_keys[..front.api_keys.len().min(1)]);
+        let api_keys = files(&server.api_keys[..server.api_keys.len().min(1)]);
         let groups = [
             Group::new(FileKind::Credentials, credentials.collect()),
             Group::new(FileKind::ApiKeys, api_keys),

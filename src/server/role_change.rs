@@ -1,5 +1,5 @@
-//! How a worker changes its role: it accepts nothing new, finishes its work, and is rebuilt in the
-//! same process, under the same port.
+//! The role change of a worker: it accepts nothing new, finishes its work, and is rebuilt in the
+//! same process, at the same port.
 //!
 //! ```text
 //!          POST /role           no request, hand-off or registry entry left
@@ -11,7 +11,7 @@
 //! accepted work is finished, as in a drain. Not here: the refusal of new requests
 //! (`worker::routes`), the parts of a role (`process`).
 
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
 use crate::ids::Role;
 use crate::limits::{DRAIN_DONE_TIME, ROLE_CHANGE_TIME, ROLE_CHANGE_TIME_MAX};
 use crate::server::drain::RemainingWork;
@@ -19,9 +19,6 @@ use crate::stdx::failpoint::is_failpoint_active;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::time::{Duration, Instant};
-
-/// Error code of a worker that can never have the requested role.
-pub const NOT_POSSIBLE: &str = "role_not_possible";
 
 /// Characters of a wrong value that an error repeats.
 const SHOWN: usize = 40;
@@ -102,7 +99,7 @@ pub enum RoleChangeAction {
 struct PendingChange {
     to: Role,
     until: Instant,
-    /// Since when no request runs.
+    /// Time since which no request runs.
     idle: Option<Instant>,
 }
 
@@ -110,7 +107,7 @@ struct PendingChange {
 #[derive(Debug)]
 pub struct RoleChange {
     role: Role,
-    /// Roles that it cannot have, with the reasons.
+    /// Roles that the worker cannot have, with the reasons.
     barred: Vec<(Role, String)>,
     change: Option<PendingChange>,
     changes: u64,
@@ -152,7 +149,7 @@ impl RoleChange {
         self.role
     }
 
-    /// Number of rebuilds for a change, whether it succeeded or not.
+    /// Number of rebuilds for changes, including failed changes.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -162,9 +159,9 @@ impl RoleChange {
         self.change.is_some()
     }
 
-    /// Whether it refuses new requests because of a change.
+    /// Whether the worker refuses new requests because of a change.
     pub fn takes_nothing(&self) -> bool {
-        self.is_changing() && !is_failpoint_active("who changes its role takes new requests")
+        self.is_changing() && !is_failpoint_active("worker in a role change takes new requests")
     }
 
     /// The role and the number of changes, in the form of the [`TAKEN_FOR`] header.
@@ -172,8 +169,8 @@ impl RoleChange {
         format!("{}/{}", self.role, self.changes)
     }
 
-    /// Whether the worker still is what a router takes it for. Its role may have changed, or
-    /// changed and changed back with other ports.
+    /// Whether `taken_for` still names this worker's role and number of changes. The role can have
+    /// changed, or changed twice, with new ports.
     pub fn is_taken_for(&self, taken_for: &str) -> bool {
         let is_role = taken_for == self.role.to_string();
         is_role
@@ -195,7 +192,7 @@ impl RoleChange {
             Some(change) if change.to == to => return Ok(false),
             Some(change) => {
                 let why = format!("this worker is changing to a {} worker", change.to);
-                return Err(ApiError::new(409, "role_changes", why));
+                return Err(ApiError::new(409, ErrorCode::RoleChanges, why));
             }
             None if to == self.role => return Ok(false),
             None => {}
@@ -203,7 +200,7 @@ impl RoleChange {
         if let Some((_, why)) = self.barred.iter().find(|(barred, _)| *barred == to) {
             return Err(ApiError::new(
                 409,
-                NOT_POSSIBLE,
+                ErrorCode::RoleNotPossible,
                 format!("this worker cannot be a {to} worker: {why}"),
             ));
         }
@@ -222,8 +219,8 @@ impl RoleChange {
             return is_up.then_some(RoleChangeAction::GiveUp);
         }
         let idle = *change.idle.get_or_insert(now);
-        // The end of the link would discard data that a destination has not checked. A silent
-        // destination has had its time.
+        // If the link ended now, data that a destination has not checked would be lost. A silent
+        // destination does not delay the change further.
         let is_heard =
             left.unconfirmed == 0 || is_failpoint_active("change of role does not wait for Done");
         (is_heard || now >= idle + DRAIN_DONE_TIME).then_some(RoleChangeAction::Apply(change.to))
@@ -272,10 +269,10 @@ mod tests {
 
     fn asked(now: Instant) -> (RoleChange, RoleChangeRequest) {
         let wanted = RoleChangeRequest::parse(br#"{"role": "decode"}"#).unwrap();
-        let mut turning = RoleChange::new(Role::Prefill, vec![(Role::Mixed, "no reason".into())]);
-        assert_eq!(turning.poll_action(NOTHING, now), None, "no change was requested");
-        assert!(turning.request_change(wanted, now).unwrap());
-        (turning, wanted)
+        let mut change = RoleChange::new(Role::Prefill, vec![(Role::Mixed, "no reason".into())]);
+        assert_eq!(change.poll_action(NOTHING, now), None, "no change was requested");
+        assert!(change.request_change(wanted, now).unwrap());
+        (change, wanted)
     }
 
     #[test]
@@ -317,26 +314,26 @@ mod tests {
     #[test]
     fn what_runs_is_finished_and_what_was_written_is_seen_first() {
         let now = Instant::now();
-        let (mut turning, _) = asked(now);
-        assert_eq!(turning.poll_action(BUSY, now + MOMENT), None);
+        let (mut change, _) = asked(now);
+        assert_eq!(change.poll_action(BUSY, now + MOMENT), None);
         let unheard = RemainingWork { unconfirmed: 1, ..NOTHING };
-        assert_eq!(turning.poll_action(unheard, now + MOMENT), None);
+        assert_eq!(change.poll_action(unheard, now + MOMENT), None);
         assert_eq!(
-            turning.poll_action(NOTHING, now + MOMENT),
+            change.poll_action(NOTHING, now + MOMENT),
             Some(RoleChangeAction::Apply(Role::Decode))
         );
         assert_eq!(
-            turning.poll_action(unheard, now + MOMENT + DRAIN_DONE_TIME),
+            change.poll_action(unheard, now + MOMENT + DRAIN_DONE_TIME),
             Some(RoleChangeAction::Apply(Role::Decode))
         );
-        assert_eq!(turning.role(), Role::Prefill, "the change is not finished");
-        turning.finish_change(Ok(()));
+        assert_eq!(change.role(), Role::Prefill, "the change is not finished");
+        change.finish_change(Ok(()));
         assert_eq!(
-            (turning.role(), turning.changes(), turning.is_changing()),
+            (change.role(), change.changes(), change.is_changing()),
             (Role::Decode, 1, false)
         );
-        assert_eq!(turning.poll_action(NOTHING, now + MOMENT), None);
-        let is_taken_for = |taken_for| turning.is_taken_for(taken_for);
+        assert_eq!(change.poll_action(NOTHING, now + MOMENT), None);
+        let is_taken_for = |taken_for| change.is_taken_for(taken_for);
         assert!(["decode", "decode/1"].into_iter().all(is_taken_for));
         assert!(
             !["prefill", "prefill/0", "prefill/1", "decode/0", "decode/2", ""]
@@ -348,46 +345,46 @@ mod tests {
     #[test]
     fn what_takes_too_long_is_given_up_and_told() {
         let now = Instant::now();
-        let (mut turning, wanted) = asked(now);
+        let (mut change, wanted) = asked(now);
         let late = now + wanted.patience;
-        assert_eq!(turning.poll_action(BUSY, late - MOMENT), None);
-        assert_eq!(turning.poll_action(BUSY, late), Some(RoleChangeAction::GiveUp));
-        turning.fail_change("too long".into());
+        assert_eq!(change.poll_action(BUSY, late - MOMENT), None);
+        assert_eq!(change.poll_action(BUSY, late), Some(RoleChangeAction::GiveUp));
+        change.fail_change("too long".into());
         assert_eq!(
-            (turning.role(), turning.changes(), turning.is_changing()),
+            (change.role(), change.changes(), change.is_changing()),
             (Role::Prefill, 0, false)
         );
-        let told = serde_json::to_value(turning.status(3)).unwrap();
+        let told = serde_json::to_value(change.status(3)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "too long"}));
         assert_eq!((&told["status"], &told["running"]), (&"serving".into(), &3.into()));
-        assert!(turning.request_change(wanted, late).unwrap(), "a change can be requested again");
-        assert!(serde_json::to_value(turning.status(0)).unwrap().get("failed").is_none());
+        assert!(change.request_change(wanted, late).unwrap(), "a change can be requested again");
+        assert!(serde_json::to_value(change.status(0)).unwrap().get("failed").is_none());
     }
 
     #[test]
     fn what_cannot_be_had_leaves_the_role_and_yet_makes_it_new() {
         let now = Instant::now();
-        let (mut turning, _) = asked(now);
-        turning.finish_change(Err("no port".into()));
+        let (mut change, _) = asked(now);
+        change.finish_change(Err("no port".into()));
         assert_eq!(
-            (turning.role(), turning.changes(), turning.is_changing()),
+            (change.role(), change.changes(), change.is_changing()),
             (Role::Prefill, 1, false)
         );
-        let told = serde_json::to_value(turning.status(0)).unwrap();
+        let told = serde_json::to_value(change.status(0)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "no port"}));
     }
 
     #[test]
     fn one_change_at_a_time_and_none_that_cannot_be() {
         let now = Instant::now();
-        let (mut turning, wanted) = asked(now);
-        assert!(!turning.request_change(wanted, now).unwrap(), "the change is in progress");
+        let (mut change, wanted) = asked(now);
+        assert!(!change.request_change(wanted, now).unwrap(), "the change is in progress");
         let to = |role| RoleChangeRequest { role, ..wanted };
-        assert_eq!(turning.request_change(to(Role::Prefill), now).unwrap_err().status, 409);
-        turning.finish_change(Ok(()));
-        assert!(!turning.request_change(wanted, now).unwrap(), "it already has the role");
-        let why = turning.request_change(to(Role::Mixed), now).unwrap_err();
+        assert_eq!(change.request_change(to(Role::Prefill), now).unwrap_err().status, 409);
+        change.finish_change(Ok(()));
+        assert!(!change.request_change(wanted, now).unwrap(), "it already has the role");
+        let why = change.request_change(to(Role::Mixed), now).unwrap_err();
         assert!(why.status == 409 && why.message.contains("no reason"), "{why:?}");
-        assert!(!turning.is_changing());
+        assert!(!change.is_changing());
     }
 }

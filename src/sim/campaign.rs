@@ -17,15 +17,16 @@ use std::time::Instant;
 const REQUESTS: u32 = 100;
 /// and its maximum.
 const REQUESTS_MAX: u32 = 4096;
-/// Most workers per role: sessions are few, and every pair is tried after the faults.
+/// Maximum number of workers per role, because sessions are few and every pair is tried after the
+/// faults.
 const WORKERS_MAX: u32 = 16;
 
-/// What to run.
+/// A series of runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Campaign {
     /// The first seed.
     pub seed: u64,
-    /// How many seeds.
+    /// Number of seeds.
     pub seeds: u64,
     /// The size of each run.
     pub scale: Scale,
@@ -37,8 +38,7 @@ impl Campaign {
     /// Reads the flags.
     ///
     /// # Errors
-    /// A flag is for `--load` alone, a size is out of range, or the last seed does not fit into 64
-    /// bits.
+    /// A flag needs `--load`, a size is out of range, or the last seed does not fit into 64 bits.
     pub fn new(flags: &SimFlags) -> Result<Campaign, ConfigError> {
         let SimFlags {
             seed,
@@ -54,7 +54,7 @@ impl Campaign {
             command: _,
         } = *flags;
         if let Some(flag) = load.first_typed() {
-            let why = format!("{flag} has no meaning without it");
+            let why = format!("{flag} has no effect without it");
             return Err(ConfigError::Missing { flag: "--load", why });
         }
         let requests = requests.unwrap_or(REQUESTS);
@@ -69,7 +69,7 @@ impl Campaign {
             }
         }
         if seed.checked_add(seeds - 1).is_none() {
-            let limit = format!("the last seed is {}, and the first here {seed}", u64::MAX);
+            let limit = format!("the largest seed is {}, and the first seed is {seed}", u64::MAX);
             return Err(ConfigError::Value { flag: "--seeds", value: seeds.to_string(), limit });
         }
         let scale = Scale { prefill, decode, requests, faults: !calm, transfer, flow };
@@ -136,7 +136,7 @@ impl Campaign {
         result
     }
 
-    /// The message about a seed that fails, with the command that replays it.
+    /// The message about a seed that fails, with the command that repeats it.
     pub fn tell(&self, seed: u64, failure: &SeedFailure) -> String {
         let SeedFailure { by, what, at, room } = failure;
         let Scale { prefill, decode, requests, faults, transfer, flow } = self.scale;
@@ -159,7 +159,7 @@ impl Campaign {
     }
 }
 
-/// What a cause means for a simulated request.
+/// The meaning of a cause for a simulated request.
 fn meaning(cause: &str) -> &'static str {
     match Cause::named(cause) {
         Some(Cause::ClientGone) => "its client left",
@@ -178,7 +178,7 @@ fn meaning(cause: &str) -> &'static str {
     }
 }
 
-/// Adds a seed's report to the sum. The rooms stay those of the first seed.
+/// Adds a seed's report to the sum. The rooms of the first seed stay.
 fn add(sum: &mut SeedReport, report: SeedReport) {
     sum.hash = report.hash;
     sum.happenings += report.happenings;
@@ -198,8 +198,8 @@ fn add(sum: &mut SeedReport, report: SeedReport) {
     }
 }
 
-/// Runs a plan to its end, or to the first violation. A panic of production code is a violation
-/// too. The lines are the trace of the selected room.
+/// Runs a plan to its end or to the first violation. A panic of production code is also a
+/// violation. The lines are the trace of the selected room.
 pub fn run(plan: &Plan, trace: Option<Room>) -> (Result<SeedReport, SeedFailure>, Vec<String>) {
     let mut cluster = None;
     let all = || cluster.insert(Cluster::new(plan, trace)).run();

@@ -1,5 +1,5 @@
 //! The faults of a cluster, drawn from the seed. Each seed has only some kinds of faults, so that
-//! sometimes one kind occurs alone. Not here: how each fault is carried out (`cluster`).
+//! some seeds have only one kind. Not here: the injection of faults (`cluster`).
 
 use super::process::Thread;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
@@ -9,7 +9,7 @@ use std::fmt;
 /// The router's host number, which no process has.
 pub const ROUTER: usize = usize::MAX;
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A control connection is reset.
@@ -25,14 +25,14 @@ pub enum Fault {
         /// Time until it is started again.
         down: Nanos,
     },
-    /// A process stands still.
+    /// A process pauses.
     Pause {
         /// The process.
         host: usize,
         /// How long.
         time: Nanos,
     },
-    /// One thread of a process stands still.
+    /// One thread of a process stalls.
     Stall {
         /// The process.
         host: usize,
@@ -45,9 +45,9 @@ pub enum Fault {
     Part {
         /// The sender, which can be [`ROUTER`].
         from: usize,
-        /// The receiver, which can be [`ROUTER`] as well.
+        /// The receiver, which can also be [`ROUTER`].
         to: usize,
-        /// Whether the other direction loses packets, too.
+        /// Whether the other direction also loses packets.
         both: bool,
         /// How long.
         time: Nanos,
@@ -74,7 +74,7 @@ pub enum Fault {
     Slow {
         /// The process.
         host: usize,
-        /// How many times slower.
+        /// Factor of its times.
         factor: u64,
         /// How long.
         time: Nanos,
@@ -93,20 +93,20 @@ pub enum Fault {
         /// How long.
         time: Nanos,
     },
-    /// A process is asked to drain. Another one is started when it has ended.
+    /// A process gets the order to drain. Another one starts after its end.
     Drain {
         /// The process.
         host: usize,
         /// Time from its end to that start.
         down: Nanos,
     },
-    /// A worker is asked to change its role.
+    /// A worker gets the order to change its role.
     Turn {
         /// The process.
         host: usize,
-        /// How long its requests can take to end.
+        /// Time limit for the end of its requests.
         patience: Nanos,
-        /// How long the rebuild of the worker takes.
+        /// Duration of the rebuild of the worker.
         still: Nanos,
     },
     /// A request is aborted.
@@ -116,7 +116,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// How long it lasts; 0 for an instantaneous fault.
+    /// Its duration; 0 for an instantaneous fault.
     pub fn time(self) -> Nanos {
         match self {
             Fault::Crash { down: time, .. }
@@ -232,7 +232,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Draws the faults of a cluster with these workers. Requests come for `span`.
+    /// Draws the faults of a cluster with these workers. Requests arrive during `span`.
     pub fn draw(dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) -> FaultPlan {
         let kinds: Vec<u64> = (0..dice.range_u64(1, 4)).map(|_| dice.range_u64(0, 12)).collect();
         let hosts = prefill + decode;
@@ -240,63 +240,8 @@ impl FaultPlan {
             .map(|_| {
                 let at = dice.range_u64(0, span);
                 let host = dice.next_u64() as usize % hosts;
-                let fault = match dice.pick(&kinds) {
-                    0 => Fault::Cut,
-                    1 => Fault::Crash {
-                        host,
-                        silent: dice.one_in(3),
-                        down: dice.pick(&[
-                            MILLI,
-                            300 * MILLI,
-                            1500 * MILLI,
-                            3 * SECOND,
-                            12 * SECOND,
-                        ]),
-                    },
-                    2 => Fault::Pause {
-                        host,
-                        time: dice.pick(&[
-                            50 * MILLI,
-                            600 * MILLI,
-                            1900 * MILLI,
-                            2500 * MILLI,
-                            6 * SECOND,
-                        ]),
-                    },
-                    kind @ (3 | 7) => {
-                        let pair = [
-                            dice.next_u64() as usize % prefill,
-                            prefill + dice.next_u64() as usize % decode,
-                        ];
-                        let (one, other) =
-                            if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
-                        let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
-                        let time =
-                            dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
-                        Fault::Part { from, to, both: dice.one_in(2), time }
-                    }
-                    4 => {
-                        let time = dice.pick(&[200 * MILLI, 2 * SECOND]);
-                        Fault::Slow { host, factor: dice.pick(&[10, 100, 1000]), time }
-                    }
-                    5 => {
-                        Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) }
-                    }
-                    6 => Fault::Stall {
-                        host,
-                        thread: dice.pick(&Thread::ALL),
-                        time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
-                    },
-                    8 => Fault::CutCall,
-                    9 => Fault::Hang {
-                        host,
-                        time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]),
-                    },
-                    10 => Fault::Drain { host, down: dice.pick(&[MILLI, SECOND, 6 * SECOND]) },
-                    11 => Fault::Abort,
-                    _ => Fault::Leave,
-                };
-                (at, fault)
+                let kind = dice.pick(&kinds);
+                (at, draw_fault(dice, kind, host, [prefill, decode]))
             })
             .collect();
         if dice.one_in(2) {
@@ -342,8 +287,8 @@ impl FaultPlan {
         self.list.sort_by_key(|&(at, _)| at);
     }
 
-    /// Adds role changes. The first worker of each role keeps its role, so that no role is left
-    /// without workers if the others die. In some clusters nothing else happens.
+    /// Adds role changes. The first worker of each role keeps its role, so that no role is without
+    /// workers if the others die. In some clusters, role changes are the only faults.
     pub fn draw_turns(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
         if dice.one_in(3) {
             (self.list, self.twice) = (Vec::new(), 0);
@@ -365,8 +310,8 @@ impl FaultPlan {
         self.list.iter().any(|(_, fault)| matches!(fault, Fault::Turn { .. }))
     }
 
-    /// Slows the workers that drain, so that they have long requests to finish. These take longer
-    /// than a drain waits for clients that keep a connection.
+    /// Slows the workers that drain, so that they have long requests to finish. These requests take
+    /// longer than the time for which a drain waits for open connections.
     pub fn slow_the_leaving(&mut self, dice: &mut Rng) {
         let drains = self.list.iter().filter_map(|&(at, fault)| match fault {
             Fault::Drain { host, .. } => Some((at, host)),
@@ -381,7 +326,7 @@ impl FaultPlan {
         self.list.sort_by_key(|&(at, _)| at);
     }
 
-    /// All prefill workers die, or drain, at about the same time.
+    /// Lets all prefill workers die, or drain, at about the same time.
     pub fn take_prefill_away(&mut self, dice: &mut Rng, prefill: usize, span: Nanos) {
         let (at, drains) = (dice.range_u64(0, span), dice.one_in(2));
         let down = dice.pick(&[300 * MILLI, 3 * SECOND, 12 * SECOND]);
@@ -393,5 +338,44 @@ impl FaultPlan {
             (at + dice.range_u64(0, 20 * MILLI), fault)
         }));
         self.list.sort_by_key(|&(at, _)| at);
+    }
+}
+
+/// Draws a fault of this kind at `host`. There are `prefill` and `decode` workers.
+fn draw_fault(dice: &mut Rng, kind: u64, host: usize, [prefill, decode]: [usize; 2]) -> Fault {
+    match kind {
+        0 => Fault::Cut,
+        1 => Fault::Crash {
+            host,
+            silent: dice.one_in(3),
+            down: dice.pick(&[MILLI, 300 * MILLI, 1500 * MILLI, 3 * SECOND, 12 * SECOND]),
+        },
+        2 => Fault::Pause {
+            host,
+            time: dice.pick(&[50 * MILLI, 600 * MILLI, 1900 * MILLI, 2500 * MILLI, 6 * SECOND]),
+        },
+        kind @ (3 | 7) => {
+            let pair =
+                [dice.next_u64() as usize % prefill, prefill + dice.next_u64() as usize % decode];
+            let (one, other) = if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
+            let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
+            let time = dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
+            Fault::Part { from, to, both: dice.one_in(2), time }
+        }
+        4 => {
+            let time = dice.pick(&[200 * MILLI, 2 * SECOND]);
+            Fault::Slow { host, factor: dice.pick(&[10, 100, 1000]), time }
+        }
+        5 => Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) },
+        6 => Fault::Stall {
+            host,
+            thread: dice.pick(&Thread::ALL),
+            time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
+        },
+        8 => Fault::CutCall,
+        9 => Fault::Hang { host, time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]) },
+        10 => Fault::Drain { host, down: dice.pick(&[MILLI, SECOND, 6 * SECOND]) },
+        11 => Fault::Abort,
+        _ => Fault::Leave,
     }
 }

@@ -1,8 +1,8 @@
-//! On which machines the workers are. As with `--transfer auto`, two workers on one machine use
-//! shared memory. Others use their NICs if both have one, else TCP streams.
+//! The machines of the workers. As with `--transfer auto`, two workers on one machine use shared
+//! memory. Others use their NICs if both have one, else TCP streams.
 //!
-//! Not here: what the network does with writes of NICs (`cluster::writes`) and with bytes of
-//! streams (`cluster::lanes`).
+//! Not here: the network for writes of NICs (`cluster::writes`) and for bytes of streams
+//! (`cluster::lanes`).
 
 use crate::cli::flags::SimTransfer;
 use crate::stdx::event_queue::Nanos;
@@ -11,25 +11,25 @@ use crate::transfer::transport::rdma::Settings;
 use crate::transfer::transport::tcp::FRAME_MAX;
 use crate::wire::message::HostId;
 
-/// The NICs, all alike.
+/// The settings of all NICs.
 #[derive(Clone, Copy, Debug)]
 pub struct Nics {
     /// Queue pairs of a session.
     pub settings: Settings,
-    /// How long a NIC resends what is not acknowledged.
+    /// Time for which a NIC resends unacknowledged packets.
     pub patience: Nanos,
 }
 
-/// TCP streams, all alike.
+/// The settings of all TCP streams.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams {
     /// Lanes per session.
     pub lanes: u16,
-    /// Most bytes of KV in a frame.
+    /// Maximum bytes of KV in a frame.
     pub frame: u64,
-    /// Size in bytes of a kernel's send buffer, and of its receive buffer with what is in flight.
+    /// Size in bytes of a kernel's send buffer, and of its receive buffer including data in flight.
     pub room: usize,
-    /// Most bytes of a segment.
+    /// Maximum bytes of a segment.
     pub segment: usize,
 }
 
@@ -47,8 +47,8 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Draws the machines of `workers` workers: all on one, spread over two, or each on its own.
-    /// `transfer` can decide which.
+    /// Draws the machines of `workers` workers: one machine, two machines, or one for each worker.
+    /// `transfer` can fix the choice.
     pub fn draw(
         [dice, of_streams]: [&mut Rng; 2],
         workers: usize,
@@ -67,11 +67,11 @@ impl Machines {
         let of = (0..workers).map(place).collect();
         let settings = Settings {
             lanes: dice.pick(&[1, 2, 3]),
-            // With fewer, a long prompt takes as many turns of the network as it has writes.
+            // With fewer requests, a long prompt takes one turn of the network for each write.
             requests: dice.pick(&[8, 20, 64]),
             pieces: dice.pick(&[1, 4]),
         };
-        // A NIC resends what is not acknowledged six times, each after 67 ms (`Route`). Some NICs
+        // A NIC resends unacknowledged packets six times, each after 67 ms (`Route`). Some NICs
         // multiply that.
         let patience = (7 << 14) * 4096 * dice.pick(&[1, 4]);
         let streams = Streams {
@@ -80,7 +80,7 @@ impl Machines {
             room: of_streams.pick(&[400, 4000, 64 << 10]),
             segment: of_streams.pick(&[200, 1460, 9000]),
         };
-        // One worker in `nic` has a NIC (0: none), and whether there are streams as well.
+        // One worker in `nic` has a NIC (0: none). `is_streamed`: there are also streams.
         let (nic, is_streamed) = match transfer {
             SimTransfer::Auto => {
                 of_streams.pick(&[(1, false), (1, true), (2, true), (0, true), (0, true)])
@@ -108,7 +108,7 @@ impl Machines {
         HostId([7 + self.of[worker]; 16])
     }
 
-    /// How long NICs between these two workers resend; `None` if they hand over without NICs.
+    /// Time for which NICs between these two workers resend; `None` if they hand over without NICs.
     pub fn patience(&self, one: usize, other: usize) -> Option<Nanos> {
         let both = self.has_nic[one] && self.has_nic[other];
         self.nics.filter(|_| both && self.of[one] != self.of[other]).map(|nics| nics.patience)

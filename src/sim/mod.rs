@@ -1,15 +1,15 @@
-//! A cluster in one thread under one seed: the cores of production with a simulated clock, network
-//! and forward pass. Checkers test what must always hold (docs/design/invariants.md).
+//! The fault mode of `baton sim`: a cluster in one thread. Production code runs with a simulated
+//! clock, network and forward pass. Checkers test the rules of docs/design/invariants.md.
 //!
 //! ```text
 //! plan ──▶ cluster: event queue ──▶ one turn of one thread of one process ──▶ checkers
 //!             ▲                   (handoff, managers, movers, engine,        │
 //!             └── parcels, answers ◀── pools: the code of production)        ▼ trace: hash, lines
 //! ```
-//! Not of production here: sockets, HTTP, the router's connections and the model. `edge` replaces
+//! Replaced: sockets, HTTP, the router's connections and the model. `edge` replaces
 //! `peer::control`, `peer::shm_handshake`, `worker::prefill_client` and `worker::requests` by
-//! parcels. `router` replaces `router::requests`, and `model` replaces the model. The simulation
-//! covers neither the reactor nor weak memory. Invariant: a seed repeats itself exactly.
+//! parcels. `router` replaces `router::requests`, and `model` replaces the model. Not covered: the
+//! reactor and weak memory. Invariant: the same seed gives the same run.
 
 pub mod campaign;
 pub mod checkers;

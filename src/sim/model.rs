@@ -1,9 +1,8 @@
-//! A model that only checks paged KV. Each token writes a hash of itself, its position and what the
-//! token before it has written. Logits are a hash over all KV up to the position, read back through
-//! the pages. A page that is missing, stale or of another prefix changes the next token.
+//! A model that only checks paged KV. Each token writes a hash of itself, its position and the hash
+//! of the previous token. Logits are a hash over all KV up to the position, read back through the
+//! pages. A page that is missing, stale or of another prefix changes the next token.
 //!
-//! Owns no weights. Not here: the expected tokens of a request (`workload`), which follow from
-//! [`Fold`].
+//! Owns no weights. Not here: the expected tokens of a request (`workload`); [`Fold`] gives them.
 
 use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
@@ -16,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 /// Layers of the model.
 pub const LAYERS: u32 = 3;
-/// Token ids are below this.
+/// Number of token ids.
 pub const VOCAB: u32 = 40;
 
 /// The KV layout: one head, and eight bytes per token for keys and for values.
@@ -106,7 +105,7 @@ impl Fold {
 /// A function that the model calls after each layer.
 pub type Hook = Box<dyn FnMut() + Send>;
 
-/// The model's work as seen from outside.
+/// Counters and settings of the model, shared with other threads.
 #[derive(Default)]
 pub struct Watch {
     /// Layers computed so far.

@@ -1,4 +1,4 @@
-//! What a seed decides in advance: size and speed of the workers, their faults and their requests.
+//! The plan of a seed: size and speed of the workers, their faults and their requests.
 
 use super::faults::FaultPlan;
 use super::machines::Machines;
@@ -16,20 +16,20 @@ pub const PROMPT_MAX: u32 = 127;
 /// Longest answer, in tokens.
 pub const ANSWER_MAX: u32 = 31;
 
-/// What is simulated: chosen by the flags, or by the replay command.
+/// The size of a run, from the flags or from the replay command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scale {
     /// Prefill workers.
     pub prefill: u32,
     /// Decode workers.
     pub decode: u32,
-    /// Requests, without those at the end that check that all is well again.
+    /// Requests, without the trial requests at the end.
     pub requests: u32,
     /// Whether faults are injected.
     pub faults: bool,
-    /// How KV moves: by shm, rdma or tcp, or as the seed decides.
+    /// Transport of KV: shm, rdma or tcp, or chosen by the seed.
     pub transfer: SimTransfer,
-    /// The order in which the workers of a pair are asked, or as the seed decides.
+    /// The order in which the workers of a pair get a request, or chosen by the seed.
     pub flow: SimFlow,
 }
 
@@ -42,7 +42,7 @@ pub struct Size {
     pub pages: u32,
     /// Pages of its host tier.
     pub tier_pages: u32,
-    /// When decode workers reserve pages for a prompt that this worker reads.
+    /// Time at which decode workers allocate pages for a prompt of this worker.
     pub decode_allocation: DecodeAllocation,
     /// Requests that it can hold.
     pub slots: usize,
@@ -50,11 +50,11 @@ pub struct Size {
     pub commands: usize,
     /// Idle turns that its mover takes before it parks.
     pub spins: u32,
-    /// How long the model takes for one token.
+    /// The model's time for one token.
     pub token: Nanos,
 }
 
-/// Everything that a seed decides in advance. What it decides during the run is drawn from forks of
+/// All values that a seed determines before the run. Values during the run are drawn from forks of
 /// the same generator.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -66,25 +66,25 @@ pub struct Plan {
     pub prefill: Size,
     /// Each decode worker.
     pub decode: Size,
-    /// Where workers are.
+    /// The machines of the workers.
     pub machines: Machines,
-    /// By decode worker at the start: whether it reads prompts if no prefill worker is left.
+    /// By decode worker at the start: whether it computes prompts if no prefill worker is left.
     pub reads_alone: Vec<bool>,
-    /// How pairs are chosen.
+    /// The policy that chooses pairs.
     pub policy: Policy,
-    /// The order in which the two workers are asked.
+    /// The order in which the two workers get a request.
     pub flow: Flow,
     /// Longest time between two requests.
     pub gap: Nanos,
-    /// How long a message takes: the minimum and the usual maximum.
+    /// Delay of a message: the minimum and the usual maximum.
     pub delay: (Nanos, Nanos),
-    /// How late a thread runs: the usual maximum.
+    /// Delay of a thread: the usual maximum.
     pub lateness: Nanos,
-    /// How long a request can take,
+    /// Time limit of a request,
     pub patience: Nanos,
-    /// and how long some of them can take.
+    /// and the shorter limit of some requests.
     pub haste: Nanos,
-    /// How often a request is retried.
+    /// Maximum number of retries of a request.
     pub retries: u32,
     /// The injected faults.
     pub faults: Option<FaultPlan>,
@@ -96,20 +96,8 @@ impl Plan {
         let mut dice = Rng::new(seed).fork("plan");
         let prefix_cache = !dice.one_in(4);
         let mut scarce = Rng::new(seed).fork("retraction");
-        let shared = SchedConfig {
-            max_running: dice.range_u32(2, 8) as usize,
-            // The limit on slots is enough.
-            max_queued: usize::MAX,
-            max_prefill_tokens: 256,
-            chunked_prefill_size: dice.range_u32(8, 160),
-            chunk_ms: dice.pick(&[0, 0, 1, 20]),
-            page_size: dice.pick(&[2, 4, 8, 16]),
-            context: PROMPT_MAX + ANSWER_MAX,
-            vocab: VOCAB,
-            reserve: scarce.pick(&[0, 4, RESERVED_TOKENS]),
-            prefix_cache,
-        };
-        // Workers with different page sizes hand over to each other, too.
+        let shared = draw_sched(&mut dice, &mut scarce, prefix_cache);
+        // Workers with different page sizes also hand over to each other.
         let other = if dice.one_in(3) { dice.pick(&[2, 4, 8, 16]) } else { shared.page_size };
         let is_late = Rng::new(seed).fork("allocation").one_in(3);
         let decode_allocation =
@@ -117,7 +105,7 @@ impl Plan {
         let mut faulty = Rng::new(seed).fork("faults");
         let delay = dice.pick(&[20 * MICRO, 100 * MICRO, 2 * MILLI]);
         let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
-        // If faults last for seconds, requests come for seconds.
+        // Faults last for seconds, so requests must arrive for seconds.
         let gap = if scale.faults { gap * faulty.pick(&[1, 20, 100]) } else { gap };
         let (prefill, decode) = (scale.prefill as usize, scale.decode as usize);
         let mut dice_of_nics = Rng::new(seed).fork("machines");
@@ -169,7 +157,7 @@ impl Plan {
             } else {
                 300 * SECOND
             },
-            // With retries only, a failure that a retry hides would never be seen.
+            // Some seeds have no retries, because a retry can hide a failure.
             retries: faulty.pick(&[0, RETRIES_DEFAULT]),
             faults,
         }
@@ -196,7 +184,7 @@ impl Plan {
         }
     }
 
-    /// Whether a worker, in the decode role, reads prompts if no prefill worker is left.
+    /// Whether a worker in the decode role computes prompts if no prefill worker is left.
     pub fn reads_alone(&self, worker: usize) -> bool {
         let decode = worker.checked_sub(self.scale.prefill as usize);
         decode.is_some_and(|decode| self.reads_alone[decode])
@@ -207,24 +195,41 @@ impl Plan {
         self.faults.as_ref().is_some_and(FaultPlan::have_turns)
     }
 
-    /// How long KV can hold a slot unclaimed: it is kept for a decode worker that never asks for
-    /// it.
+    /// Longest time for which unclaimed KV can hold a slot: it is kept for a decode worker that
+    /// never asks for it.
     pub fn unclaimed(&self) -> Nanos {
         match self.flow {
-            // The router may not reach the worker, or not know it, to release the kept KV. The KV
-            // may also have to be computed first.
+            // The router can be unable to reach the worker to release the kept KV, or not know the
+            // worker. The KV can also have to be computed first.
             Flow::PrefillFirst if !self.is_calm() => KEPT_KV_LIFE.as_nanos() as Nanos + 5 * SECOND,
             Flow::Dual | Flow::PrefillFirst | Flow::DecodeFirst => 0,
         }
     }
 
-    /// Whether nothing is done to the cluster that can make a request fail.
+    /// Whether the plan has no fault that can make a request fail.
     pub fn is_calm(&self) -> bool {
         self.faults.is_none()
     }
 }
 
-/// Draws the other faults, each kind from its own fork.
+/// Draws the settings that all schedulers share.
+fn draw_sched(dice: &mut Rng, scarce: &mut Rng, prefix_cache: bool) -> SchedConfig {
+    SchedConfig {
+        max_running: dice.range_u32(2, 8) as usize,
+        // The limit on slots is enough.
+        max_queued: usize::MAX,
+        max_prefill_tokens: 256,
+        chunked_prefill_size: dice.range_u32(8, 160),
+        chunk_ms: dice.pick(&[0, 0, 1, 20]),
+        page_size: dice.pick(&[2, 4, 8, 16]),
+        context: PROMPT_MAX + ANSWER_MAX,
+        vocab: VOCAB,
+        reserve: scarce.pick(&[0, 4, RESERVED_TOKENS]),
+        prefix_cache,
+    }
+}
+
+/// Draws the other faults. Each kind has its own fork of the generator.
 fn further(
     mut faults: FaultPlan,
     seed: u64,
@@ -248,10 +253,11 @@ fn further(
 
 fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Rng; 3]) -> Size {
     let longest = (PROMPT_MAX + ANSWER_MAX).div_ceil(config.page_size) + 1;
-    // From hardly enough for one long request to more than can be used.
+    // The range is from hardly enough for one long request to more than can be used.
     let pages = longest * dice.range_u32(2, 12) / 2;
     let most = scale.requests as usize + 1;
-    // If requests can be refused, also few slots and a command ring that is sometimes full.
+    // If requests can be refused, there can be few slots, and a command ring that is sometimes
+    // full.
     let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
     let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
     let tier_pages = longest * scarce.pick(&[0, 1, 8]);

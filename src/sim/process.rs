@@ -1,9 +1,8 @@
-//! One worker process: the cores of production, put together as `process` does it, without threads
-//! and sockets.
+//! One worker process: production code, assembled as in `process`, without threads and sockets.
 //!
-//! Owns: the engine, the mover, the hand-off and the rings between them. Each of the three threads
-//! takes a turn when the cluster says so. Not here: what `ctl` does at its edge (`edge`), when
-//! turns come (`cluster`).
+//! Owns: the engine, the mover, the hand-off and the rings between them. The cluster decides when
+//! each of the three threads takes a turn. Not here: the edge of `ctl` (`edge`), the times of turns
+//! (`cluster`).
 
 use super::edge::{Edge, Ways, data_port_of};
 use super::machines::{Nics, Streams};
@@ -67,7 +66,7 @@ impl Thread {
     pub const ALL: [Thread; 3] = [Thread::Ctl, Thread::Engine, Thread::Move];
 }
 
-/// Where a process runs.
+/// The place where a process runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Site<'a> {
     /// Its machine.
@@ -80,7 +79,7 @@ pub struct Site<'a> {
 
 /// A worker process.
 pub struct Process {
-    /// What `ctl` owns and does in a turn.
+    /// The state of `ctl`, and its turns.
     pub edge: Edge,
     /// The worker's statistics.
     pub stats: Arc<WorkerStats>,
@@ -102,7 +101,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// A process of this number, just started. `base` is the start of simulated time.
+    /// Starts the process with this number. `base` is the start of simulated time.
     pub fn new(
         index: usize,
         role: Leg,
@@ -168,11 +167,12 @@ impl Process {
         let lanes = site.streams.zip(wait.clone());
         let watch = Arc::new(Watch { token_ns: AtomicU64::new(size.token), ..Watch::default() });
         let model = PseudoModel::new(watch.clone(), size.config.batch_limits().logits);
-        let mail = EngineChannel::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
+        let channel =
+            EngineChannel::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
         let engine =
-            Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock));
+            Engine::new(&size.config, vec![scheduler], Box::new(model), channel, Box::new(clock));
         Ok(Process {
             edge: Edge::new(
                 index,
@@ -197,8 +197,8 @@ impl Process {
         })
     }
 
-    /// The same process with a worker of this role in place of the old one. Only what `ctl` keeps
-    /// stays, as in `process::worker`.
+    /// The same process with a worker of this role instead of the old worker. Only the state of
+    /// `ctl` stays, as in `process::worker`.
     pub fn turned(
         self,
         index: usize,
@@ -207,7 +207,7 @@ impl Process {
         site: Site<'_>,
     ) -> io::Result<Process> {
         let base = self.base;
-        // Everything else is freed before the new worker allocates its memory.
+        // All other state is freed before the new worker allocates its memory.
         let Process { edge, .. } = self;
         let lasting = edge.dismiss();
         let mut process = Process::new(index, role, size, site, base)?;
@@ -220,7 +220,7 @@ impl Process {
         self.base + Duration::from_nanos(at)
     }
 
-    /// Takes one turn of the engine. Returns also how long it took.
+    /// Takes one turn of the engine. Also returns its duration.
     pub fn step_engine(&mut self, now: Nanos) -> (Activity, Nanos) {
         self.bells[Thread::Engine as usize].cancel_wait();
         self.watch.now_ns.store(now, Ordering::Relaxed);
@@ -229,9 +229,9 @@ impl Process {
         (activity, self.watch.now_ns.load(Ordering::Relaxed) - now)
     }
 
-    /// Takes one step of the mover's loop, after waking it if it slept, and returns what comes
-    /// next. A parked mover sleeps until something rings. In production it also looks once a second
-    /// by itself, which would hide a lost wake-up.
+    /// Wakes the mover if it sleeps, takes one step of its loop, and returns the next step. A
+    /// parked mover sleeps until an event wakes it. In production, it also wakes once a second by
+    /// itself; here, that would hide a lost wake-up.
     pub fn step_mover(&mut self) -> NextStep {
         let bell = &self.bells[Thread::Move as usize];
         if std::mem::take(&mut self.sleeps) {
@@ -255,25 +255,25 @@ impl Process {
         self.sleeps
     }
 
-    /// Whether something has rung for the mover while it sleeps. The call clears it, because the
-    /// mover then wakes.
+    /// Whether a doorbell has rung for the sleeping mover. The call clears it, because the mover
+    /// then wakes.
     pub fn take_ring(&self) -> bool {
         self.sleeps && self.doorbell.clear()
     }
 
-    /// Whether its NIC has rung for the mover while it sleeps.
+    /// Whether its NIC has signalled an event for the sleeping mover.
     pub fn take_event(&self) -> bool {
         self.sleeps && self.events.as_ref().is_some_and(|events| events.wait(Duration::ZERO))
     }
 
-    /// Updates in the grants which leases the mover still holds.
+    /// Updates the grants with the leases that the mover still holds.
     pub fn note_leases(&mut self) {
         let movers = &self.mover.destinations;
         let holds = |slot| movers.iter().find_map(|mover| mover.holds(slot));
         self.edge.grants_mut().iter_mut().for_each(|(&slot, grant)| grant.note(holds(slot)));
     }
 
-    /// `ctl` is at work, or parks.
+    /// Sets whether `ctl` works or parks.
     pub fn attend(&self, awake: bool) {
         let bell = &self.bells[Thread::Ctl as usize];
         if awake { bell.cancel_wait() } else { bell.prepare_wait() }

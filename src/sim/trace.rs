@@ -1,5 +1,5 @@
 //! The record of a run: a hash over all events, and the lines about one room and about the faults.
-//! Equal hashes prove that a replay repeats the run.
+//! Equal hashes show that a replay repeats the run.
 
 use crate::ids::Room;
 use crate::stdx::event_queue::{MICRO, Nanos};
@@ -18,13 +18,12 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// An empty record. It keeps the lines that concern the room `trace`.
+    /// An empty record. It keeps the lines about the room `trace`.
     pub fn new(trace: Option<Room>) -> Trace {
         Trace { hash: 0, happenings: 0, trace, rooms: Vec::new(), lines: Vec::new() }
     }
 
-    /// Records an event at `place`. `room` is the room concerned, if it is known. All numbers count
-    /// for the hash.
+    /// Records an event at `place`. `room` is its room, if known. The hash covers all numbers.
     pub fn record(
         &mut self,
         at: Nanos,
@@ -66,7 +65,7 @@ impl Trace {
         self.hash
     }
 
-    /// How many events were recorded.
+    /// Number of recorded events.
     pub fn happenings(&self) -> u64 {
         self.happenings
     }

@@ -1,5 +1,5 @@
-//! What clients ask for, and the answers that they must get. The tokens follow from the prompt
-//! through the hash alone, independent of pages, chunks and workers.
+//! The requests of clients, and the expected answers. The tokens depend only on the prompt and the
+//! hash, not on pages, chunks and workers.
 
 use super::model::{Fold, VOCAB};
 use super::plan::{ANSWER_MAX, PROMPT_MAX};
@@ -16,30 +16,30 @@ pub struct SimRequest {
     pub prompt: Vec<u32>,
     /// Maximum number of ids in its answer.
     pub max_new: u32,
-    /// How tokens are sampled.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Ids that end the answer.
     pub stop_tokens: Vec<u32>,
-    /// How many of the last ids of `prompt` its client already has as an answer.
+    /// Number of ids at the end of `prompt` that its client already has as an answer.
     pub resumed: u32,
     /// The salt of its prefix cache.
     pub salt: Salt,
-    /// How long it can take.
+    /// Its time limit.
     pub patience: Nanos,
     /// Its answer if it succeeds.
     pub expected: Vec<u32>,
 }
 
 impl SimRequest {
-    /// Whether its client has the whole answer, by length or by a stop token, and waits only for
-    /// the end.
+    /// Whether its client has the whole answer, by length or by a stop token, and only the end is
+    /// missing.
     pub fn is_whole(&self) -> bool {
         let last = self.prompt.last().filter(|_| self.resumed > 0);
         self.max_new == 0 || last.is_some_and(|last| self.stop_tokens.contains(last))
     }
 
     /// The rest of the request for a client that has `answer` and has waited for `waited`. `None`
-    /// if the client waits no longer.
+    /// if its time is over.
     pub fn after(&self, answer: &[u32], waited: Nanos) -> Option<SimRequest> {
         let patience = self.patience.checked_sub(waited).filter(|&left| left > 0)?;
         Some(SimRequest {
@@ -69,7 +69,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Requests that wait for `patience`, and one in four for `haste`.
+    /// Requests have the time limit `patience`; one in four has `haste`.
     pub fn new(mut dice: Rng, patience: Nanos, haste: Nanos) -> Workload {
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
         Workload {
@@ -91,7 +91,7 @@ impl Workload {
         let mut prompt = self.stems[stem][..shared as usize].to_vec();
         prompt.extend(ids(dice, tokens - shared));
         let (temperature, seed) = if dice.one_in(3) { (0.8, dice.next_u64()) } else { (0.0, 0) };
-        // With a penalty the answer depends on which tokens are generated.
+        // With a penalty, the answer depends on the generated tokens.
         let frequency_penalty = dice.pick(&[0.0, 1.0]);
         let sampling =
             SamplingParams { temperature, seed, frequency_penalty, ..SamplingParams::GREEDY };

@@ -66,7 +66,7 @@ impl Barrier {
         }
     }
 
-    /// Leaves it. True for the last helper of a closed phase.
+    /// Leaves the phase. Returns true for the last helper of a closed phase.
     pub fn leave(&self) -> bool {
         let state = self.state.fetch_sub(1, Ordering::SeqCst) - 1;
         state & (NUMBER - 1) == CLOSED

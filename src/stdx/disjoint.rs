@@ -17,7 +17,7 @@ pub unsafe trait DisjointParts: Sync {
     /// How many parts there are.
     fn count(&self) -> usize;
 
-    /// The part `index`, below `count`.
+    /// The part with this index, which is below `count`.
     ///
     /// # Safety
     /// Each index is taken at most once while the value lives.
@@ -163,7 +163,7 @@ impl Window<'_> {
     }
 }
 
-/// Tasks without a buffer to write.
+/// A number of tasks that write to no buffer.
 pub struct Count(pub usize);
 
 // SAFETY: there is no memory.
@@ -177,7 +177,7 @@ unsafe impl DisjointParts for Count {
     unsafe fn part(&self, _index: usize) {}
 }
 
-// SAFETY: the contract of the inner value, or no memory.
+// SAFETY: parts of the inner value are disjoint by its contract; `None` has no memory.
 unsafe impl<P: DisjointParts> DisjointParts for Option<P> {
     type Part = Option<P::Part>;
 

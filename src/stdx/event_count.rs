@@ -1,4 +1,4 @@
-//! Wakes a thread that may be parked, at the cost of a fence if it is not.
+//! Wakes a thread that may be parked. If it is not parked, a wake-up costs one fence.
 //!
 //! Thread: any thread may notify; one listens. Invariant: no lost wake-up. The listener announces
 //! that it parks, *then* looks for work once more. A notifier stores its work, *then* checks
@@ -6,7 +6,7 @@
 
 use crate::stdx::sync::{AtomicBool, Ordering, fence};
 
-/// Wakes the listener behind it.
+/// The wake-up flag of one listener; see the module.
 pub struct EventCount {
     parked: AtomicBool,
     wake: Box<dyn Fn() + Send + Sync>,

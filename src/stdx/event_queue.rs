@@ -60,7 +60,7 @@ impl<T> EventQueue<T> {
         self.now
     }
 
-    /// Adds an event. An event in the past is due now.
+    /// Adds an event. If `at` is in the past, the event is due now.
     pub fn schedule(&mut self, at: Nanos, what: T) {
         let at = at.max(self.now);
         self.heap.push(Reverse(Entry { at, order: self.dice.next_u64(), what }));

@@ -1,6 +1,7 @@
 //! Extensions of the standard library, without any term of the domain.
 
 pub mod barrier;
+pub mod date;
 pub mod disjoint;
 pub mod event_count;
 pub mod event_queue;

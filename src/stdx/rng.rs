@@ -44,12 +44,12 @@ impl Rng {
 }
 
 /// The finalizer of splitmix64 over a product instead of a sum. Seeds of the simulator and recorded
-/// runs depend on these very values.
+/// runs depend on exactly these values.
 pub const fn scramble(state: u64) -> u64 {
     finalize(state.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// One step of splitmix64 (Steele, Lea and Flood, 2014): spreads what differs in a bit over all
+/// One step of splitmix64 (Steele, Lea and Flood, 2014): spreads a difference in one bit over all
 /// bits.
 pub const fn mix(word: u64) -> u64 {
     finalize(word.wrapping_add(0x9e37_79b9_7f4a_7c15))

@@ -1,4 +1,5 @@
-//! An allocator that counts allocations and frees of sealed threads, to prove that there are none.
+//! An allocator that counts allocations and frees of sealed threads. Tests show that there are
+//! none.
 //!
 //! Thread: the seal is a flag of the thread; the count is global. Without the allocator installed,
 //! a seal only sets the flag. A debugger's breakpoint on [`violated`] shows the caller.

@@ -1,4 +1,4 @@
-//! The atomics and locks of the protocols between threads and processes, and their ways to wait.
+//! The atomics, locks and waits of the protocols between threads and processes.
 //!
 //! `tools/loom` compiles the files that import from here against a module of the same name with
 //! loom's types. So the modelled code is the real code. Those files use nothing from

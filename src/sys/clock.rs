@@ -1,10 +1,16 @@
-//! Clocks that the standard library does not offer: the host's monotonic clock and the CPU time of
-//! this process.
+//! Clocks: the time of day, the host's monotonic clock, and the CPU time of this process.
 #![allow(unsafe_code)]
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Nanoseconds since a moment that is the same for all processes of this host (CLOCK_MONOTONIC).
 pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
+}
+
+/// Time since 1970-01-01 UTC; zero if the host's clock is before that.
+pub fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Nanoseconds of CPU time used by all threads of this process.
@@ -23,7 +29,7 @@ fn read(clock: libc::clockid_t) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     #[test]
     fn time_passes_and_work_takes_some_of_it() {

@@ -20,8 +20,8 @@ impl EventFd {
         checked(fd).map(|fd| EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Takes over a descriptor received from a peer. It may be another kind of file: an error of a
-    /// signal on it is ignored.
+    /// Takes over a descriptor received from a peer. It can be another kind of file, so errors of
+    /// signals are ignored.
     pub fn from_descriptor(fd: OwnedFd) -> EventFd {
         EventFd(fd)
     }

@@ -101,7 +101,7 @@ impl HostMemory {
         })
     }
 
-    /// The most that this process can have if no other process uses memory, and what limits it.
+    /// The most memory that this process can use if it is the only one, and the limit that applies.
     pub fn most(&self) -> (u64, Bound) {
         self.allowed.map_or((self.total, Bound::Machine), |limit| (limit, Bound::Cgroup))
     }

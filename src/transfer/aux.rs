@@ -1,9 +1,10 @@
-//! The aux record: what the destination needs of a request besides KV. It goes with the last chunk.
+//! The aux record: the data of a request that the destination needs besides KV. The source sends it
+//! with the last chunk.
 //!
-//! The mover moves its payload and does not read it; only the fourth word counts: if it is 0, the
-//! rest of the payload from [`AUX_TAIL`] on is zero and need not move. Written by the source's
-//! scheduler, checked at the destination against room and generation before Success. Not here: what
-//! the payload means (`sched::first_token`).
+//! The mover moves the payload and reads only its fourth word. If that word is 0, the payload from
+//! [`AUX_TAIL`] on is zero and is not moved. The source's scheduler writes the record. The
+//! destination compares it with room and generation before Success. Not here: the meaning of the
+//! payload (`sched::first_token`).
 
 use crate::ids::{Generation, Room};
 use bytemuck::{Pod, Zeroable};
@@ -14,10 +15,10 @@ pub const AUX_VERSION: u32 = 1;
 /// Bytes of the payload.
 pub const AUX_PAYLOAD_BYTES: usize = 188;
 
-/// Where the payload's tail begins, which is zero if [`AuxRecord::has_tail`] is false.
+/// Offset of the payload's tail. The tail is zero if [`AuxRecord::has_tail`] is false.
 pub const AUX_TAIL: usize = 24;
 
-/// Where the payload's fourth word lies.
+/// Offset of the payload's fourth word.
 const TAIL_COUNT: usize = 12;
 
 /// The record in shared memory and in frames, little-endian.
@@ -45,7 +46,7 @@ impl AuxRecord {
         self.room == room.0 && self.generation == generation.0
     }
 
-    /// Whether the payload says something behind [`AUX_TAIL`].
+    /// Whether the payload has data behind [`AUX_TAIL`].
     pub fn has_tail(&self) -> bool {
         self.payload[TAIL_COUNT..TAIL_COUNT + 4] != [0; 4]
     }

@@ -2,8 +2,8 @@
 //! and `move`.
 //!
 //! Invariants: per slot a ring holds at most one Begin (or Expect), one Cancel, one Done and one
-//! Quiet at a time. A scheduler that sends chunks leaves room for a Cancel and a Quiet of each
-//! slot, so these always fit.
+//! Quiet at a time. A scheduler sends a chunk only if room for a Cancel and a Quiet of each slot
+//! remains, so these always fit.
 
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::kv::lease::{EndedLease, Lease};
@@ -21,7 +21,7 @@ pub enum SourceCommand {
         session: SessionId,
         /// The session's generation.
         generation: SessionGeneration,
-        /// The transport's half.
+        /// This side's half of the transport.
         binding: Box<SourceBinding>,
     },
     /// From `ctl`: the session has ended; everything bound to it fails.
@@ -78,7 +78,7 @@ pub enum DestinationCommand {
         session: SessionId,
         /// Its generation.
         generation: SessionGeneration,
-        /// The transport's half.
+        /// This side's half of the transport.
         binding: Box<DestinationBinding>,
     },
     /// From `ctl`: the session has ended; everything bound to it fails.
@@ -88,7 +88,8 @@ pub enum DestinationCommand {
     },
     /// From `ctl`: a stream of a session has connected, before or after the session's rooms.
     Join {
-        /// The session that its preamble names; no older session of this index.
+        /// The session that its preamble names. An older session of the same index is already
+        /// closed.
         session: SessionId,
         /// The stream.
         arrival: Arrival,
@@ -99,16 +100,17 @@ pub enum DestinationCommand {
         slot: SlotId,
         /// Its generation.
         generation: Generation,
-        /// The session that brings the KV.
+        /// The session over which the KV arrives.
         session: SessionId,
         /// The attempt.
         room: Room,
-        /// Prompt tokens, from the first that this worker does not hold to the last.
+        /// Prompt tokens, from the first that this worker does not hold up to the last.
         tokens: Range<u32>,
         /// The lease over the pages of these tokens.
         lease: Lease,
     },
-    /// From the thread that marked the slot Failed: let nothing more arrive, then end the lease.
+    /// From the thread that marked the slot Failed: accept no more bytes for it, then end the
+    /// lease.
     Cancel {
         /// The slot of this worker.
         slot: SlotId,

@@ -1,13 +1,13 @@
-//! Copies between KV regions with streaming stores. They do not fill the caches with the
-//! destination, and do not read lines that are overwritten whole. At these sizes glibc's memcpy
+//! Copies between KV regions with streaming stores. These stores do not put the destination into
+//! the caches, and do not read lines that they overwrite completely. At these sizes glibc's memcpy
 //! takes up to twice as long.
 //!
 //! Runs are short and scattered, so each starts slowly: its first lines come from memory and its
-//! pages are in no TLB. Therefore the next run is prefetched, line by line, during the copy of one.
-//! That halves the time of runs of 6 KiB, and gains more for shorter ones.
+//! pages are in no TLB. Therefore the copy of a run also prefetches the next run, line by line.
+//! That halves the time of runs of 6 KiB, and saves more for shorter ones.
 //!
-//! Release does not order streaming stores: call [`store_fence`] before the exchange that publishes
-//! them.
+//! A Release store does not order streaming stores: call [`store_fence`] before the store that
+//! publishes them.
 #![allow(unsafe_code)]
 
 use crate::kv::region::{PeerRegion, Region};
@@ -35,7 +35,8 @@ impl<'a> Pull<'a> {
     /// Adds one run.
     ///
     /// Page numbers were checked against the announced pools, and layouts against the regions, so
-    /// the assertion never fires. It costs little beside the copy and keeps a bug here local.
+    /// the assertion never fails. It costs little beside the copy, and it stops a bug before it
+    /// writes.
     pub fn add(&mut self, run: &Run) {
         let within = |start: u64, len: usize| {
             start.checked_add(run.bytes).is_some_and(|end| end <= len as u64)
@@ -63,8 +64,8 @@ impl<'a> Pull<'a> {
     fn copy(&self, run: Run, next: Run) {
         let (from, to) = (self.from.base().as_ptr(), self.to.base().as_ptr());
         // SAFETY: `add` found both runs inside their mappings, which are different. The pages
-        // written are leased to this transfer. Its runs never overlap at the destination, in one
-        // thread or in several: they are shares of one walk over distinct pages and heads.
+        // written are leased to this transfer. Its runs do not overlap at the destination, in one
+        // thread or in several: they are parts of one walk over distinct pages and heads.
         unsafe {
             let next = Next {
                 source: from.add(next.source as usize),
@@ -92,7 +93,7 @@ struct Next {
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `bytes` bytes, and the two do not overlap.
-/// Others may write the source during the copy: the copy is then worthless, and the lease word
+/// Another process may write the source during the copy. The copy is then void, and the lease word
 /// shows it.
 unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize, next: &Next) {
     #[cfg(target_arch = "x86_64")]
@@ -125,7 +126,8 @@ pub fn store_fence() {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Next;
-    // Miri has no streaming stores; these need the same alignment and write the same bytes.
+    // Miri has no streaming stores. These replacements need the same alignment and write the same
+    // bytes.
     use std::arch::x86_64::{
         __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
     };
@@ -137,7 +139,7 @@ mod x86 {
     use std::arch::x86_64::{_mm_stream_si128, _mm256_stream_si256};
 
     const LINE: usize = 64;
-    /// Bytes of a memory page: one access is enough for its address translation.
+    /// Bytes of a memory page. One access per page is enough to load its address translation.
     const PAGE: usize = 4096;
 
     /// A copy with an inner step that moves a line in vectors of one width.
@@ -188,8 +190,8 @@ mod x86 {
     }
 
     streaming_copy!(copy_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128);
-    // Fewer stores retire, so more prefetches are in flight: runs of 2 KiB take a fifth less time.
-    // Wider vectors gained nothing more.
+    // Wider vectors need fewer stores, so more prefetches are in flight: runs of 2 KiB take a fifth
+    // less time. Vectors wider than these gained nothing more.
     streaming_copy!(copy_avx, "avx", __m256i, _mm256_loadu_si256, _mm256_stream_si256);
 }
 

@@ -1,8 +1,8 @@
 //! The threads that copy together with the mover: the lanes of shm.
 //!
-//! Threads: `copy-i`, called by the mover's thread, which copies too and waits for the threads that
-//! joined. A thread that joins late or not at all delays no other. They own nothing, and no part of
-//! a copy outlives the call.
+//! Threads: `copy-i`. The mover's thread calls them, copies too, and waits for the threads that
+//! joined. A thread that joins late or not at all delays no other. The threads own nothing, and no
+//! part of a copy outlives the call.
 
 use crate::stdx::disjoint::Count;
 use crate::stdx::team::Team;
@@ -30,8 +30,8 @@ impl CopyPool {
     /// Runs `task` once for each index below `count`, and returns when all have ended.
     pub fn share(&self, count: usize, task: impl Fn(usize) + Sync) {
         match &self.0 {
-            // Only the mover's thread calls this; any other caller would copy alone, without
-            // waiting.
+            // Only the mover's thread calls this. A second caller at the same time would copy alone
+            // and not wait.
             Some(team) if count > 1 => match team.try_lock() {
                 Ok(mut team) => team.run(Count(count), |index, ()| task(index)),
                 Err(_) => (0..count).for_each(task),

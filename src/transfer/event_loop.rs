@@ -1,8 +1,8 @@
-//! The loop of every thread that moves bytes: it takes turns while there is work, then parks.
+//! The loop of each data-plane thread: it takes turns while there is work, then parks.
 //!
 //! Thread: `move`, `post`, `poll`, each with a [`Waiter`] of its own. It parks in one wait set (its
 //! doorbell, sockets, completion channels), and never longer than a bound.
-//! Invariants: no wake-up is lost, by [`EventCount`]'s rules: park, announce, look once more.
+//! Invariants: no wake-up is lost, by the rules of [`EventCount`]: announce, look once more, park.
 //! Not here: the work of a turn.
 
 use crate::stdx::event_count::EventCount;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Longest park without a wake-up: a bound on every wait, not a schedule.
+/// Longest park without a wake-up. It only bounds a wait; threads are woken when there is work.
 const PARK_MAX: Duration = Duration::from_secs(1);
 /// Turns without work before parking; a turn takes some tens of nanoseconds per session.
 const SPINS: u32 = 200;
@@ -25,7 +25,7 @@ pub trait LoopTask {
     /// Takes one turn; true if there was work.
     fn step(&mut self) -> bool;
 
-    /// Tells sources of work outside this process whether they must wake the thread.
+    /// Publishes to other processes whether they must wake the thread.
     fn park(&mut self, parked: bool);
 }
 
@@ -36,15 +36,15 @@ pub enum NextStep {
     Turn,
     /// Take a turn after the shortest possible pause.
     Spin,
-    /// Sleep until something wakes the thread, then call [`EventLoop::resume`].
+    /// Sleep until a wake-up, then call [`EventLoop::resume`].
     Park,
-    /// Call [`EventLoop::resume`] at once: there was work left.
+    /// Call [`EventLoop::resume`] at once, because the last look found work.
     Resume,
 }
 
-/// The state of a thread's loop: taking turns, out of work, or about to park. It is separate from
-/// the thread and its sleep. So a simulation runs the same steps, with other threads between any
-/// two.
+/// The state of a thread's loop: takes turns, has no work, or is about to park. It does not contain
+/// the thread and its sleep, so that a simulation can run the same steps and interleave other
+/// threads.
 #[derive(Debug)]
 pub struct EventLoop {
     spins: u32,
@@ -55,9 +55,9 @@ pub struct EventLoop {
 enum Stage {
     /// Takes turns; the last `idle` of them had no work.
     Turning { idle: u32 },
-    /// Has no work, and is about to announce it.
+    /// Has no work, and is about to announce that it parks.
     Tired,
-    /// Has announced it, and looks once more.
+    /// Has announced that it parks, and looks once more.
     Looking,
 }
 

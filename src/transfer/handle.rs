@@ -16,7 +16,7 @@ use crossbeam_channel as channel;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The ring to the mover has no room now; nothing was done. Try again in the next turn.
+/// The ring to the mover has no room now, and nothing has changed. Try again in the next turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingFull;
 
@@ -54,7 +54,7 @@ impl<C: Cancel> Handle<C> {
         self.commands.len() + 2 * self.status.slots() + 2 < capacity
     }
 
-    /// Marks the slot Failed. If it was open, also sends Cancel down the same ring as all other
+    /// Marks the slot Failed. If it was open, also sends Cancel in the same ring as all other
     /// commands.
     pub fn fail(&self, slot: SlotId, generation: Generation, cause: Cause) -> bool {
         let failed = self.status.advance(slot, generation, Move::Fail(cause)).is_ok();
@@ -92,8 +92,8 @@ impl Sender {
         self.send_command(SourceCommand::Begin { slot, generation, target, lease });
     }
 
-    /// Hands over the KV of `tokens`, with the aux record if they are the last. The caller has
-    /// checked [`Sender::has_room`].
+    /// Gives the KV of `tokens` to the mover, with the aux record if they are the last. The caller
+    /// has checked [`Sender::has_room`].
     pub fn chunk(
         &self,
         slot: SlotId,

@@ -1,8 +1,9 @@
-//! Shared data of a scheduler's slots: their page lists, and at a source one lease word per slot.
+//! Data of the slots of a worker that peers can read: page lists, and at a source one lease word
+//! per slot.
 //!
-//! They lie in a memory file of their own, which a pulling destination maps read-only. It reads
-//! page numbers and lease words as plain atomics. A late reader gets old numbers, never torn ones,
-//! and the lease word shows that they are old.
+//! They are in a separate memory file, which a destination with `shm` maps read-only. It reads page
+//! numbers and lease words as atomics. A late reader gets whole but old numbers, and the lease word
+//! shows that they are old.
 //! Thread: the scheduler writes lists, before the command that refers to them; the mover writes
 //! lease words.
 
@@ -65,7 +66,8 @@ impl PageLists {
         self.region.descriptor()
     }
 
-    /// Stores a slot's list. The later command to the mover orders the stores.
+    /// Stores a slot's list. The command that the scheduler then sends to the mover orders the
+    /// stores.
     pub fn store(&self, slot: SlotId, pages: &[PageId]) {
         self.store_from(slot, 0, pages);
     }
@@ -86,13 +88,13 @@ impl PageLists {
         PageId(self.region.half_word(self.shape.entry(slot, index)).load(Ordering::Relaxed))
     }
 
-    /// The lease word that an offer of this slot must carry so that its copy is valid.
+    /// The current lease word of the slot. A copy is valid only if the word of its offer equals it.
     pub fn lease_word(&self, slot: SlotId) -> u64 {
         self.region.word(Shape::word(slot)).load(Ordering::Relaxed)
     }
 
-    /// Takes the slot's pages back from every reader: a copy that has not checked the word again is
-    /// void. The fence orders the bump before any reuse of the pages. It pairs with the fence in
+    /// Changes the slot's lease word, so that every copy that has not checked the word again is
+    /// void. The fence orders the change before any reuse of the pages. It pairs with the fence in
     /// [`PeerPageLists::still_leased`].
     pub fn bump(&self, slot: SlotId) {
         self.region.word(Shape::word(slot)).fetch_add(1, Ordering::SeqCst);
@@ -120,9 +122,9 @@ impl PeerPageLists {
 
     /// Whether the slot is still leased under the offer's `word`. If so, the list and pages read
     /// before belong to that offer's room. The fence orders those reads before the load of the
-    /// word. It is SeqCst, like the fence of [`PageLists::bump`]. Acquire would need a Release
-    /// fence in the thread that writes the pages next. That thread is not the one that took them
-    /// back. Reads by other threads are covered if they happened before this call.
+    /// word. It is SeqCst, like the fence of [`PageLists::bump`]. Acquire would not suffice: it
+    /// needs a Release fence in the thread that next writes the pages, and another thread calls
+    /// `bump`. The fence also covers reads by other threads that happened before this call.
     #[inline]
     pub fn still_leased(&self, slot: SlotId, word: u64) -> bool {
         fence(Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! The rings between one worker's mover, its scheduler and `ctl`, with both ends of each.
 //!
 //! All rings are bounded. A scheduler checks for room before it sends chunks, and does other work
-//! if there is none. Room for one Cancel per slot is always left (`handle`). `ctl` keeps commands
+//! if there is none. Room for one Cancel per slot always remains (`handle`). `ctl` keeps commands
 //! that do not fit until its next turn (`peer::local_worker::Ring`).
 
 use super::command::LeaseEnd;

@@ -11,8 +11,8 @@ use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
 use crate::stdx::sync::{AtomicU64, Ordering};
 
-/// State of a hand-off, in SGLang's numbers: the lowest state of all ranks is the state of the
-/// whole.
+/// State of a hand-off, with SGLang's numbers. The lowest state of all ranks is the state of the
+/// hand-off.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum State {
@@ -24,8 +24,8 @@ pub enum State {
     WaitingForInput = 2,
     /// Bytes are offered, posted or arriving.
     Transferring = 3,
-    /// Source that writes: all lanes are complete, or Done came and the session ended. Pulled: the
-    /// copy is proven, or Done came.
+    /// If the source writes: all lanes are complete, or Done came and the session ended. If the
+    /// destination copies: the copy is proven, or Done came.
     Success = 4,
 }
 
@@ -61,8 +61,8 @@ pub enum Move {
         /// Mask of all lanes of the session.
         all: u32,
     },
-    /// `move`/`poll`: the copy is proven (destination), or Done came (source; for a source that
-    /// writes only when its session ends).
+    /// `move`/`poll`. Destination: the copy is proven. Source: Done came; if the source writes,
+    /// also the session has ended.
     Finish,
     /// Any thread that notices the failure.
     Fail(Cause),
@@ -90,8 +90,8 @@ pub enum Unmoved {
     Forbidden(State),
 }
 
-/// The transition table: the state after `step` in `state`, or none. All transitions are decided
-/// here.
+/// The transition table: the state after `step` in `state`, or `None` if the move is not allowed.
+/// Only this function decides transitions.
 pub const fn transition(state: State, step: Move, lanes: u32) -> Option<State> {
     use State::{Bootstrapping, Failed, Success, Transferring, WaitingForInput};
     match (state, step) {
@@ -146,7 +146,7 @@ impl StatusTable {
         SlotStatus::unpack(self.words[slot.index()].load(Ordering::Acquire))
     }
 
-    /// Whether this use of the slot has not ended.
+    /// Whether this use of the slot is still open.
     pub fn is_open(&self, slot: SlotId, generation: Generation) -> bool {
         let status = self.load(slot);
         status.generation == generation && !status.state.is_terminal()

@@ -12,7 +12,7 @@ impl SessionId {
     pub const NOBODY: SessionId = SessionId(u32::MAX);
 }
 
-/// The destination's slot, as its Destination message named it.
+/// The destination's slot, from its Destination message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     /// The session it belongs to.

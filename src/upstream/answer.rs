@@ -1,6 +1,6 @@
-//! The response of another server, as far as it has come, and why it failed.
+//! The response of another server, which can be incomplete, and the reason if it failed.
 //!
-//! Thread: `ctl`. Not here: the cause that an error response stands for (`failure`).
+//! Thread: `ctl`. Not here: the cause of an error response (`failure`).
 
 use crate::api::ApiError;
 use crate::http::client::ResponseHead;
@@ -9,7 +9,7 @@ use crate::http::{HttpError, sse};
 use crate::limits::ROUTER_ANSWER_MAX;
 use std::fmt;
 
-/// A response as far as it has come.
+/// A response, of which the body can still be arriving.
 #[derive(Clone, Debug)]
 pub struct UpstreamReply {
     /// HTTP status.
@@ -18,9 +18,9 @@ pub struct UpstreamReply {
     pub media: String,
     /// Seconds after which a retry makes sense.
     pub retry_after: Option<u32>,
-    /// The part that was not taken yet.
+    /// The part of the body that was not taken yet.
     pub body: Vec<u8>,
-    /// The message, if this process made the error and not a worker.
+    /// The message, if the error comes from this process and not from a worker.
     pub own: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl UpstreamReply {
     }
 }
 
-/// Why no (further) response will come.
+/// The reason why the response does not come, or ends early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallError {
     /// The worker closed the connection.
@@ -80,10 +80,10 @@ pub enum CallError {
     TooLong,
     /// It took too long.
     Deadline,
-    /// The worker does not answer a probe either.
+    /// The worker does not answer its health probes, too.
     Silent,
-    /// A healthy worker closed the connection, because this process stopped reading from it for a
-    /// slow client.
+    /// A healthy worker closed the connection, because this process had stopped reading from it
+    /// while a slow client was behind.
     SlowClient,
     /// The request cannot be sent: this process holds too many unsent bytes.
     Full,
@@ -98,7 +98,7 @@ impl fmt::Display for CallError {
             CallError::Deadline => f.write_str("it took too long"),
             CallError::Silent => f.write_str("its worker does not respond"),
             CallError::SlowClient => {
-                f.write_str("its client reads too slowly for a worker to buffer")
+                f.write_str("its client reads too slowly, and the worker cannot buffer more")
             }
             CallError::Full => f.write_str("too many bytes wait to be sent"),
         }

@@ -1,13 +1,12 @@
-//! A worker's error response, and the cause that it stands for.
+//! A worker's error response, and the cause that follows from it.
 
 use super::answer::{CallError, UpstreamReply};
-use crate::api::ApiError;
 use crate::api::bootstrap::SOURCE_PARAM;
 use crate::api::info::{DRAINING, TAKEN_FOR};
+use crate::api::{ApiError, ErrorCode};
 use crate::cause::Cause;
 use crate::ids::Leg;
 use crate::limits::ERROR_CODE_MAX;
-use crate::net::HTTPS_ALONE;
 use crate::routing::attempts::AttemptEvent;
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,13 +18,13 @@ use std::fmt;
 pub struct UpstreamFailure {
     status: u16,
     code: Option<String>,
-    /// The message, if this process made the error and not a worker.
+    /// The message, if the error comes from this process and not from a worker.
     own: Option<String>,
     /// Whether it names the prefill worker of the request.
     names_source: bool,
     /// Whether it is about the role that the router expected.
     names_role: bool,
-    /// The cause that it stands for.
+    /// The cause that follows from it.
     pub cause: Cause,
 }
 
@@ -49,7 +48,7 @@ impl UpstreamFailure {
         }
     }
 
-    /// The event for the attempts of the request: the leg at fault has failed.
+    /// The event for the state machine of the request: the leg at fault has failed.
     pub fn attempt_event(&self, leg: Leg) -> AttemptEvent {
         AttemptEvent::Failed(if self.is_partners() { leg.other() } else { leg }, self.cause)
     }
@@ -65,21 +64,22 @@ impl UpstreamFailure {
     }
 
     /// Whether its code is `code`.
-    pub fn has_code(&self, code: &str) -> bool {
-        self.code.as_deref() == Some(code)
+    pub fn has_code(&self, code: ErrorCode) -> bool {
+        self.code.as_deref() == Some(code.name())
     }
 
-    /// Whether the fault is at the partner, which a field of the request names, and not at the
-    /// worker that reports it.
+    /// Whether the partner of the worker failed, and not the worker that reports the error. A field
+    /// of the request names the partner.
     pub fn is_partners(&self) -> bool {
-        // If the two do not match, the other worker is avoided, whichever reports it.
+        // For `Incompatible`, the attempt avoids the partner of the reporting worker in any case.
         self.names_source && self.cause != Cause::Incompatible
     }
 }
 
 impl UpstreamReply {
-    /// Whether the worker reports that it drains: as its health, or as the reason of a refusal. If
-    /// its partner drains, it names the request field that chose the partner.
+    /// Whether the worker reports that it drains, as its health or as the reason of a refusal. If
+    /// its partner drains, the error names the request field of the partner and does not count
+    /// here.
     pub fn is_of_drain(&self) -> bool {
         if self.is_success() {
             return self.body == DRAINING.as_bytes();
@@ -96,7 +96,7 @@ impl UpstreamReply {
     /// A description of an error response for operators.
     pub fn complaint(&self) -> String {
         let status = self.status;
-        match UpstreamFailure::from_reply(self).has_code(HTTPS_ALONE) {
+        match UpstreamFailure::from_reply(self).has_code(ErrorCode::Https) {
             true => {
                 format!(
                     "answers with status {status}: it speaks HTTPS alone, name it as https://HOST:PORT"
@@ -152,7 +152,7 @@ pub fn cause_in(data: &[u8]) -> Option<Cause> {
 
 /// The cause for a worker's status.
 pub fn cause_of(status: u16) -> Cause {
-    // If two causes have the same status, choose the client's own.
+    // `ClientGone` has the same status, but a client that is gone gets no answer.
     if status == Cause::Aborted.http_status() {
         return Cause::Aborted;
     }
@@ -175,5 +175,5 @@ pub fn explain_call_error(lost: CallError) -> (Cause, String) {
 
 /// An error with this cause.
 pub fn error(cause: Cause, message: String) -> ApiError {
-    ApiError::new(cause.http_status(), cause.name(), message)
+    ApiError::from_cause(cause, message)
 }

@@ -1,8 +1,8 @@
-//! HTTP calls from this process to another server: sending the request, reading the response, and
-//! the cause of a failure.
+//! HTTP calls from this process to another server: the request, the response, and the cause of a
+//! failure.
 //!
-//! Thread: `ctl`. Not here: connections and which of them a call uses (`router::pool`,
-//! `worker::prefill_client`).
+//! Thread: `ctl`. Not here: connections, and the choice of the connection for a call
+//! (`router::pool`, `worker::prefill_client`).
 
 pub mod answer;
 pub(crate) mod failure;

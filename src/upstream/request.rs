@@ -1,4 +1,4 @@
-//! A request to another server: its head, its body, and how much of both is queued.
+//! A request to another server: its head, its body, and the number of bytes already queued.
 //!
 //! Thread: `ctl`. Not here: the connection (`router::pool`, `worker::prefill_client`), the response
 //! (`answer`).
@@ -29,9 +29,9 @@ impl UpstreamHead {
         UpstreamHead { method: Method::Get, target: target.to_owned(), headers: Vec::new() }
     }
 
-    /// The head after its client has waited for `waited`: the client's timeout is reduced by that
-    /// time. `None` if no time is left. A timeout that is no number stays, and the worker refuses
-    /// it.
+    /// The head for a client that has already waited for `waited`: its timeout is reduced by that
+    /// time. `None` if no time is left. A timeout that is not a number stays, and the worker
+    /// refuses it.
     pub fn after_wait(&self, waited: Duration) -> Option<UpstreamHead> {
         let mut order = self.clone();
         if let Some(patience) = self.patience() {
@@ -42,7 +42,7 @@ impl UpstreamHead {
         Some(order)
     }
 
-    /// Limits the client's timeout to `most`. A timeout that is no number stays, and the worker
+    /// Limits the client's timeout to `most`. A timeout that is not a number stays, and the worker
     /// refuses it.
     pub fn cap_patience(&mut self, most: Duration) {
         if !self.headers.iter().any(|(name, _)| *name == REQUEST_TIMEOUT) {
@@ -66,7 +66,7 @@ impl UpstreamHead {
 pub struct UpstreamRequest {
     /// Empty after it is queued.
     head: Vec<u8>,
-    /// Both legs share it.
+    /// The body, which both legs share.
     body: Arc<Vec<u8>>,
     /// Bytes of the body that are queued.
     sent: usize,
@@ -99,7 +99,7 @@ impl UpstreamRequest {
         self.sent == self.body.len()
     }
 
-    /// Queues what the connection takes now.
+    /// Queues as many bytes as the connection takes now.
     ///
     /// # Errors
     /// [`CallError::Full`]: this process already holds too many unsent bytes.

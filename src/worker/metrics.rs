@@ -1,6 +1,6 @@
 //! Metrics of a worker, under the names of SGLang and vLLM.
 //!
-//! Thread: `ctl`. Not here: how they are written (`obs::exposition`), figures of engines
+//! Thread: `ctl`. Not here: their text format (`obs::exposition`), figures of engines
 //! (`sched::stats`).
 
 use crate::cause::Cause;
@@ -28,7 +28,7 @@ const fn engine_type(role: Role) -> &'static str {
 pub struct Depths {
     /// In the running batch.
     pub running: usize,
-    /// Waiting for a turn only.
+    /// Waiting for a turn, and for nothing else.
     pub queued: usize,
     /// Prefill: waiting for their Destination.
     pub bootstrap: usize,
@@ -38,11 +38,11 @@ pub struct Depths {
     pub prealloc: usize,
     /// Decode: waiting for KV.
     pub transfer: usize,
-    /// Gave up their pages and wait for new ones.
+    /// Retracted: waiting for new pages.
     pub retracted: usize,
 }
 
-/// Where the time to the first token went. Each stage begins at the end of the one before.
+/// The time to the first token, in stages. Each stage begins at the end of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stages {
     /// Waiting for a turn, on either worker.
@@ -53,9 +53,9 @@ pub struct Stages {
     pub prefill: Duration,
     /// From the last layer of the prompt until all KV is at the destination.
     pub handover: Duration,
-    /// Until the request is in the running batch.
+    /// From then until the request is in the running batch.
     pub join: Duration,
-    /// Until the first token is on its way to the client.
+    /// From then until the first token is sent to the client.
     pub first_step: Duration,
 }
 
@@ -72,9 +72,9 @@ impl Stages {
     }
 }
 
-/// Metrics of one worker.
+/// Requests in each state, as gauges.
 #[derive(Debug)]
-pub struct WorkerMetrics {
+struct DepthGauges {
     running: Arc<Gauge>,
     queued: Arc<Gauge>,
     waiting: Arc<Gauge>,
@@ -83,59 +83,11 @@ pub struct WorkerMetrics {
     prealloc: Arc<Gauge>,
     transfer: Arc<Gauge>,
     retracted: Arc<Gauge>,
-    /// Pages of the host tier that hold KV.
-    pub swapped: Arc<Gauge>,
-    /// How often a running request gave up its pages.
-    pub retractions: Arc<Counter>,
-    /// Tokens with KV that was dropped by a retraction and computed again.
-    pub recomputed: Arc<Counter>,
-    pages: Arc<GaugeGroup<4>>,
-    token_usage: Arc<Gauge>,
-    /// Prompt tokens, computed or found in the prefix cache.
-    pub prompt_tokens: Arc<Counter>,
-    /// Prompt tokens looked up in the prefix cache.
-    pub prefix_asked: Arc<Counter>,
-    /// Prompt tokens found in the prefix cache.
-    pub prefix_found: Arc<Counter>,
-    /// Generated tokens.
-    pub generation_tokens: Arc<Counter>,
-    /// Requests that ended at a stop token or stop string.
-    pub finished_stop: Arc<Counter>,
-    /// Requests that ended at their length. On prefill: requests that were handed over.
-    pub finished_length: Arc<Counter>,
-    failures: [Arc<Counter>; Cause::ALL.len()],
-    sessions: [Arc<Counter>; TransportChoice::ALL.len()],
-    work_requests: Arc<Counter>,
-    doorbells: Arc<Counter>,
-    /// Requests that failed before their KV began to move.
-    pub bootstrap_failures: Arc<Counter>,
-    /// Requests that failed while their KV moved.
-    pub transfer_failures: Arc<Counter>,
-    kv_bytes: Arc<Counter>,
-    kv_latency_ms: Arc<Histogram>,
-    kv_speed_gb_s: Arc<Histogram>,
-    kv_total_mb: Arc<Histogram>,
-    stages: [Arc<Histogram>; 6],
-    ttft: Arc<Histogram>,
-    itl: Arc<Histogram>,
-    e2e: Arc<Histogram>,
 }
 
-impl WorkerMetrics {
-    /// Registers the metrics of a worker: its model, role, and number in this process.
-    pub fn register(
-        registry: &mut Registry,
-        model: &str,
-        role: Role,
-        worker: usize,
-    ) -> WorkerMetrics {
-        let labels = Labels::none()
-            .and("model_name", model)
-            .and("engine_type", engine_type(role))
-            .and("worker", &worker.to_string());
-        let success = (["vllm:request_success_total"], "Requests that succeeded.");
-        let (r, l) = (registry, &labels);
-        WorkerMetrics {
+impl DepthGauges {
+    fn register(r: &mut Registry, l: &Labels) -> DepthGauges {
+        DepthGauges {
             running: r.gauge(
                 &["sglang:num_running_reqs", "vllm:num_requests_running"],
                 "Requests in the running batch.",
@@ -172,68 +124,25 @@ impl WorkerMetrics {
                 "Requests that ran, gave up their pages to others, and wait for new ones.",
                 l,
             ),
-            swapped: r.gauge(&["baton_swapped_pages"], "Pages of --swap-memory that hold KV.", l),
-            retractions: r.counter(
-                &["vllm:num_preemptions_total"],
-                "Retractions: a running request gave up its pages.",
-                l,
-            ),
-            recomputed: r.counter(
-                &["baton_recomputed_tokens_total"],
-                "Tokens computed again because a retraction dropped their KV.",
-                l,
-            ),
-            pages: r.states(
-                &["baton_pages"],
-                "Pages of the KV pool by state.",
-                l,
-                &["free", "cached", "in_use", "leased"],
-            ),
-            token_usage: r.gauge(
-                &["sglang:token_usage", "vllm:kv_cache_usage_perc"],
-                "Part of the KV pool that is in use or leased, 0 to 1.",
-                l,
-            ),
-            prompt_tokens: r.counter(
-                &["sglang:prompt_tokens_total", "vllm:prompt_tokens_total"],
-                "Prompt tokens.",
-                l,
-            ),
-            prefix_asked: r.counter(
-                &["vllm:prefix_cache_queries_total"],
-                "Prompt tokens looked up in the prefix cache.",
-                l,
-            ),
-            prefix_found: r.counter(
-                &["vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"],
-                "Prompt tokens found in the prefix cache, which were not computed again.",
-                l,
-            ),
-            generation_tokens: r.counter(
-                &["sglang:generation_tokens_total", "vllm:generation_tokens_total"],
-                "Tokens generated.",
-                l,
-            ),
-            finished_stop: r.counter(&success.0, success.1, &l.and("finished_reason", "stop")),
-            finished_length: r.counter(&success.0, success.1, &l.and("finished_reason", "length")),
-            failures: std::array::from_fn(|index| {
-                let labels = l.and("cause", Cause::ALL[index].name());
-                r.counter(
-                    &["baton_request_failures_total"],
-                    "Requests that failed, by cause.",
-                    &labels,
-                )
-            }),
-            bootstrap_failures: r.counter(
-                &["sglang:num_bootstrap_failed_reqs_total"],
-                "Requests that failed before their KV began to move.",
-                l,
-            ),
-            transfer_failures: r.counter(
-                &["sglang:num_transfer_failed_reqs_total"],
-                "Requests that failed while their KV moved.",
-                l,
-            ),
+        }
+    }
+}
+
+/// KV transfers of a worker.
+#[derive(Debug)]
+struct TransferMetrics {
+    sessions: [Arc<Counter>; TransportChoice::ALL.len()],
+    work_requests: Arc<Counter>,
+    doorbells: Arc<Counter>,
+    kv_bytes: Arc<Counter>,
+    kv_latency_ms: Arc<Histogram>,
+    kv_speed_gb_s: Arc<Histogram>,
+    kv_total_mb: Arc<Histogram>,
+}
+
+impl TransferMetrics {
+    fn register(r: &mut Registry, l: &Labels) -> TransferMetrics {
+        TransferMetrics {
             sessions: std::array::from_fn(|index| {
                 let TransportChoice { transport, why } = TransportChoice::ALL[index];
                 let labels = l.and("transport", transport.name()).and("why", why.name());
@@ -272,6 +181,22 @@ impl WorkerMetrics {
                 l,
                 TRANSFER_MB,
             ),
+        }
+    }
+}
+
+/// Times of requests and tokens.
+#[derive(Debug)]
+struct LatencyMetrics {
+    stages: [Arc<Histogram>; 6],
+    ttft: Arc<Histogram>,
+    itl: Arc<Histogram>,
+    e2e: Arc<Histogram>,
+}
+
+impl LatencyMetrics {
+    fn register(r: &mut Registry, l: &Labels) -> LatencyMetrics {
+        LatencyMetrics {
             stages: Stages::NAMES.map(|stage| {
                 let help = "Stages of the time to the first token, which is their sum.";
                 r.histogram(&["baton_stage_seconds"], help, &l.and("stage", stage), STAGE_SECONDS)
@@ -296,20 +221,137 @@ impl WorkerMetrics {
             ),
         }
     }
+}
+
+fn register_pages(r: &mut Registry, l: &Labels) -> Arc<GaugeGroup<4>> {
+    let states = &["free", "cached", "in_use", "leased"];
+    r.states(&["baton_pages"], "Pages of the KV pool by state.", l, states)
+}
+
+fn register_failures(r: &mut Registry, l: &Labels) -> [Arc<Counter>; Cause::ALL.len()] {
+    std::array::from_fn(|index| {
+        let labels = l.and("cause", Cause::ALL[index].name());
+        r.counter(&["baton_request_failures_total"], "Requests that failed, by cause.", &labels)
+    })
+}
+
+/// Metrics of one worker.
+#[derive(Debug)]
+pub struct WorkerMetrics {
+    depths: DepthGauges,
+    /// Pages of the host tier that hold KV.
+    pub swapped: Arc<Gauge>,
+    /// How often a running request gave up its pages.
+    pub retractions: Arc<Counter>,
+    /// Tokens with KV that was dropped by a retraction and computed again.
+    pub recomputed: Arc<Counter>,
+    pages: Arc<GaugeGroup<4>>,
+    token_usage: Arc<Gauge>,
+    /// Prompt tokens, computed or found in the prefix cache.
+    pub prompt_tokens: Arc<Counter>,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_asked: Arc<Counter>,
+    /// Prompt tokens found in the prefix cache.
+    pub prefix_found: Arc<Counter>,
+    /// Generated tokens.
+    pub generation_tokens: Arc<Counter>,
+    /// Requests that ended at a stop token or stop string.
+    pub finished_stop: Arc<Counter>,
+    /// Requests that ended at their length. On prefill: requests that were handed over.
+    pub finished_length: Arc<Counter>,
+    failures: [Arc<Counter>; Cause::ALL.len()],
+    /// Requests that failed before their KV began to move.
+    pub bootstrap_failures: Arc<Counter>,
+    /// Requests that failed while their KV moved.
+    pub transfer_failures: Arc<Counter>,
+    transfers: TransferMetrics,
+    latencies: LatencyMetrics,
+}
+
+impl WorkerMetrics {
+    /// Registers the metrics of a worker: its model, role, and number in this process.
+    pub fn register(
+        registry: &mut Registry,
+        model: &str,
+        role: Role,
+        worker: usize,
+    ) -> WorkerMetrics {
+        let labels = Labels::none()
+            .and("model_name", model)
+            .and("engine_type", engine_type(role))
+            .and("worker", &worker.to_string());
+        let success = (["vllm:request_success_total"], "Requests that succeeded.");
+        let (r, l) = (registry, &labels);
+        WorkerMetrics {
+            depths: DepthGauges::register(r, l),
+            swapped: r.gauge(&["baton_swapped_pages"], "Pages of --swap-memory that hold KV.", l),
+            retractions: r.counter(
+                &["vllm:num_preemptions_total"],
+                "Retractions: a running request gave up its pages.",
+                l,
+            ),
+            recomputed: r.counter(
+                &["baton_recomputed_tokens_total"],
+                "Tokens computed again because a retraction dropped their KV.",
+                l,
+            ),
+            pages: register_pages(r, l),
+            token_usage: r.gauge(
+                &["sglang:token_usage", "vllm:kv_cache_usage_perc"],
+                "Part of the KV pool that is in use or leased, 0 to 1.",
+                l,
+            ),
+            prompt_tokens: r.counter(
+                &["sglang:prompt_tokens_total", "vllm:prompt_tokens_total"],
+                "Prompt tokens.",
+                l,
+            ),
+            prefix_asked: r.counter(
+                &["vllm:prefix_cache_queries_total"],
+                "Prompt tokens looked up in the prefix cache.",
+                l,
+            ),
+            prefix_found: r.counter(
+                &["vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"],
+                "Prompt tokens found in the prefix cache, which were not computed again.",
+                l,
+            ),
+            generation_tokens: r.counter(
+                &["sglang:generation_tokens_total", "vllm:generation_tokens_total"],
+                "Tokens generated.",
+                l,
+            ),
+            finished_stop: r.counter(&success.0, success.1, &l.and("finished_reason", "stop")),
+            finished_length: r.counter(&success.0, success.1, &l.and("finished_reason", "length")),
+            failures: register_failures(r, l),
+            bootstrap_failures: r.counter(
+                &["sglang:num_bootstrap_failed_reqs_total"],
+                "Requests that failed before their KV began to move.",
+                l,
+            ),
+            transfer_failures: r.counter(
+                &["sglang:num_transfer_failed_reqs_total"],
+                "Requests that failed while their KV moved.",
+                l,
+            ),
+            transfers: TransferMetrics::register(r, l),
+            latencies: LatencyMetrics::register(r, l),
+        }
+    }
 
     /// Sets the number of requests in each state.
     pub fn set_depths(&self, depths: Depths) {
         let Depths { running, queued, bootstrap, inflight, prealloc, transfer, retracted } = depths;
         let waiting = queued + bootstrap + inflight + prealloc + transfer + retracted;
         for (gauge, count) in [
-            (&self.running, running),
-            (&self.queued, queued),
-            (&self.waiting, waiting),
-            (&self.bootstrap, bootstrap),
-            (&self.inflight, inflight),
-            (&self.prealloc, prealloc),
-            (&self.transfer, transfer),
-            (&self.retracted, retracted),
+            (&self.depths.running, running),
+            (&self.depths.queued, queued),
+            (&self.depths.waiting, waiting),
+            (&self.depths.bootstrap, bootstrap),
+            (&self.depths.inflight, inflight),
+            (&self.depths.prealloc, prealloc),
+            (&self.depths.transfer, transfer),
+            (&self.depths.retracted, retracted),
         ] {
             gauge.set(count as f64);
         }
@@ -325,12 +367,12 @@ impl WorkerMetrics {
 
     /// Takes over the counters of transfers.
     pub fn set_tally(&self, tally: &Counters) {
-        for (counter, count) in self.sessions.iter().zip(tally.sessions()) {
+        for (counter, count) in self.transfers.sessions.iter().zip(tally.sessions()) {
             counter.raise_to(count);
         }
         let counts = tally.counts();
-        self.work_requests.raise_to(counts.work_requests);
-        self.doorbells.raise_to(counts.doorbells);
+        self.transfers.work_requests.raise_to(counts.work_requests);
+        self.transfers.doorbells.raise_to(counts.doorbells);
     }
 
     /// Counts a failed request.
@@ -340,31 +382,31 @@ impl WorkerMetrics {
 
     /// Counts a completed hand-off of one request.
     pub fn transferred(&self, bytes: u64, time: Duration) {
-        self.kv_bytes.add(bytes);
-        self.kv_total_mb.observe(bytes as f64 / (1 << 20) as f64);
-        self.kv_latency_ms.observe(time.as_secs_f64() * 1e3);
+        self.transfers.kv_bytes.add(bytes);
+        self.transfers.kv_total_mb.observe(bytes as f64 / (1 << 20) as f64);
+        self.transfers.kv_latency_ms.observe(time.as_secs_f64() * 1e3);
         if !time.is_zero() {
-            self.kv_speed_gb_s.observe(bytes as f64 / 1e9 / time.as_secs_f64());
+            self.transfers.kv_speed_gb_s.observe(bytes as f64 / 1e9 / time.as_secs_f64());
         }
     }
 
     /// Records the first token of a request. Its time to first token is the sum of the stages, so
     /// the histograms agree by construction.
     pub fn first_token(&self, stages: &Stages) {
-        for (histogram, time) in self.stages.iter().zip(stages.durations()) {
+        for (histogram, time) in self.latencies.stages.iter().zip(stages.durations()) {
             histogram.observe(time.as_secs_f64());
         }
-        self.ttft.observe(stages.total().as_secs_f64());
+        self.latencies.ttft.observe(stages.total().as_secs_f64());
     }
 
-    /// Records a further token and the time since the one before.
+    /// Records a further token and the time since the previous one.
     pub fn next_token(&self, since_last: Duration) {
-        self.itl.observe(since_last.as_secs_f64());
+        self.latencies.itl.observe(since_last.as_secs_f64());
     }
 
     /// Records a request that succeeded and its time since arrival.
     pub fn ended(&self, since_arrival: Duration) {
-        self.e2e.observe(since_arrival.as_secs_f64());
+        self.latencies.e2e.observe(since_arrival.as_secs_f64());
     }
 }
 

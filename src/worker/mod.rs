@@ -1,9 +1,8 @@
-//! A worker: its `ctl` loop takes HTTP requests for text and sends tokens.
+//! A worker: its `ctl` loop receives HTTP requests for text and sends tokens.
 //!
 //! Owns: the table of requests (`requests`) and the HTTP client that asks prefill
-//! (`prefill_client`). They stand side by side with the hand-off (`peer::handoff`); `service` calls
-//! all three. Thread: `ctl`. Not here: batches and the model (`sched`, `model`), links to peers
-//! (`peer`).
+//! (`prefill_client`). `service` calls both of them and the hand-off (`peer::handoff`). Thread:
+//! `ctl`. Not here: batches and the model (`sched`, `model`), links to peers (`peer`).
 
 pub mod metrics;
 pub mod prefill_client;

@@ -1,20 +1,21 @@
-//! A decode worker's HTTP requests to prefill workers (flow `decode-first`). It sends one for each
-//! of its own requests, and the first event of the answer says where the KV will be.
+//! A decode worker's HTTP requests to prefill workers (flow `decode-first`): one for each of its
+//! own requests. The first event of the answer says where the KV will be.
 //!
 //! Owns: one connection per request. Thread: `ctl`. Invariants: each request gets one
-//! [`PrefillReply`] that says where its KV is, or that it failed; then at most one that says how
-//! prefill ended. Requests, bytes and times are bounded; hosts must be allowed by
-//! `--bootstrap-allow`. Not here: what a reply means (`routing::remote_prefill`), the table of
-//! requests, the hand-off. It uses HTTP because a prefill worker checks and counts HTTP requests
-//! already, and long prompts would delay messages on the control link.
+//! [`PrefillReply`] with the place of its KV or a failure, and then at most one about the end of
+//! prefill. Requests, bytes and times are bounded; `--bootstrap-allow` must allow the host. Not
+//! here: the meaning of a reply (`routing::remote_prefill`). Why HTTP: a prefill worker already
+//! checks and counts HTTP requests, and long prompts would delay messages on the control link.
 
 use crate::api::{KvTransferParams, PrefillAddress};
 use crate::cause::Cause;
 use crate::http::client::{ResponseDecoder, ResponseEvent as Part};
 use crate::http::response::JSON;
 use crate::http::{HttpLimits, Method};
-use crate::ids::Role;
-use crate::limits::{ASKED_ANSWER_MAX, ASKED_SILENCE_MAX, PREFILL_ASKS_MAX, ROUTER_CONNECT_TIME};
+use crate::ids::{RequestKey, Role};
+use crate::limits::{
+    PREFILL_ASKS_MAX, PREFILL_REPLY_MAX, PREFILL_SILENCE_MAX, ROUTER_CONNECT_TIME,
+};
 use crate::net::{Authorities, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
 use crate::peer::directory::Directory;
@@ -33,33 +34,33 @@ const DATA: &[u8] = b"data: ";
 /// A request to a prefill worker.
 #[derive(Clone, Debug)]
 pub struct PrefillRequest {
-    /// Key of this worker's request that it belongs to.
-    pub key: u64,
+    /// Key of the request of this worker that needs it.
+    pub key: RequestKey,
     /// The prefill worker.
     pub address: PrefillAddress,
     /// Path and header fields.
     pub head: UpstreamHead,
     /// Body from [`crate::api::routed::RoutedBody::keep`].
     pub body: Arc<Vec<u8>>,
-    /// When it is given up.
+    /// Deadline of the request.
     pub until: Instant,
 }
 
 /// A reply of prefill.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PrefillReply {
-    /// The KV will be at this place.
+    /// Prefill keeps the KV at this place.
     Kept(KvTransferParams),
-    /// It has failed, or could not be asked.
+    /// Prefill has failed, or the request could not reach it.
     Failed(Cause),
-    /// It refuses the request as invalid.
+    /// Prefill refuses the request as invalid.
     Refused(PrefillRefusal),
-    /// It was not asked, because too many requests are open here.
+    /// The request was not sent, because too many requests are open here.
     NotSent,
-    /// It is done, or time is up after [`PrefillReply::Kept`]. The hand-off reports what becomes of
-    /// the KV.
+    /// Prefill is done, or the deadline has passed after [`PrefillReply::Kept`]. The hand-off
+    /// reports the fate of the KV.
     Ended,
-    /// Its connection was lost after [`PrefillReply::Kept`].
+    /// The connection was lost after [`PrefillReply::Kept`].
     Lost,
 }
 
@@ -68,13 +69,13 @@ pub enum PrefillReply {
 pub struct PrefillRefusal {
     /// Media type.
     pub media: String,
-    /// At most [`ASKED_ANSWER_MAX`] bytes.
+    /// At most [`PREFILL_REPLY_MAX`] bytes.
     pub body: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct PrefillCall {
-    exchange: u64,
+    key: RequestKey,
     /// Host and port of its worker.
     at: String,
     outgoing: UpstreamRequest,
@@ -83,9 +84,9 @@ struct PrefillCall {
     media: String,
     /// Bytes of the answer that are not parsed yet.
     body: Vec<u8>,
-    /// Whether prefill has said where the KV will be.
+    /// Whether prefill has sent the place of the KV.
     told: bool,
-    /// When prefill last accepted bytes of the request.
+    /// Time at which prefill last accepted bytes of the request.
     silent: Instant,
     until: Instant,
 }
@@ -100,7 +101,7 @@ pub struct PrefillClient {
     /// Requests that wait for the address of their worker's name.
     unresolved: Vec<PrefillRequest>,
     open: HashMap<ConnId, PrefillCall>,
-    words: VecDeque<(u64, PrefillReply)>,
+    replies: VecDeque<(RequestKey, PrefillReply)>,
 }
 
 impl PrefillClient {
@@ -122,19 +123,19 @@ impl PrefillClient {
     }
 
     /// The next reply and the key of its request.
-    pub fn poll_reply(&mut self) -> Option<(u64, PrefillReply)> {
-        self.words.pop_front()
+    pub fn poll_reply(&mut self) -> Option<(RequestKey, PrefillReply)> {
+        self.replies.pop_front()
     }
 
     /// Whether a reply waits for [`PrefillClient::poll_reply`].
     pub fn has_news(&self) -> bool {
-        !self.words.is_empty()
+        !self.replies.is_empty()
     }
 
     /// Queues a request for the next [`PrefillClient::dial_queued`].
     pub fn send_request(&mut self, ask: PrefillRequest) {
         if self.open.len() + self.unresolved.len() + self.queued.len() >= PREFILL_ASKS_MAX {
-            return self.words.push_back((ask.key, PrefillReply::NotSent));
+            return self.replies.push_back((ask.key, PrefillReply::NotSent));
         }
         self.queued.push_back(ask);
     }
@@ -159,7 +160,7 @@ impl PrefillClient {
         }
     }
 
-    /// A name is resolved, or cannot be.
+    /// Takes the outcome of a name's resolution.
     pub fn resolved(
         &mut self,
         name: &str,
@@ -183,7 +184,7 @@ impl PrefillClient {
         reactor: &mut Reactor,
         now: Instant,
     ) {
-        let PrefillRequest { key: exchange, address: at, head: order, body, until } = ask;
+        let PrefillRequest { key, address: at, head: order, body, until } = ask;
         let dialled = address.and_then(|ip| {
             let until = until.min(now + ROUTER_CONNECT_TIME);
             let address = SocketAddr::new(ip, at.port).into();
@@ -193,7 +194,7 @@ impl PrefillClient {
                     reactor.connect_secured(&address, (authorities, at.bare_host()), until)
                 }
                 None => {
-                    return Err("it needs TLS, and this worker has no --tls-ca-file".to_owned());
+                    return Err("its URL is https://; this worker has no --tls-ca-file".to_owned());
                 }
             };
             conn.map_err(|reason| reason.to_string())
@@ -202,8 +203,8 @@ impl PrefillClient {
             Ok(conn) => {
                 let limits = HttpLimits { body: usize::MAX, ..HttpLimits::default() };
                 let at = at.authority();
-                let asked = PrefillCall {
-                    exchange,
+                let call = PrefillCall {
+                    key,
                     outgoing: UpstreamRequest::new(
                         &order,
                         &at,
@@ -219,28 +220,27 @@ impl PrefillClient {
                     silent: now,
                     until,
                 };
-                self.open.insert(conn, asked);
+                self.open.insert(conn, call);
             }
             Err(why) => {
                 event!(
                     Warn,
-                    "asking",
+                    "prefill_client",
                     "prefill worker cannot be asked",
                     host = at.host,
                     port = at.port,
                     why = why
                 );
-                self.words.push_back((exchange, PrefillReply::Failed(Cause::PeerLost)));
+                self.replies.push_back((key, PrefillReply::Failed(Cause::PeerLost)));
             }
         }
     }
 
-    /// Closes the connection of a request that is not needed any more. Prefill then ends its leg.
-    pub fn cancel_request(&mut self, exchange: u64, reactor: &mut Reactor) {
-        self.queued.retain(|ask| ask.key != exchange);
-        self.unresolved.retain(|ask| ask.key != exchange);
-        let found =
-            self.open.iter().find(|(_, asked)| asked.exchange == exchange).map(|(&conn, _)| conn);
+    /// Closes the connection of a request that is no longer needed. Prefill then ends its leg.
+    pub fn cancel_request(&mut self, key: RequestKey, reactor: &mut Reactor) {
+        self.queued.retain(|ask| ask.key != key);
+        self.unresolved.retain(|ask| ask.key != key);
+        let found = self.open.iter().find(|(_, call)| call.key == key).map(|(&conn, _)| conn);
         if let Some(conn) = found {
             self.open.remove(&conn);
             reactor.close(conn);
@@ -252,26 +252,22 @@ impl PrefillClient {
         self.open.drain().for_each(|(conn, _)| reactor.close(conn));
         self.queued.clear();
         self.unresolved.clear();
-        self.words.clear();
+        self.replies.clear();
     }
 
-    /// Gives up requests that take too long.
+    /// Ends requests that are past their deadlines.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
-        let late: Vec<ConnId> = self
-            .open
-            .iter()
-            .filter(|(_, asked)| asked.until <= now)
-            .map(|(&conn, _)| conn)
-            .collect();
+        let late: Vec<ConnId> =
+            self.open.iter().filter(|(_, call)| call.until <= now).map(|(&conn, _)| conn).collect();
         for conn in late {
             self.over(conn, PrefillReply::Failed(Cause::Deadline), reactor);
         }
         self.give_up_silent(reactor, now);
-        let words = &mut self.words;
+        let replies = &mut self.replies;
         let mut stays = |ask: &PrefillRequest| {
             let is_late = ask.until <= now;
             if is_late {
-                words.push_back((ask.key, PrefillReply::Failed(Cause::Deadline)));
+                replies.push_back((ask.key, PrefillReply::Failed(Cause::Deadline)));
             }
             !is_late
         };
@@ -279,20 +275,19 @@ impl PrefillClient {
         self.queued.retain(&mut stays);
     }
 
-    /// Gives up prefill workers that hang before they say where the KV is. Later the control link
-    /// detects that.
+    /// Ends requests to prefill workers that hang before they send the place of the KV. After that,
+    /// the control link detects a hang.
     fn give_up_silent(&mut self, reactor: &mut Reactor, now: Instant) {
-        let is_silent =
-            |asked: &PrefillCall| !asked.told && asked.silent + ASKED_SILENCE_MAX <= now;
+        let is_silent = |call: &PrefillCall| !call.told && call.silent + PREFILL_SILENCE_MAX <= now;
         let silent: Vec<ConnId> =
-            self.open.iter().filter(|(_, asked)| is_silent(asked)).map(|(&conn, _)| conn).collect();
+            self.open.iter().filter(|(_, call)| is_silent(call)).map(|(&conn, _)| conn).collect();
         for conn in silent {
-            if let Some(asked) = self.open.get(&conn) {
+            if let Some(call) = self.open.get(&conn) {
                 event!(
                     Warn,
-                    "asking",
+                    "prefill_client",
                     "prefill worker does not say where the KV will be",
-                    exchange = asked.exchange
+                    request = call.key
                 );
             }
             self.over(conn, PrefillReply::Failed(Cause::PeerLost), reactor);
@@ -303,9 +298,9 @@ impl PrefillClient {
     pub fn handle(&mut self, event: Event, reactor: &mut Reactor, now: Instant) {
         match event {
             Event::Connected(conn) | Event::Drained(conn) => {
-                let Some(asked) = self.open.get_mut(&conn) else { return };
-                asked.silent = now;
-                if asked.outgoing.send_body(reactor, conn).is_err() {
+                let Some(call) = self.open.get_mut(&conn) else { return };
+                call.silent = now;
+                if call.outgoing.send_body(reactor, conn).is_err() {
                     self.over(conn, PrefillReply::NotSent, reactor);
                 }
             }
@@ -315,11 +310,11 @@ impl PrefillClient {
                 self.over(conn, PrefillReply::Failed(Cause::PeerLost), reactor);
             }
             Event::Closed { conn, reason } => {
-                if let (CloseReason::Tls(why), Some(asked)) = (reason, self.open.get(&conn)) {
-                    let at = &asked.at;
+                if let (CloseReason::Tls(why), Some(call)) = (reason, self.open.get(&conn)) {
+                    let at = &call.at;
                     event!(
                         Warn,
-                        "asking",
+                        "prefill_client",
                         "TLS connection to a prefill worker failed",
                         worker = at,
                         why = why
@@ -333,25 +328,25 @@ impl PrefillClient {
 
     fn read(&mut self, conn: ConnId, reactor: &mut Reactor) {
         loop {
-            let Some(asked) = self.open.get_mut(&conn) else { return };
-            let Ok((used, part)) = asked.decoder.read(reactor.received(conn)) else {
+            let Some(call) = self.open.get_mut(&conn) else { return };
+            let Ok((used, part)) = call.decoder.read(reactor.received(conn)) else {
                 return self.over(conn, PrefillReply::Failed(Cause::PeerLost), reactor);
             };
             let mut end = part.is_none().then_some(false);
             match part {
                 Some(Part::Head(head)) => {
-                    asked.status = head.status;
-                    asked.media = head.headers.get("content-type").unwrap_or(JSON).to_owned();
+                    call.status = head.status;
+                    call.media = head.headers.get("content-type").unwrap_or(JSON).to_owned();
                 }
-                Some(Part::Body(piece)) => asked.body.extend_from_slice(piece),
+                Some(Part::Body(piece)) => call.body.extend_from_slice(piece),
                 Some(Part::End { .. }) => end = Some(true),
                 None => {}
             }
             reactor.consume(conn, used);
-            let (exchange, words) = (asked.exchange, asked.parse_replies(end == Some(true)));
-            let last = words.into_iter().find_map(|word| match word {
+            let (key, replies) = (call.key, call.parse_replies(end == Some(true)));
+            let last = replies.into_iter().find_map(|reply| match reply {
                 PrefillReply::Kept(_) => {
-                    self.words.push_back((exchange, word));
+                    self.replies.push_back((key, reply));
                     None
                 }
                 last => Some(last),
@@ -366,15 +361,15 @@ impl PrefillClient {
 
     /// Ends a request with its last reply. After the place of the KV is known, a lost connection
     /// becomes [`PrefillReply::Lost`] and an expired time [`PrefillReply::Ended`].
-    fn over(&mut self, conn: ConnId, word: PrefillReply, reactor: &mut Reactor) {
-        let Some(asked) = self.open.remove(&conn) else { return };
+    fn over(&mut self, conn: ConnId, reply: PrefillReply, reactor: &mut Reactor) {
+        let Some(call) = self.open.remove(&conn) else { return };
         reactor.close(conn);
-        let word = match word {
-            PrefillReply::Failed(Cause::PeerLost) if asked.told => PrefillReply::Lost,
-            PrefillReply::Failed(Cause::Deadline) if asked.told => PrefillReply::Ended,
-            word => word,
+        let reply = match reply {
+            PrefillReply::Failed(Cause::PeerLost) if call.told => PrefillReply::Lost,
+            PrefillReply::Failed(Cause::Deadline) if call.told => PrefillReply::Ended,
+            reply => reply,
         };
-        self.words.push_back((asked.exchange, word));
+        self.replies.push_back((call.key, reply));
     }
 }
 
@@ -382,7 +377,7 @@ impl PrefillCall {
     /// Parses the answer so far into replies, in order. Any reply but [`PrefillReply::Kept`] is the
     /// last.
     fn parse_replies(&mut self, is_whole: bool) -> Vec<PrefillReply> {
-        let mut words = Vec::new();
+        let mut replies = Vec::new();
         let answer = UpstreamReply {
             status: self.status,
             media: std::mem::take(&mut self.media),
@@ -395,30 +390,30 @@ impl PrefillCall {
             let mut from = 0;
             while let Some(length) = answer.body[from..].windows(2).position(|pair| pair == b"\n\n")
             {
-                words.extend(self.event(&answer.body[from..from + length]));
+                replies.extend(self.event(&answer.body[from..from + length]));
                 from += length + 2;
             }
             self.body.extend_from_slice(&answer.body[from..]);
         } else if is_whole && self.status > 0 && !answer.is_success() {
-            words.push(word_of(&answer));
+            replies.push(word_of(&answer));
         } else {
             self.body = answer.body;
         }
         self.media = answer.media;
-        if self.body.len() > ASKED_ANSWER_MAX {
-            words.push(PrefillReply::Failed(Cause::Internal));
+        if self.body.len() > PREFILL_REPLY_MAX {
+            replies.push(PrefillReply::Failed(Cause::Internal));
         } else if is_whole {
-            words.push(if self.told {
+            replies.push(if self.told {
                 PrefillReply::Ended
             } else {
                 PrefillReply::Failed(Cause::Incompatible)
             });
         }
-        words
+        replies
     }
 
-    /// Parses one event without its empty line. The first says where the KV will be; of the others
-    /// only a failure counts.
+    /// Parses one event, without its empty line. The first event has the place of the KV. Of the
+    /// later events, only a failure matters.
     fn event(&mut self, event: &[u8]) -> Option<PrefillReply> {
         let line = event.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(DATA))?;
         if let Some(cause) = cause_in(line) {
@@ -434,12 +429,12 @@ impl PrefillCall {
     }
 }
 
-/// The reply that an unsuccessful answer means.
+/// The reply for an unsuccessful answer.
 fn word_of(answer: &UpstreamReply) -> PrefillReply {
     match UpstreamFailure::from_reply(answer).cause {
         Cause::Refused
             if answer.status == Cause::Refused.http_status()
-                && answer.body.len() <= ASKED_ANSWER_MAX =>
+                && answer.body.len() <= PREFILL_REPLY_MAX =>
         {
             let UpstreamReply { media, body, .. } = answer.clone();
             PrefillReply::Refused(PrefillRefusal { media, body })
@@ -448,7 +443,7 @@ fn word_of(answer: &UpstreamReply) -> PrefillReply {
     }
 }
 
-/// Prefill's `client_gone` means that prefill lost this worker, which is still here.
+/// Translates prefill's cause: `client_gone` means that prefill lost its connection to this worker.
 fn as_partners(cause: Cause) -> Cause {
     if cause == Cause::ClientGone { Cause::PeerLost } else { cause }
 }
@@ -457,11 +452,11 @@ fn as_partners(cause: Cause) -> Cause {
 mod tests {
     use super::*;
 
-    fn asked(status: u16, media: &str) -> PrefillCall {
+    fn call(status: u16, media: &str) -> PrefillCall {
         let order =
             UpstreamHead { method: Method::Post, target: "/generate".into(), headers: Vec::new() };
         PrefillCall {
-            exchange: 1,
+            key: RequestKey(1),
             at: "h:1".into(),
             outgoing: UpstreamRequest::new(&order, "h:1", None, Arc::default()),
             decoder: ResponseDecoder::new(Method::Post, HttpLimits::default()),
@@ -478,15 +473,15 @@ mod tests {
     const KEPT: &str = "data: {\"kv_transfer_params\":{\"bootstrap_room\":7}}\n\n";
 
     /// All replies to an answer that arrives byte by byte.
-    fn words(status: u16, media: &str, answer: &str) -> Vec<PrefillReply> {
-        let mut asked = asked(status, media);
-        let mut words = Vec::new();
+    fn replies(status: u16, media: &str, answer: &str) -> Vec<PrefillReply> {
+        let mut call = call(status, media);
+        let mut replies = Vec::new();
         for byte in answer.bytes() {
-            asked.body.push(byte);
-            words.extend(asked.parse_replies(false));
+            call.body.push(byte);
+            replies.extend(call.parse_replies(false));
         }
-        words.extend(asked.parse_replies(true));
-        words
+        replies.extend(call.parse_replies(true));
+        replies
     }
 
     #[test]
@@ -497,16 +492,16 @@ mod tests {
         });
         let rest = ": {\"created\":1,\"choice\":0}\ndata: {\"choices\":[]}\n\ndata: [DONE]\n\n";
         assert_eq!(
-            words(200, STREAM, &format!("{KEPT}{rest}")),
+            replies(200, STREAM, &format!("{KEPT}{rest}")),
             [kept.clone(), PrefillReply::Ended]
         );
         let error = "data: {\"error\":{\"code\":\"overloaded\"}}\n\n";
         let failed = PrefillReply::Failed(Cause::Overloaded);
-        assert_eq!(words(200, STREAM, &format!("{KEPT}{error}"))[..2], [kept, failed.clone()]);
-        assert_eq!(words(200, STREAM, error)[0], failed);
+        assert_eq!(replies(200, STREAM, &format!("{KEPT}{error}"))[..2], [kept, failed.clone()]);
+        assert_eq!(replies(200, STREAM, error)[0], failed);
         let gone = error.replace("overloaded", "client_gone");
         assert_eq!(
-            words(200, STREAM, &gone)[0],
+            replies(200, STREAM, &gone)[0],
             PrefillReply::Failed(Cause::PeerLost),
             "this client has not gone"
         );
@@ -515,24 +510,24 @@ mod tests {
     #[test]
     fn whatever_else_comes_is_a_failure() {
         let told = r#"{"error":{"code":"draining"}}"#;
-        assert_eq!(words(503, JSON, told)[0], PrefillReply::Failed(Cause::Draining));
-        assert_eq!(words(404, JSON, "{}")[0], PrefillReply::Failed(Cause::Refused));
+        assert_eq!(replies(503, JSON, told)[0], PrefillReply::Failed(Cause::Draining));
+        assert_eq!(replies(404, JSON, "{}")[0], PrefillReply::Failed(Cause::Refused));
         let refusal =
             PrefillRefusal { media: JSON.into(), body: told.replace("draining", "x").into() };
-        let wrong = words(400, JSON, &told.replace("draining", "x"));
+        let wrong = replies(400, JSON, &told.replace("draining", "x"));
         assert_eq!(wrong[0], PrefillReply::Refused(refusal), "the refusal is passed on");
-        // Engines that ignore the request to keep KV answer it in full.
+        // An engine that ignores the request to keep KV sends a full answer.
         for (media, answer) in
             [(JSON, "{\"choices\":[]}"), (STREAM, "data: {\"choices\":[]}\n\n"), (STREAM, "")]
         {
             assert_eq!(
-                words(200, media, answer)[0],
+                replies(200, media, answer)[0],
                 PrefillReply::Failed(Cause::Incompatible),
                 "{answer}"
             );
         }
-        let mut endless = asked(200, STREAM);
-        endless.body = vec![b'x'; ASKED_ANSWER_MAX + 1];
+        let mut endless = call(200, STREAM);
+        endless.body = vec![b'x'; PREFILL_REPLY_MAX + 1];
         assert_eq!(endless.parse_replies(false), [PrefillReply::Failed(Cause::Internal)]);
     }
 }

@@ -1,9 +1,8 @@
 //! Detects an engine that hangs, from its counter of turns and layers. A hung worker looks dead to
 //! routers and peers; a busy one does not.
 //!
-//! Thread: `ctl`. Invariant: time in which this thread did not look, because the process or its
-//! host was paused, does not count against the engine. Not here: what follows from a hang
-//! (`service`).
+//! Thread: `ctl`. Invariant: if the process or its host was paused, the pause does not count
+//! against the engine. Not here: the effects of a hang (`service`).
 
 use crate::limits::{ENGINE_STILL_MAX, LOOK_GAP_MAX};
 use crate::stdx::failpoint::is_failpoint_active;
@@ -11,17 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// An engine's counter, and when it last moved.
+/// An engine's counter, and the time of its last change.
 #[derive(Debug)]
 pub struct EngineWatchdog {
     count: Arc<AtomicU64>,
     seen: u64,
     moved: Instant,
-    /// When it was last checked.
+    /// Time of the last check.
     looked: Instant,
-    /// Whether the last check came long after the one before.
+    /// Whether the last check was long after the previous one.
     late: bool,
-    /// How long the process was paused, until [`EngineWatchdog::take_pause`].
+    /// Duration of a pause of the process, until [`EngineWatchdog::take_pause`] returns it.
     paused: Option<Duration>,
 }
 
@@ -36,17 +35,18 @@ impl EngineWatchdog {
         (self.moved, self.looked) = (now, now);
     }
 
-    /// How long this process was paused as a whole; returned once for each pause.
+    /// Duration of a pause of the whole process. Returned once for each pause.
     pub fn take_pause(&mut self) -> Option<Duration> {
         self.paused.take()
     }
 
-    /// Whether the engine hangs. A busy engine counts each layer, and an idle one each look for
-    /// work.
+    /// Whether the engine hangs. A busy engine counts each layer, and an idle engine counts each
+    /// check for work.
     pub fn is_hung(&mut self, now: Instant) -> bool {
         let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
         let is_late = gap > LOOK_GAP_MAX;
-        // Two gaps in a row mean that this thread is slow. That excuses nothing.
+        // Two gaps in a row mean that this thread is slow, not paused. That does not excuse the
+        // engine.
         if is_late && !std::mem::replace(&mut self.late, is_late) {
             self.moved += gap;
             self.paused = Some(gap);

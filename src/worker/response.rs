@@ -1,9 +1,9 @@
-//! The answer to one generation request: from its tokens to the bytes that the client gets.
+//! The answer to one generation request: turns tokens into the bytes for the client.
 //!
-//! Owns: the choices, their text so far, stop strings, the form of the answer. Bytes are appended
-//! to a buffer of the caller. Thread: `ctl`. Invariants: a choice ends at most once, by a stop
-//! string in [`ResponseBuilder::push_token`] or by [`ResponseBuilder::finish_choice`]. Not here:
-//! which worker generates a choice (`requests`), sockets.
+//! Owns: the choices, their text so far, stop strings, the form of the answer. It appends bytes to
+//! a buffer of the caller. Thread: `ctl`. Invariants: a choice ends at most once, by a stop string
+//! in [`ResponseBuilder::push_token`] or by [`ResponseBuilder::finish_choice`]. Not here: the
+//! worker that generates a choice (`requests`), sockets.
 
 use crate::api::render::{Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage};
 use crate::api::resume::{ChoiceEnd, ChoiceProgress, Mark};
@@ -14,7 +14,7 @@ use crate::model::tokenizer::{Detokenizer, Tokenizer};
 use crate::sched::messages::FinishReason;
 use std::sync::Arc;
 
-/// One answer, from the time when the prompts are tokenised.
+/// One answer. It exists from the time when the prompts are tokenised.
 #[derive(Debug)]
 pub struct ResponseBuilder {
     renderer: Renderer,
@@ -22,7 +22,7 @@ pub struct ResponseBuilder {
     stream: bool,
     logprobs: bool,
     return_token_ids: bool,
-    /// Whether each event has a mark that says how far a choice is, for a failover.
+    /// Whether each event has a mark with the progress of its choice, for a failover.
     marked: bool,
     open: usize,
     stops: Vec<String>,
@@ -38,23 +38,23 @@ struct ChoiceState {
     /// Stop token ids, which have no text.
     silent: Vec<u32>,
     eos: Vec<u32>,
-    /// Text since the last chunk; since the start if the answer is complete or cumulative.
+    /// Text since the last chunk, or since the start if the answer is complete or cumulative.
     text: String,
     ids: Vec<u32>,
     positions: Vec<Position>,
     /// Number of characters with logprobs in earlier chunks.
     sent_chars: usize,
-    /// How many of `ids` and `positions` earlier events had.
+    /// Number of `ids` and `positions` in earlier events.
     told: usize,
     generated: u32,
     cached: u32,
-    /// Whether the stream's client has an event of this choice.
+    /// Whether the client of the stream has an event of this choice.
     opened: bool,
     first: bool,
     finish: Option<Finish>,
 }
 
-/// What a choice needs besides the request: its prompt, its name, the ids that end it.
+/// The data of a choice that is not in the request: ids of its prompt, echo, name.
 #[derive(Clone, Debug)]
 pub struct PreparedPrompt {
     /// Token ids of the prompt.
@@ -65,13 +65,13 @@ pub struct PreparedPrompt {
     pub rid: String,
 }
 
-/// What the caller must do after a token.
+/// The next action of the caller after a token.
 #[derive(Clone, PartialEq, Debug)]
 #[must_use]
 pub enum PushOutcome {
     /// Continue with the next token.
     Continue,
-    /// A stop string is complete. The caller must end generation of this choice and call
+    /// A stop string is complete. The caller must stop the generation of this choice and call
     /// [`ResponseBuilder::stop_choice`].
     Stop(Finish),
 }
@@ -148,8 +148,8 @@ impl ResponseBuilder {
         self.choices[choice].finish.is_some()
     }
 
-    /// Continues a choice after what its client has, up to `most` tokens. If only the end is
-    /// missing, appends it to `out`.
+    /// Continues a choice after the tokens that its client has, up to `most` tokens. If only the
+    /// end of the answer is missing, appends it to `out`.
     pub fn resume_choice(
         &mut self,
         choice: usize,
@@ -215,8 +215,8 @@ impl ResponseBuilder {
         PushOutcome::Continue
     }
 
-    /// Ends a choice at a stop string. `cached` is the number of prompt tokens that were not
-    /// computed. `timings` is used as in [`ResponseBuilder::finish_choice`].
+    /// Ends a choice at a stop string. `cached` is the number of prompt tokens from the prefix
+    /// cache. `timings`: see [`ResponseBuilder::finish_choice`].
     pub fn stop_choice(
         &mut self,
         choice: usize,
@@ -364,7 +364,7 @@ impl ResponseBuilder {
         }
     }
 
-    /// What the next event of a choice adds to what its client has.
+    /// The part of a choice that the next event adds.
     fn untold(&self, index: usize) -> ChoiceProgress {
         let state = &self.choices[index];
         let bits = |token: &TokenLogprob| (token.id, token.logprob.to_bits());

@@ -1,10 +1,9 @@
-//! The loop of `ctl`. It connects sockets, engines, movers and the tokeniser, one turn after the
-//! other.
+//! The loop of `ctl`. Each turn connects sockets, engines, movers and the tokeniser.
 //!
-//! Owns: the table of requests, the hand-off, and the client that asks prefill, side by side.
-//! Events of the engine about requests go to the table, and those about transfers to the hand-off.
-//! Thread: `ctl`, which parks in the reactor only; other threads wake it through its bell. Not
-//! here: requests (`requests`), small endpoints (`routes`).
+//! Owns: the table of requests, the hand-off, and the client that asks prefill. Events of the
+//! engine about requests go to the table, and those about transfers to the hand-off. Thread: `ctl`,
+//! which parks only in the reactor. Other threads wake it through its bell. Not here: requests
+//! (`requests`), small endpoints (`routes`).
 
 use crate::cause::Cause;
 use crate::config::secret::Secret;
@@ -39,20 +38,21 @@ use std::time::{Duration, Instant};
 /// Time between two checks for overdue work.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Why [`WorkerService::run`] has returned.
+/// Why [`WorkerService::run`] returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunOutcome {
     /// The process must end.
     Ended(DrainOutcome),
-    /// The workers are idle, and others must take their place. Call
-    /// [`WorkerService::remove_workers`], then [`WorkerService::set_workers`] and
-    /// [`WorkerService::finish_role_change`]; or call [`WorkerService::fail_role_change`].
+    /// The workers are idle, and workers of another role must replace them. The caller calls
+    /// [`WorkerService::remove_workers`], [`WorkerService::set_workers`] and
+    /// [`WorkerService::finish_role_change`]; if the change fails, it calls
+    /// [`WorkerService::fail_role_change`].
     ChangeRole(Role),
-    /// The role change was given up. The workers stay and must be registered again.
+    /// The role change failed. The workers stay, and the caller must register them again.
     KeepRole,
 }
 
-/// The workers of a process, as far as `ctl` knows them.
+/// The parts of a process's workers that `ctl` uses.
 #[derive(Debug)]
 pub struct Workers {
     /// The workers and the hand-off protocol.
@@ -93,7 +93,7 @@ pub struct WorkerService {
 }
 
 impl WorkerService {
-    /// Listens on `address`. Nothing is served before [`WorkerService::run`].
+    /// Listens on `address`. [`WorkerService::run`] serves.
     ///
     /// # Errors
     /// The signals cannot be watched, or the address cannot be used.
@@ -136,7 +136,7 @@ impl WorkerService {
         WorkerService { connections: Connections::with_limits(limits), ..self }
     }
 
-    /// Serves HTTPS with these credentials from now on.
+    /// From now on, serves HTTPS with these credentials.
     pub fn secure(&mut self, credentials: Credentials) {
         self.reactor.secure(self.listener, credentials);
     }
@@ -153,7 +153,7 @@ impl WorkerService {
     /// Reloads these files when they change.
     ///
     /// # Errors
-    /// The signal that asks for a reload cannot be watched.
+    /// The handler of SIGHUP cannot be installed.
     pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
         self.reload = reload.watched(&mut self.reactor)?;
         Ok(())
@@ -190,7 +190,7 @@ impl WorkerService {
         self.bootstrap = bootstrap;
     }
 
-    /// Registers the worker from now on.
+    /// From now on, keeps the worker registered.
     pub fn enrol(&mut self, mut registrar: Registrar) {
         if let Some(authorities) = &self.authorities {
             registrar.trust(authorities);
@@ -205,13 +205,13 @@ impl WorkerService {
         self.cluster_keys.as_deref()
     }
 
-    /// The workers' role can change from now on.
-    pub fn set_role_change(&mut self, turning: RoleChange) {
-        self.routes.set_role_change(turning);
+    /// From now on, the workers' role can change.
+    pub fn set_role_change(&mut self, role_change: RoleChange) {
+        self.routes.set_role_change(role_change);
     }
 
-    /// Removes the workers. Their events are dropped; links, registry and their ports are closed.
-    /// Serve nothing before [`WorkerService::set_workers`].
+    /// Removes the workers: drops their events, and closes their links, their bootstrap registry
+    /// and its port. The caller must not serve before [`WorkerService::set_workers`].
     pub fn remove_workers(&mut self) {
         self.requests.remove_workers();
         self.handoff = Handoff::new(Vec::new(), self.handoff.offer().clone());
@@ -227,7 +227,7 @@ impl WorkerService {
         }
     }
 
-    /// New workers are in place.
+    /// Sets new workers.
     pub fn set_workers(
         &mut self,
         workers: Workers,
@@ -242,39 +242,39 @@ impl WorkerService {
         (self.events, self.progress) = (events, EngineWatchdog::new(progress, now));
     }
 
-    /// A role change is over: it succeeded, or the workers are back in their old role for this
-    /// reason. `stood_still` is the time without service.
+    /// Ends a role change that succeeded, or that failed for this reason and left the workers in
+    /// their old role. `stood_still` is the time without service.
     pub fn finish_role_change(&mut self, outcome: Result<(), String>, stood_still: Duration) {
-        let Some(turning) = self.routes.role_change() else { return };
-        let before = turning.role();
+        let Some(role_change) = self.routes.role_change() else { return };
+        let before = role_change.role();
         if let Err(why) = &outcome {
             event!(Error, "ctl", "keeps its role", role = before, why = why);
         }
-        turning.finish_change(outcome);
+        role_change.finish_change(outcome);
         let seconds = format!("{:.3}", stood_still.as_secs_f64());
         event!(
             Info,
             "ctl",
             "role change is over",
             was = before,
-            is = turning.role(),
+            is = role_change.role(),
             seconds = seconds
         );
     }
 
-    /// The role change failed for this reason, before anything was changed.
+    /// Ends a role change that failed for this reason before it changed anything.
     pub fn fail_role_change(&mut self, why: String) {
-        let Some(turning) = self.routes.role_change() else { return };
-        event!(Error, "ctl", "keeps its role", role = turning.role(), why = why);
-        turning.fail_change(why);
+        let Some(role_change) = self.routes.role_change() else { return };
+        event!(Error, "ctl", "keeps its role", role = role_change.role(), why = why);
+        role_change.fail_change(why);
     }
 
-    /// Sockets, to listen on further ports.
+    /// The reactor, so that the caller can open further ports.
     pub fn reactor(&mut self) -> &mut Reactor {
         &mut self.reactor
     }
 
-    /// The address on which it listens.
+    /// The address on which the service listens.
     pub fn address(&self) -> Option<SocketAddr> {
         self.reactor.local_address(self.listener)
     }
@@ -294,7 +294,8 @@ impl WorkerService {
         }
     }
 
-    /// Checked after the bell is armed and before the wait, so that no event is missed.
+    /// Whether an event waits. Called between the arming of the bell and the wait, so that no event
+    /// is missed.
     fn has_news(&self) -> bool {
         !self.events.is_empty()
             || self.requests.has_news()
@@ -307,7 +308,7 @@ impl WorkerService {
         while let Some(event) = self.reactor.next_event() {
             match event {
                 Event::Terminate if self.drain.signal() => {
-                    // KV that is kept for decode does not count: its client has the answer.
+                    // KV that is kept for decode does not count, because its client has the answer.
                     let busy = self.requests.is_asked();
                     return Some(RunOutcome::Ended(Drain::cut(RemainingWork {
                         busy,
@@ -333,7 +334,8 @@ impl WorkerService {
             self.next_tick = now + TICK;
             self.tick(now);
         }
-        // Answers can admit pipelined requests, or close connections of clients that do not read.
+        // An answer can lead to a pipelined request, or to the end of a connection if its client
+        // does not read.
         while !self.connections.is_settled() {
             self.serve(now);
         }
@@ -344,7 +346,7 @@ impl WorkerService {
         }
     }
 
-    /// The table of requests, the routes, and the context that both work with.
+    /// The table of requests, the routes, and the context for both.
     fn parts(&mut self, now: Instant) -> (&mut RequestTable, &mut WorkerRoutes, Context<'_>) {
         let WorkerService {
             reactor, connections, requests, routes, handoff, prefill_client, ..
@@ -368,7 +370,8 @@ impl WorkerService {
         }
     }
 
-    /// Does what the hand-off and the client that asks prefill need from other processes.
+    /// Runs the actions of the hand-off and of the client that asks prefill that need other
+    /// processes.
     fn run_remote_actions(&mut self, now: Instant) {
         let Some(links) = &mut self.control_links else { return };
         while let Some((name, address)) = links.poll_resolved(now) {
@@ -454,22 +457,23 @@ impl WorkerService {
         }
     }
 
-    /// Refuses new requests from now on. The port stays open, so that clients get that answer until
-    /// the end.
+    /// From now on, refuses new requests. The port stays open until the end, so that clients get
+    /// the refusal.
     fn drain(&mut self, now: Instant) {
         if !self.drain.begin(now) {
             return;
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
         if self.routes.is_changing() {
-            // This is no error: a drain ends any role change.
-            let turning = self.routes.role_change().map(|turning| (turning.role(), turning));
-            if let Some((role, turning)) = turning {
+            // This is not an error, because a drain ends any role change.
+            let role_change =
+                self.routes.role_change().map(|role_change| (role_change.role(), role_change));
+            if let Some((role, role_change)) = role_change {
                 event!(Info, "ctl", "keeps its role", role = role, why = "a drain has begun");
-                turning.fail_change("a drain has begun".into());
+                role_change.fail_change("a drain has begun".into());
             }
         }
-        // Answers in the send queues must arrive as well.
+        // Answers in the send queues must also arrive.
         self.reactor.flush_until(now + DRAIN_TIME_MAX);
         self.routes.drain();
         self.connections.drain();
@@ -496,13 +500,14 @@ impl WorkerService {
             RoleChangeAction::Apply(role) => Some(RunOutcome::ChangeRole(role)),
             RoleChangeAction::GiveUp => {
                 let running = self.requests.running();
-                self.fail_role_change(format!("time was up; requests that still ran: {running}"));
+                let why = format!("requests did not finish in time; still running: {running}");
+                self.fail_role_change(why);
                 Some(RunOutcome::KeepRole)
             }
         }
     }
 
-    /// A room that has no request now will never get one.
+    /// Refuses messages for unknown rooms: a room that has no request now will never get one.
     fn refuse_early(&mut self, now: Instant) {
         if self.requests.is_placed() {
             self.handoff.refuse_early(Cause::Draining, now);
@@ -519,7 +524,7 @@ impl WorkerService {
         self.drain.poll_outcome(RemainingWork { busy: left.busy || !is_out, ..left }, now)
     }
 
-    /// Work that is left for clients and peers.
+    /// The work that remains for clients and peers.
     fn left(&self) -> RemainingWork {
         RemainingWork {
             busy: !self.requests.is_idle(),

@@ -1,8 +1,8 @@
-//! Logs when KV memory runs out: running requests gave up their pages, or got new ones.
+//! Logs shortages of KV memory: requests that were retracted, and requests that got new pages.
 //!
 //! Thread: `ctl`. It reads the engine's counters, because an engine's thread is sealed and does not
 //! log. Invariant: at most one line of each kind in [`SHORTAGE_TOLD_EVERY`]. A line counts all
-//! events since the one before.
+//! events since the previous line.
 
 use crate::limits::SHORTAGE_TOLD_EVERY;
 use crate::obs::log::event;
@@ -10,11 +10,11 @@ use crate::sched::stats::WorkerStats;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// What the log has of one worker.
+/// The log's state of one worker.
 #[derive(Debug, Default)]
 pub struct ShortageLog {
     told: Counts,
-    /// When the next line can be logged.
+    /// Earliest time of the next line.
     next: Option<Instant>,
 }
 
@@ -60,7 +60,7 @@ impl ShortageLog {
         }
     }
 
-    /// What to log now.
+    /// The counts to log now.
     fn news(&mut self, counts: Counts, now: Instant) -> Counts {
         if counts == self.told || self.next.is_some_and(|next| now < next) {
             return Counts::default();

@@ -1,4 +1,4 @@
-//! Where the time of one choice went: time stamps of its legs, as the stages of `/metrics` and as
+//! The times of one choice: turns the time stamps of its legs into stages of `/metrics` and
 //! `timings` of an answer.
 //!
 //! Thread: `ctl`. Arithmetic only; the engine and `ctl` set the stamps.
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 /// Time stamps of one choice.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ChoiceTimes {
-    /// Of a prefill leg in this process.
+    /// Stamps of a prefill leg in this process.
     pub prefill: Option<Stamps>,
-    /// Of the leg that generates the answer.
+    /// Stamps of the leg that generates the answer.
     pub decode: Option<Stamps>,
-    /// When the answer was complete.
+    /// Time at which the answer was complete.
     pub ended: Option<Instant>,
     /// Tokens of the answer that other workers generated before a failover.
     pub resumed: u32,
@@ -56,8 +56,8 @@ impl ChoiceTimes {
         let handed = self.prefill.is_some() || elsewhere.is_some();
         let bootstrap = if handed { stage(reader.bootstrapped) } else { Duration::ZERO };
         let queue = stage(reader.admitted);
-        // Of the wait for KV from another process, prefill is what that worker reports. The rest is
-        // the hand-off.
+        // If another process sends the KV, that worker reports the time of prefill. The rest of the
+        // wait is the hand-off.
         let prefill = match (elsewhere, reader.admitted.zip(reader.filled)) {
             (Some(RemotePrefillTimes { prefill, .. }), Some((from, to))) => {
                 stage(Some((from + prefill).min(to)))
@@ -81,9 +81,9 @@ impl ChoiceTimes {
         self.prefill.is_some() || self.elsewhere().is_some_and(|told| !told.prefill.is_zero())
     }
 
-    /// The `timings` of an answer. Takes the tokens given to prefill and the generated ones; both
-    /// include tokens of earlier workers. `carried` has bytes and transport of a hand-off. The
-    /// times cover only the workers that finished the answer.
+    /// The `timings` of an answer. The tokens given to prefill and the generated tokens include
+    /// those of earlier workers. `carried` has bytes and transport of a hand-off. The times are
+    /// only of the workers that finished the answer.
     pub fn timings(
         &self,
         (given, generated): (u32, u32),
@@ -94,7 +94,7 @@ impl ChoiceTimes {
         let handed = self.prefill.is_some();
         let prefill_tokens = given.saturating_sub(self.cached());
         let resumed_tokens = Some(self.resumed).filter(|&tokens| tokens > 0);
-        // The first token is sampled by the worker that computed the prompt.
+        // The worker that computed the prompt sampled the first token.
         let decode_tokens = generated.saturating_sub(self.resumed + 1);
         let decode_ms = ms(decode.and_then(|at| at.first_token), self.ended).unwrap_or(0.0);
         let join_ms = ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined));

@@ -1,6 +1,6 @@
 //! Data for `/metrics` and `/v1/loads`: counters of `ctl`, and figures that engines publish.
 //!
-//! Thread: `ctl`. It reads an engine's figures on demand and never waits for them.
+//! Thread: `ctl`. It reads the figures of an engine on demand, without waiting.
 
 use crate::api::info::Load;
 use crate::ids::Role;

@@ -1,4 +1,4 @@
-//! Abuse of the ports between workers costs the sender its connection at most. The ports are the
+//! Abuse of the ports between workers costs the sender at most its connection. The ports are the
 //! control and the registry port of a prefill worker, and the data port of a decode worker.
 
 use crate::keys::KeyFile;

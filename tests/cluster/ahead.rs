@@ -1,5 +1,5 @@
-//! Streams that begin with prefill's token have the same bytes as those that begin with decode's,
-//! for all requests and after each kind of death.
+//! Streams that begin with prefill's token have the same bytes as streams that begin with decode's
+//! token. This holds for all requests and after each kind of death.
 
 use crate::fleet::Fleet;
 use crate::leg::Leg;
@@ -20,8 +20,8 @@ fn corners() -> Vec<(&'static str, Value)> {
     let usage = json!({ "include_usage": true });
     let mut corners = Vec::new();
     for salt in 0..12 {
-        let mut body = json!({"prompt": ids, "max_tokens": 3, "temperature": 40, "seed": salt, "return_token_ids": true,
-            "stream_options": usage, "n": 2});
+        let mut body = json!({"prompt": ids, "max_tokens": 3, "temperature": 40, "seed": salt,
+            "return_token_ids": true, "stream_options": usage, "n": 2});
         corners.push(("/v1/completions", body.clone()));
         body["max_tokens"] = json!(1);
         corners.push(("/v1/completions", body.clone()));

@@ -3,7 +3,7 @@
 //! - wrong keys, and misuse of a right key;
 //! - clients that name other hosts.
 //!
-//! Each costs the sender its connection; the hand-offs of others continue.
+//! Each attack costs the sender its connection. The hand-offs of others continue.
 
 use crate::keys::KeyFile;
 use crate::process::{Process, post};
@@ -505,7 +505,8 @@ fn a_client_cannot_send_a_worker_elsewhere() {
 fn strangers_are_few_and_the_oldest_go_first() {
     let mut pair = Pair::start();
     let mut crowd: Vec<_> = (0..200).map(|_| connect(pair.control)).collect();
-    pair.prefill.await_times("too many others have not proven themselves either", 200 - 64);
+    pair.prefill
+        .await_times("too many connections are unproven, and this one is the oldest", 200 - 64);
     // A worker that connects last is accepted at once.
     let peer = Stranger::dial_with(pair.control, 7, ring(KEY));
     assert!(peer.link.peer().is_some());

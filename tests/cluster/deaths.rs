@@ -1,11 +1,12 @@
-//! Hand-offs that end early, for every reason and at every point. The survivor frees all it holds,
-//! tells its client, and serves the next request.
+//! Hand-offs that end early, for every reason and at every point. The survivor frees all resources,
+//! sends its client an error, and serves the next request.
 //!
-//! Points that are visible from outside are awaited: a leg that waits alone, a half-computed
+//! The tests wait for points that are visible from outside: a leg that waits alone, a half-computed
 //! prompt, a stream that has begun.
-//! The messages between these points pass within milliseconds. So the span is swept with delays:
-//! once from the first contact of two workers (look-up, Announce, Welcome, transport set-up,
-//! Destination). Then once in an established session (Destination, chunks, Done).
+//! The messages between these points pass within milliseconds, so the tests try a range of delays.
+//! The first range begins at the first contact of two workers (look-up, Announce, Welcome,
+//! transport set-up, Destination). The second begins in an established session (Destination,
+//! chunks, Done).
 
 use crate::dummy::Dummy;
 use crate::leg::Leg;
@@ -95,8 +96,10 @@ impl Pair {
         let room = self.room;
         let prompt: Vec<u64> =
             (0..prompt).map(|i| 3 + (u64::from(i) * 7 + room * 13) % 380).collect();
-        json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true, "stream": true,
-            "bootstrap_host": "127.0.0.1", "bootstrap_port": self.prefill.bootstrap_port, "bootstrap_room": room})
+        json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+            "stream": true,
+            "bootstrap_host": "127.0.0.1", "bootstrap_port": self.prefill.bootstrap_port,
+            "bootstrap_room": room})
     }
 
     fn legs(&self, body: &Value) -> [Option<Leg>; 2] {

@@ -1,4 +1,4 @@
-//! Workers and routers drain under load: no request is cut off, and no new one is sent to them.
+//! Workers and routers that drain under load cut off no request and get no new one.
 
 use crate::fleet::Fleet;
 use crate::process::{PATIENCE, Process, get, post, try_post};

@@ -1,5 +1,5 @@
-//! Models with random weights, made for a test; and a test of the machinery without weights and
-//! without data transfers.
+//! Models with random weights, made for a test. One test runs without weights and without data
+//! transfers.
 
 use crate::fleet::Fleet;
 use crate::process::{Process, post};

@@ -1,5 +1,5 @@
-//! `baton drain` when another server answers in the worker's place. It never waits without end, and
-//! takes nothing else for the worker's end.
+//! `baton drain` when another server answers at the worker's address. It never waits without end,
+//! and reports the worker's end only if the worker has ended.
 
 use crate::process::PATIENCE;
 use crate::tls::{fixture, server_session};
@@ -126,7 +126,7 @@ fn a_certificate_that_is_not_believed_is_no_end() {
     let (words, error) = said(&output);
     assert!(output.status.code() == Some(1) && !words.contains("has ended"), "{words}");
     assert!(
-        error.contains("drains, but its end is not seen")
+        error.contains("drains, but its end cannot be observed")
             && error.contains("not signed by a trusted CA"),
         "{error}"
     );

@@ -1,4 +1,4 @@
-//! Routers and workers with a real etcd, which dies, returns, returns empty or is cut off. Without
+//! Routers and workers with a real etcd that dies, returns, returns empty or is cut off. Without
 //! etcd (see `tools/etcd-packages`) these tests are skipped with a message. They fail if
 //! `BATON_REQUIRE_ETCD` is set.
 
@@ -94,7 +94,7 @@ fn routers_over_one_etcd_see_the_same_and_any_of_them_may_die() {
     await_workers(&second, 3);
     writer.terminate();
     assert_eq!(writer.exit_code(), Some(0));
-    assert_eq!(etcd.entries(), 2, "it has taken its entry back");
+    assert_eq!(etcd.entries(), 2, "it withdrew its entry");
     await_count(&second, 2);
     serves(&second, 3);
     drop(another);

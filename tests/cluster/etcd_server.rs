@@ -1,4 +1,5 @@
-//! A real etcd for a test, alone or one member of several. The process and its data end on drop.
+//! A real etcd for a test: a single one, or one member of several. Drop ends the process and
+//! deletes its data.
 
 use crate::members::free_port;
 use crate::network::{self, Network};

@@ -47,7 +47,8 @@ fn more() -> Vec<(&'static str, Value)> {
     let mut echo = body(5, 60, 1);
     (echo["echo"], echo["logprobs"]) = (json!(true), json!(null));
     more.push(("/v1/completions", echo));
-    let text = json!({"text": ["The Seine", "A longer one: where does the baton go?"], "return_logprob": true,
+    let text = json!({"text": ["The Seine", "A longer one: where does the baton go?"],
+        "return_logprob": true,
         "sampling_params": {"max_new_tokens": 6, "temperature": 0, "n": 2}});
     more.push(("/generate", text));
     more
@@ -202,7 +203,10 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
     let prefill = dummy.start("prefill", &[&flags[..], &["--bootstrap-port", "0"]].concat());
     let mut fleet = Fleet::new(vec![prefill], vec![dummy.start("decode", &flags[..2])]);
     let ids: Vec<u32> = (0..600).map(|i| 3 + (i * 7) % 380).collect();
-    let asked = |tokens: u32| json!({"prompt": ids, "max_tokens": tokens, "ignore_eos": true, "stream": true});
+    let asked = |tokens: u32| {
+        json!({"prompt": ids, "max_tokens": tokens, "ignore_eos": true,
+            "stream": true})
+    };
     for flow in FLOWS {
         let router = beside(&fleet, &flow);
         let reading = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;

@@ -1,5 +1,4 @@
-//! HTTP/1.1 as different clients and proxies use it, at a router, at its workers and at a mixed
-//! worker.
+//! HTTP/1.1 as different clients and proxies use it, with a router, its workers and a mixed worker.
 
 use crate::fleet::Fleet;
 use crate::network::data_segments;
@@ -61,7 +60,8 @@ impl Wire {
 }
 
 fn body(tokens: u32, stream: bool) -> Value {
-    json!({"prompt": [5, 6, 7, 8], "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "stream": stream})
+    json!({"prompt": [5, 6, 7, 8], "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        "stream": stream})
 }
 
 fn request(path: &str, fields: &str, body: &str) -> Vec<u8> {

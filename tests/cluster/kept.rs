@@ -1,5 +1,5 @@
-//! Prefill first: a router asks prefill, which names the kept KV, and passes that on to decode. The
-//! requests of vllm-router 0.1.17 (`tools/vllm-router --record`) are sent again.
+//! The prefill-first flow: prefill names the kept KV, and the router passes the name to decode. The
+//! tests replay recorded requests of vllm-router 0.1.17 (`tools/vllm-router --record`).
 
 use crate::leg::Leg;
 use crate::process::{Process, post_with};
@@ -19,8 +19,8 @@ fn for_prefill(body: &Value) -> Value {
     (body["max_tokens"], body["min_tokens"]) = (json!(1), json!(1));
     body.as_object_mut().unwrap().remove("stream_options");
     body["kv_transfer_params"] = json!({
-        "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null, "remote_block_ids": null,
-        "remote_host": null, "remote_port": null,
+        "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+        "remote_block_ids": null, "remote_host": null, "remote_port": null,
     });
     body
 }
@@ -58,8 +58,8 @@ fn decode_goes_on_from_what_prefill_has_kept() {
         let prefill = prefill(&["--transfer", transfer, "--decode-allocation", allocation]);
         let decode = start("decode", &["--transfer", transfer]);
         let chat = json!({
-            "messages": [{"role": "user", "content": "Where does the baton go?"}], "max_tokens": 9, "temperature": 0,
-            "ignore_eos": true, "return_token_ids": true, "logprobs": true,
+            "messages": [{"role": "user", "content": "Where does the baton go?"}], "max_tokens": 9,
+            "temperature": 0, "ignore_eos": true, "return_token_ids": true, "logprobs": true,
         });
         let mut several = body(3, 70, 8);
         several["n"] = json!(2);
@@ -179,8 +179,8 @@ fn what_cannot_be_kept_is_refused_by_name() {
     let (decode, whole) = (start("decode", &[]), start("serve", &[]));
     for (worker, why) in [
         (&prefill, "--advertise-host"),
-        (&decode, "this is no prefill worker"),
-        (&whole, "this is no prefill worker"),
+        (&decode, "this is not a prefill worker"),
+        (&whole, "this is not a prefill worker"),
     ] {
         let (status, answer) = worker.post(COMPLETIONS, &for_prefill(&body(1, 20, 4)).to_string());
         assert!(

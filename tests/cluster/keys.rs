@@ -1,4 +1,4 @@
-//! A cluster key in a file, which is removed on drop.
+//! A cluster key in a file. Drop removes the file.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! `--decode-allocation late`: prefill computes first, and decode reserves pages for what is
-//! computed.
+//! `--decode-allocation late`: prefill computes a prompt first, and then decode allocates pages for
+//! it.
 
 use crate::fleet::Fleet;
 use crate::leg::Leg;

@@ -1,4 +1,4 @@
-//! A request with an answer that is read piece by piece.
+//! A request with an answer that the test reads in pieces.
 
 use crate::network;
 use crate::process::PATIENCE;

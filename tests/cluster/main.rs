@@ -1,5 +1,5 @@
-//! Prefill and decode as separate processes on one host. They give the same tokens as one process,
-//! and either can die at any time without harm to the other.
+//! Prefill and decode as separate processes on one host. They give the same tokens as one process.
+//! Either can die at any time without harm to the other.
 
 mod abuse;
 mod ahead;
@@ -65,8 +65,8 @@ fn prefill(more: &[&str]) -> Process {
 fn body(salt: u32, tokens: u32, max_tokens: u32) -> Value {
     let prompt: Vec<u32> = (0..tokens).map(|i| 10 + (i * 7 + salt * 13) % 300).collect();
     json!({
-        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": salt, "ignore_eos": true,
-        "logprobs": 3, "return_token_ids": true,
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": salt,
+        "ignore_eos": true, "logprobs": 3, "return_token_ids": true,
     })
 }
 

@@ -1,6 +1,6 @@
-//! Workers that enter themselves at a router, each a process. They are found without being named,
-//! and kept, dropped and replaced as they live, die and return. A router that is away harms no
-//! worker.
+//! Workers that register themselves at a router, each in its own process. The router finds them
+//! without flags, keeps them while they live, and drops or replaces them after a death. An
+//! unreachable router harms no worker.
 
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process};
@@ -70,9 +70,9 @@ fn workers_are_found_without_being_named_and_take_their_entries_back() {
     let begun = Instant::now();
     first.terminate();
     assert_eq!(first.exit_code(), Some(0));
-    assert_eq!(listed(&router).len(), 2, "it has taken its entry back before it ended");
+    assert_eq!(listed(&router).len(), 2, "it withdrew its entry before it ended");
     assert!(begun.elapsed() < PATIENCE);
-    router.await_said("it has taken its entry back");
+    router.await_said("it withdrew its entry");
     serves(&router, 2);
     drop(second);
     let begun = Instant::now();
@@ -192,7 +192,7 @@ fn a_worker_that_restarts_under_its_address_is_a_new_one() {
         assert!(begun.elapsed() < PATIENCE, "it is taken for its predecessor");
         thread::sleep(Duration::from_millis(50));
     }
-    router.await_said("another incarnation has taken its place");
+    router.await_said("another incarnation has its address");
     await_workers(&router, 2);
     // The predecessor's room is free again on both sides, and a new session serves it.
     choices(&dual(reader.address, writer.address, with_room(body(2, 40, 4), &reader, 7)).1);

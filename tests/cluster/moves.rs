@@ -1,5 +1,5 @@
-//! Workers that die or hang while a client reads: the stream continues on others, with the same
-//! bytes as without the failure.
+//! Workers that die or hang while a client reads. The stream continues on other workers, with the
+//! same bytes as without the failure.
 
 use crate::dummy::Dummy;
 use crate::fleet::Fleet;
@@ -150,19 +150,21 @@ pub fn cases() -> Vec<(&'static str, Value)> {
         (
             "/v1/completions",
             json!({"prompt": ids(2, 70), "max_tokens": 96, "temperature": 40, "seed": 5,
-            "frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3, "ignore_eos": true,
+            "frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3,
+            "ignore_eos": true,
             "stop": ["never to be seen"], "echo": true, "stream_options": usage}),
         ),
         (
             "/v1/chat/completions",
             json!({"messages": [{"role": "user", "content": "Where is the Seine?"}],
-            "max_tokens": 80, "temperature": 40, "seed": 9, "n": 2, "logprobs": true, "top_logprobs": 3,
-            "ignore_eos": true, "stream_options": usage}),
+            "max_tokens": 80, "temperature": 40, "seed": 9, "n": 2, "logprobs": true,
+            "top_logprobs": 3, "ignore_eos": true, "stream_options": usage}),
         ),
         (
             "/generate",
             json!({"input_ids": ids(3, 33), "return_logprob": true, "top_logprobs_num": 2,
-            "sampling_params": {"max_new_tokens": 96, "temperature": 40, "sampling_seed": 3, "ignore_eos": true}}),
+            "sampling_params": {"max_new_tokens": 96, "temperature": 40, "sampling_seed": 3,
+            "ignore_eos": true}}),
         ),
     ]
 }

@@ -25,8 +25,10 @@ fn hand_off(network: &Network, prefill: &Process, decode: &Process, room: u64) {
     network.enter("client");
     let prompt: Vec<u64> = (0..150).map(|i| 10 + (i * 7 + room * 13) % 300).collect();
     let body = json!({
-        "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
-        "bootstrap_host": "10.77.0.1", "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": room,
+        "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true,
+        "return_token_ids": true,
+        "bootstrap_host": "10.77.0.1", "bootstrap_port": prefill.bootstrap_port,
+        "bootstrap_room": room,
     })
     .to_string();
     let (from, sent) = (prefill.address, body.clone());
@@ -134,7 +136,8 @@ fn a_client_that_leaves_frees_both_workers() {
     let mut open = |tokens: u32| {
         salt += 1;
         let prompt: Vec<u32> = (0..tokens).map(|i| 3 + (i * 7 + salt * 13) % 380).collect();
-        let body = json!({"prompt": prompt, "max_tokens": 200, "temperature": 0, "ignore_eos": true, "stream": true});
+        let body = json!({"prompt": prompt, "max_tokens": 200, "temperature": 0, "ignore_eos": true,
+            "stream": true});
         Leg::open(router, "/v1/completions", "", &body)
     };
     for phase in ["queued", "prefill", "decode"] {

@@ -1,6 +1,6 @@
-//! Hosts with their own addresses: network namespaces, joined by a switch in another namespace.
+//! Hosts with their own addresses: network namespaces that a switch in another namespace connects.
 //!
-//! They need root and iproute2. Without them a test reports that it is skipped; it fails if
+//! They need root and iproute2. Without these, a test reports that it is skipped, or fails if
 //! `BATON_REQUIRE_NAMESPACES` is set. `tools/nft` drops packets, `tools/delay` delays them.
 #![allow(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The prefix cache between processes: what both have is neither computed nor sent again, and the
-//! tokens stay the same.
+//! The prefix cache between processes: a prefix that both workers have is neither computed nor sent
+//! again. The tokens stay the same.
 
 use crate::fleet::Fleet;
 use crate::process::Process;

@@ -1,4 +1,4 @@
-//! A `baton` process of a test: started on free ports, ended on drop.
+//! A `baton` process of a test. It starts on free ports, and drop ends it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

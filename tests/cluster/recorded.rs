@@ -1,7 +1,6 @@
-//! The requests of SGLang's router to a prefill and a decode worker, sent again byte for byte. Each
-//! worker must answer as that router needs it. They were recorded by `tools/sglang-router
-//! --record`. `NAME.prefill` and `NAME.decode` came at the same time; `NAME-stream` asks for the
-//! same as `NAME`.
+//! Recorded requests of SGLang's router to a prefill and a decode worker (`tools/sglang-router
+//! --record`), sent again byte for byte. Each worker must give the answer that this router needs.
+//! `NAME.prefill` and `NAME.decode` came at the same time; `NAME-stream` is `NAME` as a stream.
 
 use crate::process::{PATIENCE, Process};
 use crate::start;

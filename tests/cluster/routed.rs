@@ -1,5 +1,5 @@
 //! IDs and logprobs do not depend on the number of processes. A router with prefill and decode
-//! workers returns the same JSON, byte for byte, as one process without a hand-off.
+//! workers returns exactly the JSON of one process without a hand-off.
 
 use crate::fleet::Fleet;
 use crate::keys::KeyFile;
@@ -31,8 +31,8 @@ fn cases() -> Vec<Case> {
             "return_token_ids": true});
         cases.push(("/v1/completions", body));
     }
-    let batch = json!({"prompt": [ids(1, 40), ids(2, 3), ids(3, 90)], "max_tokens": 10, "temperature": 0,
-        "ignore_eos": true, "logprobs": 1, "return_token_ids": true});
+    let batch = json!({"prompt": [ids(1, 40), ids(2, 3), ids(3, 90)], "max_tokens": 10,
+        "temperature": 0, "ignore_eos": true, "logprobs": 1, "return_token_ids": true});
     let chat = json!({"messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 20, "seed": 9, "temperature": 40, "logprobs": true, "top_logprobs": 4,
         "return_token_ids": true, "n": 2});

@@ -1,4 +1,4 @@
-//! Peers made by hand, which send messages that no worker would send.
+//! Scripted peers that send messages which no worker would send.
 
 use crate::process::PATIENCE;
 use baton::ids::{Peer, Role};

@@ -1,4 +1,4 @@
-//! Workers with a changed role in the router's list: they get new IDs, and the old ones still
+//! Workers with a changed role in the router's list. They get new IDs, and the old IDs still
 //! resolve.
 
 use crate::fleet::Fleet;

@@ -156,8 +156,8 @@ fn clients_are_served_over_tls() {
         let mut server = start("serve", flags);
         let address = server.address;
         // A body of many records, a stream of many events, and a second request on the connection.
-        let asked = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true,
-            "return_token_ids": true, "note": "x".repeat(1 << 20)});
+        let asked = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true,
+            "stream": true, "return_token_ids": true, "note": "x".repeat(1 << 20)});
         let mut stream = connect(address);
         ask(&mut stream, "", &asked.to_string());
         ask(

@@ -1,5 +1,5 @@
-//! Pairs that cannot hand over: the client and the logs name the difference, and the failure is
-//! quick.
+//! Pairs that cannot hand over. They fail at once, and the client's error and the logs name the
+//! difference.
 
 use crate::fleet::Fleet;
 use crate::keys::KeyFile;
@@ -172,7 +172,7 @@ fn who_does_both_serves_alone_where_a_decode_worker_is_named() {
         "{listed}"
     );
     let misplaced = Process::start(&["router", "--port", "0", "--prefill", &url]);
-    await_said(&misplaced, "name it as a decode worker");
+    await_said(&misplaced, "give it to --decode");
 }
 
 #[track_caller]

@@ -1,7 +1,7 @@
-//! Workers and a router of the last release beside those of this build, in every mixture.
+//! Workers and a router of the last release together with those of this build, in every mixture.
 //!
-//! A cluster is upgraded process by process, so each mixture occurs. It must serve every flow with
-//! the tokens of this build alone.
+//! An upgrade replaces one process after the other, so each mixture occurs. Each mixture must serve
+//! every flow with the same tokens as this build.
 
 use crate::process::{PATIENCE, Process};
 use crate::{COMMON, MODEL, body, choices};
@@ -13,12 +13,16 @@ use std::time::{Duration, Instant};
 
 const FLOWS: [&str; 3] = ["dual", "prefill-first", "decode-first"];
 
-/// The program that `tools/last-release` builds.
+/// The program that `tools/last-release` builds. Without it, the test is skipped, or fails if
+/// `BATON_REQUIRE_LAST_RELEASE` is set.
 fn last_release() -> Option<PathBuf> {
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/last-release");
     let found = Command::new(tool).arg("--check").output().expect("the tool runs");
     if !found.status.success() {
-        eprintln!("SKIPPED: {}", String::from_utf8_lossy(&found.stderr).trim());
+        let why = String::from_utf8_lossy(&found.stderr);
+        let is_required = std::env::var_os("BATON_REQUIRE_LAST_RELEASE").is_some();
+        assert!(!is_required, "the last release is required: {}", why.trim());
+        eprintln!("SKIPPED: {}", why.trim());
         return None;
     }
     Some(PathBuf::from(String::from_utf8(found.stdout).expect("a path").trim()))

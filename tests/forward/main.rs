@@ -1,5 +1,5 @@
-//! The CPU forward pass against a plain one in double precision, and against itself under every
-//! way of cutting the same work.
+//! The CPU forward pass against a plain one in double precision, and against itself with every
+//! division of the same work.
 #![allow(unsafe_code)]
 
 mod model;

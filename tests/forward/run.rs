@@ -1,4 +1,4 @@
-//! Runs sequences through a `CpuModel` over a pool of pages of its own.
+//! Runs sequences through a `CpuModel` with its own pool of pages.
 
 use crate::model::{Model, Random};
 use baton::ids::PageId;

@@ -1,7 +1,7 @@
-//! Hand-offs from guest to guest, over a wire that loses, delays and reorders what RoCE sends, or
-//! is cut.
+//! Hand-offs from guest to guest, over a wire that loses, delays and reorders RoCE frames, or is
+//! cut.
 //!
-//! They run in one guest, and start in the other what belongs there. Without another they do
+//! The tests run in one guest and start processes in the other. Without another guest, they do
 //! nothing.
 
 use crate::far::{self, FAR, LEADS, NEAR};

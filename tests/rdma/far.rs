@@ -1,4 +1,4 @@
-//! Runs `baton` in the other guest: an agent there starts one process for each connection.
+//! Runs `baton` in the other guest. An agent there starts one process for each connection.
 
 use crate::process::{PATIENCE, Process};
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,5 +1,5 @@
-//! Brings tests to guests with soft-RoCE: all that need a device to one, those between two hosts to
-//! two.
+//! Runs tests in guests with soft-RoCE: tests that need a device in one guest, tests between two
+//! hosts in two guests.
 
 use crate::relay::Relay;
 use crate::{far, workers};

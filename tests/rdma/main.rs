@@ -1,8 +1,8 @@
 //! The verbs leaf on a real RDMA device, between two processes: bytes, notices, faults.
 //!
-//! Tests that are marked ignored need a device. Those that are not bring them to one: they run this
-//! very program in guests with soft-RoCE (`tools/rdma-guest`). Where the guests' packages cannot be
-//! had they say so and are skipped, or fail where `BATON_REQUIRE_RDMA` is set. On a machine with a
+//! Ignored tests need a device. The other tests run this same program in guests with soft-RoCE
+//! (`tools/rdma-guest`), with the ignored tests. If the packages of the guests are missing, these
+//! tests are skipped with a message, or fail if `BATON_REQUIRE_RDMA` is set. On a machine with a
 //! NIC: `cargo test --test rdma -- --ignored --test-threads 1`.
 
 mod between;

@@ -1,5 +1,5 @@
-//! The process that is written to: serves what the test asks over a unix socket, knowing nothing of
-//! the test.
+//! The process that receives the writes. It serves the commands of a test over a unix socket, and
+//! has no knowledge of the test.
 
 use super::rig::{Node, PATIENCE, REGION_BYTES};
 use baton::sys::event::{WaitInterest, WaitSet};

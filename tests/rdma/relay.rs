@@ -1,12 +1,12 @@
-//! The wire between two guests: carries Ethernet frames, and loses, delays and reorders RoCE frames
-//! by a rule.
+//! The wire between two guests. It carries Ethernet frames, and loses, delays and reorders RoCE
+//! frames by a rule.
 //!
 //! A guest sets the rule by a datagram to [`RULES`]. The datagram is a frame like the others, so
 //! the rule applies to everything that the guest sends afterwards. A cut link
 //! also reads it.
 //!
-//! Thread: two for each direction. One applies the rule to each frame, the other sends it, possibly
-//! later.
+//! Thread: two for each direction. One applies the rule to each frame; the other sends the frame,
+//! with a delay if the rule says so.
 
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;

@@ -100,7 +100,9 @@ fn clients_that_leave_leave_nothing(allocation: &str) {
     let expected = ask(&fleet);
     for wait in [0, 5, 10, 20, 40, 60, 80, 120, 160, 240, 400] {
         let mut leaving = std::net::TcpStream::connect(fleet.router.address).unwrap();
-        let body = json!({"prompt": vec![11; 200], "max_tokens": 100, "stream": true, "cache_salt": wait.to_string()}).to_string();
+        let body = json!({"prompt": vec![11; 200], "max_tokens": 100, "stream": true,
+            "cache_salt": wait.to_string()})
+        .to_string();
         let length = body.len();
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}"

@@ -1,5 +1,5 @@
-//! Streams that begin with prefill's token (`--first-token prefill`): each token is sent once and
-//! in order, whatever fails.
+//! Streams that begin with prefill's token (`--first-token prefill`). Each token is sent once and
+//! in order, after any failure.
 
 use crate::STREAM;
 use crate::client::Client;

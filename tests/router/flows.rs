@@ -1,4 +1,4 @@
-//! The order in which the workers of a pair are asked.
+//! The order in which the workers of a pair get a request.
 
 use crate::client::Router;
 use crate::retries::{Quartet, event};
@@ -13,7 +13,8 @@ const DECODE_FIRST: [&str; 2] = ["--flow", "decode-first"];
 
 /// A prefill worker's answer for KV that it keeps in this room.
 fn kept(room: u64) -> Value {
-    json!({"do_remote_prefill": true, "remote_host": "10.0.0.1", "remote_port": 9000, "bootstrap_room": room})
+    json!({"do_remote_prefill": true, "remote_host": "10.0.0.1", "remote_port": 9000,
+        "bootstrap_room": room})
 }
 
 fn keep(asked: &mut Asked, room: u64) {
@@ -46,8 +47,8 @@ fn prefill_is_asked_first_and_decode_goes_on_from_what_it_keeps() {
         let asked = at_prefill.json();
         assert_eq!(at_prefill.line, format!("POST {path} HTTP/1.1"));
         assert_eq!(asked["stream"], false);
-        let host = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_host": "127.0.0.1",
-            "remote_port": 9000});
+        let host = json!({"do_remote_decode": true, "do_remote_prefill": false,
+            "remote_host": "127.0.0.1", "remote_port": 9000});
         assert_eq!(asked["kv_transfer_params"], host);
         assert!(asked.get("echo").is_none() && asked.get("bootstrap_room").is_none(), "{asked}");
         assert!(decode.is_unasked(), "it is not its turn");

@@ -1,5 +1,5 @@
-//! Workers of another engine, such as SGLang's: reached over HTTP alone. They report what they
-//! like, or nothing, and know nothing of this router.
+//! Workers of another engine, such as SGLang. The router reaches them only over HTTP. They report
+//! other fields or none, and know nothing about this router.
 
 use crate::client::{Router, url};
 use crate::worker::{Introduction, Worker};
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 /// The answer of SGLang's server, with the fields that matter.
 const READER: Introduction = Some((
     "200 OK",
-    r#"{"model_path":"m","served_model_name":"m","disaggregation_mode":"prefill","disaggregation_bootstrap_port":9123}"#,
+    r#"{"model_path":"m","served_model_name":"m","disaggregation_mode":"prefill",
+        "disaggregation_bootstrap_port":9123}"#,
 ));
 const WRITER: Introduction =
     Some(("200 OK", r#"{"model_path":"m","disaggregation_mode":"decode"}"#));
@@ -95,7 +96,8 @@ fn an_error_in_pieces_is_one() {
 fn errors_of_theirs_are_passed_on() {
     let (prefill, decode) = (worker(UNKNOWN), worker(UNKNOWN));
     let router = router(&[(&prefill, &[])], &[&decode]);
-    let wrong = r#"{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}"#;
+    let wrong = "{\"object\":\"error\",\"message\":\"too long\",\"type\":\"BadRequestError\",\
+                 \"param\":null,\"code\":400}";
     for body in [PROMPT, STREAM] {
         let mut client = router.post("/v1/completions", body);
         let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());

@@ -1,4 +1,4 @@
-//! Flags that a start script for sglang-router uses: each has its effect.
+//! Flags that a start script for sglang-router uses. Each must have its effect.
 
 use crate::client::Router;
 use crate::worker::{Asked, Worker};

@@ -1,4 +1,4 @@
-//! `baton router` between scripted workers.
+//! `baton router` with scripted workers.
 
 mod ahead;
 mod client;

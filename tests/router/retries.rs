@@ -1,4 +1,4 @@
-//! Requests that are sent to another pair, and streams that continue there.
+//! Requests that the router sends to another pair, and streams that continue there.
 
 use crate::client::{Client, Router};
 use crate::worker::{Asked, PATIENCE, Worker};

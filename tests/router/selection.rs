@@ -1,4 +1,4 @@
-//! Policies that compare prompts or predict, in a router with scripted workers.
+//! Policies that compare prompts or predict times, in a router with scripted workers.
 
 use super::client::Router;
 use super::worker::{Asked, Worker};

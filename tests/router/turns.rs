@@ -1,4 +1,4 @@
-//! Role changes that a router orders by itself.
+//! Role changes that the router's role balancer orders.
 
 use crate::STREAM;
 use crate::client::{Client, Router, url};

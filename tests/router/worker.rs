@@ -1,5 +1,5 @@
-//! A scripted worker: it answers `/health`, `/server_info` and `/v1/loads` by itself and hands
-//! every other request to the test.
+//! A scripted worker. It answers `/health`, `/server_info` and `/v1/loads` itself and passes every
+//! other request to the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -125,9 +125,9 @@ fn pipelined_requests_are_answered_in_order() {
     let mut client = server.connect();
     let mut all = Vec::new();
     for count in 1..=8 {
-        let body =
-            json!({"prompt": [5, 6], "max_tokens": count, "ignore_eos": true, "stream": count % 3 == 0})
-                .to_string();
+        let body = json!({"prompt": [5, 6], "max_tokens": count, "ignore_eos": true,
+            "stream": count % 3 == 0})
+        .to_string();
         let request = format!(
             "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()

@@ -15,7 +15,8 @@ fn with(mut body: Value, more: Value) -> Value {
 
 fn completion(more: Value) -> Value {
     with(
-        json!({"prompt": [17, 309, 11, 40], "max_tokens": 40, "temperature": 0, "ignore_eos": true}),
+        json!({"prompt": [17, 309, 11, 40], "max_tokens": 40, "temperature": 0,
+            "ignore_eos": true}),
         more,
     )
 }
@@ -195,7 +196,8 @@ fn stop_ids_and_the_end_of_sequence_end_it() {
     assert!(whole["text"].as_str().unwrap().starts_with(choice["text"].as_str().unwrap()));
     // At this temperature every id is about equally likely, so an end of sequence (id 2) usually
     // comes within 400 tokens.
-    let hot = json!({"temperature": 1000, "seed": 3, "max_tokens": 400, "n": 8, "return_token_ids": true});
+    let hot = json!({"temperature": 1000, "seed": 3, "max_tokens": 400, "n": 8,
+        "return_token_ids": true});
     let ask = |more: Value| {
         let body = completion(with(hot.clone(), more));
         server.post("/v1/completions", &body).ok()["choices"].clone()
@@ -317,7 +319,8 @@ fn chat_answers_in_a_message() {
     assert!(plain["choices"][0].get("token_ids").is_none());
     let renamed = ask(json!({"max_tokens": null, "max_completion_tokens": 40}));
     assert_eq!(renamed["choices"], plain["choices"]);
-    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}]);
+    let parts = json!([{"role": "user", "content": [{"type": "text",
+        "text": "What is the capital of France?"}]}]);
     assert_eq!(ask(json!({"messages": parts}))["choices"], plain["choices"]);
     // Without a length, generation runs to the end of the context.
     let long = ask(json!({"max_tokens": null}));
@@ -377,7 +380,8 @@ fn generate_answers_as_sglang() {
     assert!(events.windows(2).all(|pair| {
         pair[1]["text"].as_str().unwrap().starts_with(pair[0]["text"].as_str().unwrap())
     }));
-    let text = json!({"text": ["Hello", "Good bye"], "sampling_params": {"max_new_tokens": 3, "n": 2, "ignore_eos": true}});
+    let text = json!({"text": ["Hello", "Good bye"], "sampling_params": {"max_new_tokens": 3,
+        "n": 2, "ignore_eos": true}});
     let answers = server.post("/generate", &text).ok();
     assert_eq!(list(&answers).len(), 4);
     assert!(
@@ -550,7 +554,8 @@ fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {
 fn a_routers_fields_are_accepted() {
     let server = Server::start(&[]);
     let expected = server.post("/v1/completions", &completion(json!({}))).ok();
-    let added = json!({"bootstrap_host": null, "bootstrap_port": null, "bootstrap_room": null, "cache_salt": "s", "user": "u"});
+    let added = json!({"bootstrap_host": null, "bootstrap_port": null, "bootstrap_room": null,
+        "cache_salt": "s", "user": "u"});
     assert_eq!(
         server.post("/v1/completions", &completion(added)).ok()["choices"],
         expected["choices"]

@@ -1,4 +1,4 @@
-//! Clients that leave: their requests end on both workers, and no resource stays held.
+//! Clients that disconnect. Their requests end on both workers, and no resource stays in use.
 
 use crate::client::PATIENCE;
 use crate::server::{LONG_CONTEXT, Server, endless};

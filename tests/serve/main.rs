@@ -1,4 +1,4 @@
-//! `baton serve` from a client's view: the real binary, a tiny model, real sockets.
+//! `baton serve` from a client's view, with the real binary, a tiny model and real sockets.
 
 mod abuse;
 mod client;

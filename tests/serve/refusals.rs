@@ -1,4 +1,4 @@
-//! Refused requests: their errors, and that the server still works.
+//! Refused requests: their errors, and the state of the server after them.
 
 use crate::server::{Server, endless};
 use baton::http::Method;
@@ -195,7 +195,8 @@ fn unknown_paths_and_other_methods() {
 #[test]
 fn a_field_nobody_knows_is_ignored() {
     let server = Server::start(&[]);
-    let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true, "model": null, "stop": null, "foo": {"bar": 1}});
+    let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true, "model": null,
+        "stop": null, "foo": {"bar": 1}});
     assert_eq!(server.post("/v1/completions", &body).ok()["usage"]["completion_tokens"], 2);
 }
 
@@ -247,7 +248,10 @@ fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
         let total = 2048;
         let server = Server::start_long(&[&["--kv-memory", "1MiB"], layout].concat());
         assert!(server.metrics().pools().values().all(|&pages| pages * 16.0 == total as f64));
-        let body = |max_tokens: usize| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
+        let body = |max_tokens: usize| {
+            json!({"prompt": [5, 6], "max_tokens": max_tokens,
+                "ignore_eos": true})
+        };
         let refused = server.post("/v1/completions", &body(total - 1));
         assert_eq!(refused.error(), (400, "refused".into(), None));
         for said in

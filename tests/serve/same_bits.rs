@@ -1,5 +1,5 @@
-//! Ids and logprobs are equal byte for byte in the JSON, however the work is cut and placed, and
-//! whatever other requests run.
+//! Ids and logprobs in the JSON are equal byte for byte. They do not depend on chunks, placement
+//! and other requests.
 
 use crate::client::Reply;
 use crate::server::{MODEL, Server, fixture};
@@ -37,9 +37,10 @@ fn cases() -> Vec<Case> {
     for seed in 0..4 {
         cases.push(Case {
             path: "/v1/completions",
-            body: json!({"prompt": ids(seed, 20 + 60 * seed), "max_tokens": 30, "temperature": 40, "top_p": 0.95,
-                "top_k": 50, "min_p": 0.001, "frequency_penalty": 0.3, "presence_penalty": 0.1, "seed": seed, "n": 3,
-                "logprobs": 2, "return_token_ids": true}),
+            body: json!({"prompt": ids(seed, 20 + 60 * seed), "max_tokens": 30, "temperature": 40,
+                "top_p": 0.95,
+                "top_k": 50, "min_p": 0.001, "frequency_penalty": 0.3, "presence_penalty": 0.1,
+                "seed": seed, "n": 3, "logprobs": 2, "return_token_ids": true}),
         });
     }
     cases.push(Case {
@@ -50,8 +51,10 @@ fn cases() -> Vec<Case> {
     });
     cases.push(Case {
         path: "/generate",
-        body: json!({"input_ids": [ids(4, 70), ids(5, 6)], "return_logprob": true, "top_logprobs_num": 2,
-            "rid": ["a", "b"], "sampling_params": {"temperature": 0, "max_new_tokens": 21, "ignore_eos": true}}),
+        body: json!({"input_ids": [ids(4, 70), ids(5, 6)], "return_logprob": true,
+            "top_logprobs_num": 2,
+            "rid": ["a", "b"], "sampling_params": {"temperature": 0, "max_new_tokens": 21,
+            "ignore_eos": true}}),
     });
     cases
 }
@@ -194,11 +197,12 @@ fn split_equals_mixed_however_the_work_is_cut() {
 #[test]
 fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
     let greedy = |seed: u32| {
-        json!({"prompt": ids(seed, 30 + 9 * seed), "max_tokens": 300, "temperature": 0, "logprobs": 2,
-            "return_token_ids": true})
+        json!({"prompt": ids(seed, 30 + 9 * seed), "max_tokens": 300, "temperature": 0,
+            "logprobs": 2, "return_token_ids": true})
     };
     let seeded = |seed: u32| {
-        json!({"prompt": ids(seed, 40 + 9 * seed), "max_tokens": 250, "temperature": 40, "top_k": 50, "seed": seed,
+        json!({"prompt": ids(seed, 40 + 9 * seed), "max_tokens": 250, "temperature": 40,
+            "top_k": 50, "seed": seed,
             "frequency_penalty": 0.3, "logprobs": 2, "return_token_ids": true})
     };
     let bodies = (0..8).flat_map(|seed| [greedy(seed), seeded(seed)]);
@@ -286,7 +290,8 @@ fn the_references_ids_come_out() {
     let goldens: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
     let server = Server::start(&[]);
     for case in goldens.as_array().unwrap() {
-        let body = json!({"prompt": case["prompt"], "max_tokens": case["ids"].as_array().unwrap().len(), "temperature": 0,
+        let body = json!({"prompt": case["prompt"],
+            "max_tokens": case["ids"].as_array().unwrap().len(), "temperature": 0,
             "ignore_eos": true, "logprobs": 0, "return_token_ids": true});
         let answer = server.post("/v1/completions", &body).ok();
         let choice = &answer["choices"][0];

@@ -176,7 +176,8 @@ impl Server {
     /// The server still works. Requests of departed clients can fill the queue for a moment.
     #[track_caller]
     pub fn check_works(&self) {
-        let body = serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+        let body = serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0,
+            "ignore_eos": true});
         let begun = Instant::now();
         let mut reply = self.post("/v1/completions", &body);
         while reply.status() == 429 && begun.elapsed() < PATIENCE {
@@ -220,5 +221,6 @@ impl Drop for Server {
 
 /// A stream that runs until its client stops it.
 pub fn endless() -> Value {
-    serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 60000, "temperature": 0, "ignore_eos": true, "stream": true})
+    serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 60000, "temperature": 0,
+        "ignore_eos": true, "stream": true})
 }

@@ -1,5 +1,5 @@
-//! The load mode: its arithmetic is that of its models, nothing is left over, and runs repeat
-//! themselves. Settings that must be worse are worse.
+//! The load mode. Its times agree with its models, no resource stays in use, and runs repeat
+//! exactly. Settings that must be worse are worse.
 
 use baton::cli::flags::{SimCommand, SimEngine};
 use baton::cli::{self, HostInfo, Invocation};
@@ -287,7 +287,7 @@ fn what_makes_no_sense_is_refused_by_name() {
     refused("--slo-ttft-ms=-1", "--slo-ttft-ms -1");
     refused("--slo-ttft-ms 0", "--slo-ttft-ms 0: above 0");
     refused("--slo-itl-ms 0", "--slo-itl-ms 0: above 0");
-    refused("--flow dual", "--flow and --load: under load both workers are called at once");
+    refused("--flow dual", "--flow and --load: load mode calls both workers at once");
     refused("--trace-file /nowhere.jsonl", "--trace-file /nowhere.jsonl");
     refused("--seeds 3", "cannot be used with '--seeds <K>'");
     refused("--calm", "cannot be used with '--calm'");

@@ -154,7 +154,7 @@ fn command(args: &[&str]) -> (Option<i32>, String) {
 fn what_cannot_be_simulated_or_told_is_said() {
     let (code, said) = command(&["--seed", "18446744073709551615", "--seeds", "2"]);
     assert!(
-        code == Some(2) && said.contains("the last seed is 18446744073709551615"),
+        code == Some(2) && said.contains("the largest seed is 18446744073709551615"),
         "{code:?} {said}"
     );
     let (code, said) = command(&["--seed", "3", "--requests", "5", "--calm", "--trace", "1"]);

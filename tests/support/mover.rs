@@ -1,5 +1,5 @@
-//! Both movers of one hand-off between a prefill and a decode worker. They copy tokens from pages
-//! to pages.
+//! Both movers of one hand-off between a prefill and a decode worker. They copy tokens from source
+//! pages to destination pages.
 
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};

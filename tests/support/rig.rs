@@ -274,7 +274,7 @@ impl Rig {
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
         let model = PseudoModel::new(watch.clone(), setup.config.batch_limits().logits);
-        let mail = EngineChannel::new(inbox, outbox, quiet_bell());
+        let channel = EngineChannel::new(inbox, outbox, quiet_bell());
         let fronts = stats.into_iter().map(|(stats, status, pages)| Front {
             status,
             free: (0..setup.slots as u32).map(SlotId).collect(),
@@ -282,7 +282,7 @@ impl Rig {
             pages,
         });
         Rig {
-            engine: Engine::new(&setup.config, workers, Box::new(model), mail, Box::new(clock)),
+            engine: Engine::new(&setup.config, workers, Box::new(model), channel, Box::new(clock)),
             fronts: fronts.collect(),
             watch,
             mover: None,

@@ -1,4 +1,4 @@
-//! A poster or poller that hangs for longer than any deadline. Its rooms fail nevertheless. Their
+//! A poster or poller that hangs for longer than any deadline. Its rooms fail in time, and their
 //! pages stay leased until no write can reach them. Its late work has no effect.
 
 use super::{SESSION, at_every_point, next_room_works, reopen};

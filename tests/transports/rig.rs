@@ -1,4 +1,4 @@
-//! Both movers of one pair of workers, stepped by hand. The test replaces both schedulers and
+//! Both movers of one pair of workers, stepped by the test. The test replaces both schedulers and
 //! `ctl`, and keeps an image of the expected memory of the destination.
 
 use crate::way::{Kind, Way};

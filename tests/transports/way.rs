@@ -1,4 +1,4 @@
-//! Sets up sessions, as `ctl` would, and connects their ends. A relay forwards a stream a few bytes
+//! Sets up sessions and connects their ends, as `ctl` does. A relay forwards a stream a few bytes
 //! at a time, and can hold it, cut it, record it or add bytes.
 
 use crate::rig::{Rig, SLOTS};

@@ -71,7 +71,7 @@ fn logprobs<'a>(positions: &'a [Position], alternatives: usize) -> Logprobs<'a> 
     Logprobs { content: content.collect(), refusal: None }
 }
 
-/// A choice without message and delta.
+/// The parts of a choice that message and delta have in common.
 fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
     Form {
         index: choice.index,

@@ -28,7 +28,7 @@ struct Logprobs<'a> {
     text_offset: Vec<usize>,
 }
 
-/// Text to logprob: the chosen token and the best alternatives.
+/// A map from text to logprob: the chosen token and the best alternatives.
 struct Top<'a>(Vec<&'a TokenLogprob>);
 
 impl Serialize for Top<'_> {

@@ -1,12 +1,13 @@
-//! Responses as JSON, for all three endpoints, whole or in chunks.
+//! Writes responses as JSON, for all three endpoints, whole or in chunks.
 //!
 //! Owns: the shape of a response. Invariants: a logprob prints as the shortest number that parses
-//! to the same f32, so equal bits give equal bytes. Callers fill a [`Choice`] without regard to the
-//! endpoint. Not here: event framing (`http::sse`), when to send a chunk.
+//! to the same f32, so equal bits give equal bytes. A caller fills a [`Choice`] in the same way for
+//! all endpoints. Not here: event framing (`http::sse`), when to send a chunk.
 //!
-//! A stream is: [`Renderer::placing`] if KV is kept; [`Renderer::opening`] and any number of
-//! [`Renderer::chunk`] per choice; [`Renderer::closing`]; [`DONE`]. A chunk holds the new part;
-//! `/generate` repeats the whole choice so far ([`Renderer::is_cumulative`]).
+//! The parts of a stream, in order: [`Renderer::placing`] if KV is kept; for each choice
+//! [`Renderer::opening`] and any number of [`Renderer::chunk`]; [`Renderer::closing`]; [`DONE`]. A
+//! chunk holds the new part; at `/generate` it repeats the whole choice so far
+//! ([`Renderer::is_cumulative`]).
 
 mod chat;
 mod completion;
@@ -20,7 +21,7 @@ use std::borrow::Cow;
 /// The data of the last event of a stream.
 pub const DONE: &[u8] = b"[DONE]";
 
-/// Why an answer ended.
+/// The reason why an answer ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Finish {
     /// It reached `max_tokens` or the end of the context; holds the number of generated tokens.
@@ -107,8 +108,8 @@ impl Serialize for Usage {
     }
 }
 
-/// Times and counts of a request's stages, in milliseconds. Stages that it skipped are absent.
-/// After a failover they describe only the workers that finished the stream.
+/// Times (in milliseconds) and counts of the stages of a request. Stages that it skipped are
+/// absent. After a failover they describe only the workers that finished the stream.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
 pub struct Timings {
     /// Wait for admission to prefill.
@@ -127,8 +128,8 @@ pub struct Timings {
     /// From the end of prefill until the last byte is in decode's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handover_ms: Option<f64>,
-    /// Replaces `handover_ms` if prefill is another process: decode's wait from the lease of its
-    /// pages to the last byte. Most of it is prefill's own queue and work.
+    /// Replaces `handover_ms` if prefill runs in another process: the time from the lease of
+    /// decode's pages to the last byte. Most of that time is prefill's queue and computation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_wait_ms: Option<f64>,
     /// The transport's name.
@@ -141,12 +142,12 @@ pub struct Timings {
     pub decode_tokens: u32,
     /// Time to generate them.
     pub decode_ms: f64,
-    /// Tokens that the client already had when these workers took over from lost ones.
+    /// Tokens that the client already had when these workers continued the stream of lost workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed_tokens: Option<u32>,
 }
 
-/// One choice: whole, or its new part.
+/// One choice, or its new part.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice<'a> {
     /// Its index among all choices, prompt by prompt.
@@ -163,7 +164,7 @@ pub struct Choice<'a> {
     pub text_offset: usize,
     /// The prompt's ids, in the first chunk of a choice and in whole responses.
     pub prompt_ids: Option<&'a [u32]>,
-    /// Why it ended, if it has.
+    /// The reason of its end, if it has ended.
     pub finish: Option<&'a Finish>,
     /// Token counts of this choice so far.
     pub usage: Usage,
@@ -184,7 +185,7 @@ pub struct Renderer {
     kept: Option<KeptKv>,
 }
 
-/// The fields around the choices in OpenAI's responses and chunks.
+/// The fields of OpenAI's responses and chunks, with their choices.
 #[derive(Serialize)]
 struct Envelope<'a, C> {
     id: &'a str,
@@ -195,7 +196,7 @@ struct Envelope<'a, C> {
     /// Absent, or null in the chunks before the one with the usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
-    /// Chat has them here; completions have them in each choice.
+    /// Only for chat. Completions have the ids in each choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,7 +228,7 @@ impl Renderer {
         }
     }
 
-    /// The response also says where the KV is kept.
+    /// Adds the place of kept KV to the response.
     pub fn with_kept(self, kept: Option<KeptKv>) -> Self {
         Self { kept, ..self }
     }
@@ -244,7 +245,7 @@ impl Renderer {
         self.kept.is_some()
     }
 
-    /// When the answer began, in seconds of Unix time.
+    /// The time at which the answer began, in seconds of Unix time.
     pub fn created(&self) -> u64 {
         self.created
     }
@@ -321,7 +322,8 @@ impl Renderer {
         }
     }
 
-    /// The usage in any chunk but the last: null if the last chunk has the usage.
+    /// The usage in all chunks except the last: null if the last chunk has the usage, otherwise
+    /// absent.
     fn no_usage(&self) -> Option<Option<Usage>> {
         self.include_usage.then_some(None)
     }
@@ -335,7 +337,7 @@ impl Renderer {
     }
 }
 
-/// What ended a choice, besides the reason: vLLM's `stop_reason` (null at the end of sequence), or
+/// The token or string that ended a choice: vLLM's `stop_reason` (null at the end of sequence), or
 /// SGLang's `matched`.
 #[derive(Serialize)]
 #[serde(untagged)]

@@ -6,20 +6,20 @@ use clap::{Args, value_parser};
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Roles of workers")]
 pub(in crate::cli) struct BalanceFlags {
-    /// Change the role of workers automatically when prefill or decode stays short of workers and
-    /// the other side can spare one. If several routers share workers, set this flag on one of them
+    /// Change the role of a worker automatically if prefill or decode stays short of workers and
+    /// the other role can spare one. If several routers share workers, set this flag on one of them
     /// only: each router sees only its own requests
     #[arg(long)]
     pub(in crate::cli) rebalance: bool,
-    /// Milliseconds of prefill work queued at each prefill worker, on average and as predicted with
-    /// --prefill-ms, from which prefill is short of workers
+    /// Queued prefill work from which prefill is short of workers: milliseconds for each prefill
+    /// worker, on average. --prefill-ms predicts these milliseconds
     #[arg(
         long, value_name = "MS", requires = "rebalance", default_value_t = 2000,
         value_parser = value_parser!(u32).range(1..=i64::from(BALANCE_MS_MAX)),
     )]
     pub(in crate::cli) rebalance_queue_ms: u32,
-    /// Share of the decode workers' --max-running-requests or KV memory in use, above 0 and up to
-    /// 1, from which decode is short of workers
+    /// Load from which decode is short of workers, above 0 and up to 1. It is the used share of the
+    /// decode workers' --max-running-requests or KV memory
     #[arg(long, value_name = "SHARE", requires = "rebalance", default_value_t = 0.9)]
     pub(in crate::cli) rebalance_fill: f64,
     /// Seconds that a shortage must last before a role changes

@@ -15,7 +15,7 @@ Columns:
   cpu s/GB  CPU seconds of both processes for each GB
   WRs       pieces of a hand-off: copies, frames or work requests
   bells     wake-ups (shm), system calls (tcp) or doorbells (rdma) of a hand-off
-  limit     the same number of bytes over the bare transport, measured in turns with the hand-off
+  limit     time of as many bytes over the bare transport; both are measured alternately
   ratio     p50 divided by the limit
 Up to 16 KiB the ratio shows wake-ups, not copies: a hand-off wakes three threads in turn, but the
 limit spins (with tcp it waits once). With --busy-poll the hand-off spins, too.";
@@ -69,32 +69,32 @@ pub struct TransferBenchFlags {
     /// Seconds for each row of results, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub duration: f64,
-    /// Spin in place of sleeping: each process does all of its work in one thread that never parks
+    /// Spin instead of sleeping: each process does all of its work in one thread that never parks
     #[arg(long)]
     pub busy_poll: bool,
     /// Threads that post and poll RDMA work: the source's mover (fused), or two threads for each
     /// NIC (split) [default: fused]
     #[arg(long, value_enum, conflicts_with = "busy_poll")]
     pub data_threads: Option<DataThreadMode>,
-    /// Print one JSON object for each row in place of a table
+    /// Print one JSON object for each row instead of a table
     #[arg(long)]
     pub json: bool,
     /// Also write an HTML page with charts of all rows; the page needs no other file
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
-    /// Wait for a --connect process here in place of starting a second process. Takes no other
-    /// flag: the process that connects decides what is measured
+    /// Listen at this address for a --connect process, and start no second process. No other flag
+    /// is allowed, because the process that connects selects the measurements
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
     /// Measure with the --listen process at this address, on this host or on another. Each host
     /// must reach the other
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer)]
     pub connect: Option<String>,
-    /// Ends together with the process that started this one.
+    /// End together with the process that started this one
     #[arg(long, hide = true, requires = "listen")]
     pub until_eof: bool,
-    // Last, because the heading would also apply to the flags that follow.
-    /// The shape, in place of a case.
+    // This field is last, because its heading also applies to all flags after it.
+    /// The shape, instead of a case.
     #[command(flatten)]
     pub shape: ShapeFlags,
 }

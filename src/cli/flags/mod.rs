@@ -1,4 +1,5 @@
-//! Flags as typed: one struct for each command; groups of flags that several commands share.
+//! Flags as typed: one struct for each command, and one for each group of flags that several
+//! commands share.
 //!
 //! Invariants: clap checks the range of each single value here; names follow vLLM and SGLang, so
 //! that existing scripts work. Not here: rules between several flags (`resolve`).
@@ -60,10 +61,10 @@ pub enum CliCommand {
     Bench(BenchFlags),
     /// Drain a worker or a router: it takes no new requests, finishes the running ones and exits
     Drain(DrainFlags),
-    /// Show what this machine offers and what Baton would choose on it
+    /// Show the features of this machine and the choices that Baton makes on it
     Doctor(DoctorFlags),
-    /// Test the hand-off in a simulated cluster: one thread runs the code of workers with a hash in
-    /// place of a model
+    /// Test the hand-off in a simulated cluster. One thread runs the code of all workers; a hash
+    /// replaces the model
     #[command(args_conflicts_with_subcommands = true)]
     Sim(SimFlags),
 }
@@ -77,10 +78,12 @@ pub struct DrainFlags {
     /// File of the server's API keys, one on each line; the first key is sent
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
-    /// CA certificates in PEM that the server's certificate is checked against, for https://
+    /// File with CA certificates in PEM. They verify the server's certificate if the URL is
+    /// https://
     #[arg(long, value_name = "FILE")]
     pub(super) tls_ca_file: Option<PathBuf>,
-    /// Return when the process has ended; without this flag, return when it drains
+    /// Wait until the process has ended. Without this flag, the command returns when the drain has
+    /// begun
     #[arg(long)]
     pub(super) wait: bool,
 }
@@ -152,7 +155,7 @@ pub struct DecodeFlags {
 #[derive(Args, Debug)]
 pub struct RouterFlags {
     #[command(flatten)]
-    pub(super) front: FrontFlags,
+    pub(super) server: ServerFlags,
     #[command(flatten)]
     pub(super) scrape: ScrapeFlags,
     #[command(flatten)]
@@ -179,7 +182,7 @@ pub(super) struct WorkerFlags {
     #[command(flatten)]
     pub(super) model: ModelFlags,
     #[command(flatten)]
-    pub(super) front: FrontFlags,
+    pub(super) server: ServerFlags,
     #[command(flatten)]
     pub(super) kv: KvFlags,
     #[command(flatten)]
@@ -212,7 +215,7 @@ pub(super) struct ModelFlags {
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "HTTP")]
-pub(super) struct FrontFlags {
+pub(super) struct ServerFlags {
     /// IP address to listen on, or localhost
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     pub(super) host: IpAddr,
@@ -247,21 +250,21 @@ pub(super) struct FrontFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "KV cache")]
 pub(super) struct KvFlags {
-    /// Tokens in each KV page, a power of two
+    /// Tokens in each KV page, a power of two, 1 to 256
     #[arg(
         long, value_name = "TOKENS", default_value_t = 16,
         value_parser = value_parser!(u32).range(1..=i64::from(PAGE_SIZE_MAX)),
     )]
     pub(super) page_size: u32,
-    /// KV cache memory of each worker, such as 512MiB. It is allocated on first use; expect all of
-    /// it to be used
+    /// KV cache memory of each worker, such as 512MiB; 1 MiB to 64 TiB. The memory is allocated on
+    /// first use; under load, a worker uses all of it
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(super) kv_memory: ByteSize,
     /// Element type of the KV cache. auto: f32 for f32 checkpoints, f16 for all others
     #[arg(long, value_enum, default_value_t)]
     pub(super) kv_dtype: KvCacheDtype,
-    /// Free the KV pages of a request when it ends. By default they stay cached for prompts with
-    /// the same prefix until other requests need the memory
+    /// Free the KV pages of a request when it ends. Without this flag, the pages stay cached for
+    /// prompts with the same prefix until other requests need the memory
     #[arg(long, visible_alias = "no-enable-prefix-caching")]
     pub(super) disable_radix_cache: bool,
 }
@@ -275,9 +278,9 @@ pub(super) struct AdmissionFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)),
     )]
     pub(super) max_running_requests: u32,
-    /// Maximum number of requests that wait in a worker, beyond those that can start at once;
-    /// further requests get status 429. In a decode worker, requests in KV transfer do not count
-    /// here: their limit is twice --max-running-requests
+    /// Maximum number of requests that wait in a worker. A request that can start at once does not
+    /// count. Further requests get status 429. In a decode worker, requests in KV transfer do not
+    /// count: their limit is twice --max-running-requests
     #[arg(
         long, value_name = "N", default_value_t = 1024,
         value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)),
@@ -288,8 +291,8 @@ pub(super) struct AdmissionFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Scheduling")]
 pub(super) struct ChunkFlags {
-    /// Upper limit for --chunked-prefill-size, also for its default; has no other effect [default:
-    /// 16384, or --chunked-prefill-size if that is larger]
+    /// Upper limit of --chunked-prefill-size and of its default. The flag has no other effect
+    /// [default: 16384, or --chunked-prefill-size if that is larger]
     #[arg(
         long, value_name = "TOKENS",
         value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)),
@@ -302,8 +305,8 @@ pub(super) struct ChunkFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)),
     )]
     pub(super) chunked_prefill_size: Option<u32>,
-    /// Maximum milliseconds of one step over prompt tokens. It limits the delay that a long prompt
-    /// adds between two tokens of a stream
+    /// Maximum milliseconds of a step that computes prompt tokens. It limits the delay that a long
+    /// prompt adds between two tokens of a stream
     #[arg(
         long, value_name = "MS", default_value_t = 100,
         value_parser = value_parser!(u32).range(1..=i64::from(CHUNK_MS_MAX)),
@@ -314,17 +317,17 @@ pub(super) struct ChunkFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "KV cache")]
 pub(super) struct RetractionFlags {
-    /// Tokens still to be generated for which each running request has KV pages reserved. If pages
-    /// run out, the request with the fewest generated tokens is retracted: it frees its pages and
-    /// continues later with the same output
+    /// Number of future output tokens for which each running request reserves KV pages. If pages
+    /// run out, the worker retracts the request with the fewest generated tokens. That request
+    /// frees its pages and continues later with the same output
     #[arg(
         long, visible_alias = "disaggregation-num-reserved-decode-tokens", value_name = "TOKENS",
         default_value_t = RESERVED_TOKENS,
         value_parser = value_parser!(u32).range(..=i64::from(CONTEXT_MAX)),
     )]
     pub(super) num_reserved_decode_tokens: u32,
-    /// Memory of each decode worker for the KV of retracted requests; 0 for none. KV that does not
-    /// fit is computed again [default: same as --kv-memory; allocated on first use]
+    /// Memory of each decode worker for the KV of retracted requests; 0: none. If KV does not fit,
+    /// the worker computes it again [default: same as --kv-memory; allocated on first use]
     #[arg(long, value_name = "SIZE")]
     pub(super) swap_memory: Option<ByteSize>,
 }
@@ -342,7 +345,8 @@ pub(super) struct CoreFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(THREADS_MAX)),
     )]
     pub(super) threads: Option<u32>,
-    /// Spin for a moment before an idle thread sleeps, even if there are more threads than cores
+    /// Let an idle thread spin for a moment before it sleeps, even if there are more threads than
+    /// cores
     #[arg(long)]
     pub(super) busy_poll: bool,
 }
@@ -365,7 +369,8 @@ pub(super) struct LayoutFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(WORKERS_MAX)),
     )]
     pub(super) decode_workers: Option<u32>,
-    /// Transport of KV between the workers [default: auto, which is shm in one process]
+    /// Transport of KV between the workers of this process: auto, which is shm, shm, or fake. rdma
+    /// and tcp need two processes [default: auto]
     #[arg(long, value_enum)]
     pub(super) transfer: Option<Transfer>,
     /// Time at which a decode worker allocates pages for a prompt: before prefill starts (early),
@@ -394,26 +399,27 @@ pub(super) struct HandoffFlags {
         value_delimiter = ','
     )]
     pub(super) rdma_devices: Vec<String>,
-    /// Host that peers connect to. For a prefill worker it can also be a name, which means the
-    /// address at which its registry is reached [default: --host; if that is 0.0.0.0 or ::, the
-    /// address at which peers already reach this worker]
+    /// Host that peers connect to. A prefill worker can also have a name here: peers then use the
+    /// address at which they reached its bootstrap registry [default: --host; if that is 0.0.0.0 or
+    /// ::, the address at which peers already reach this worker]
     #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
     pub(super) advertise_host: Option<String>,
     /// File of at least 32 random bytes, shared by all workers of the cluster. May be repeated, up
-    /// to 4 times, to change keys while workers run: the first key is proven to peers, all are
-    /// accepted
+    /// to 4 times, to change keys while workers run. The worker proves the first key to its peers
+    /// and accepts all keys from them
     #[arg(long, value_name = "FILE")]
     pub(super) cluster_key_file: Vec<PathBuf>,
-    /// Listen for peers beyond loopback without a cluster key: every host that reaches the port is
-    /// trusted
+    /// Listen for peers beyond loopback without a cluster key. The worker trusts every host that
+    /// reaches the port
     #[arg(long)]
     pub(super) insecure: bool,
-    /// Registry where this worker announces itself: routers, as http://HOST:PORT,http://HOST:PORT
-    /// (or https:// with --tls-ca-file), or etcd, as etcd://HOST:PORT,HOST:PORT
+    /// Registry to which this worker announces itself: routers, as
+    /// http://HOST:PORT,http://HOST:PORT (or https:// with --tls-ca-file), or etcd, as
+    /// etcd://HOST:PORT,HOST:PORT
     #[arg(long, value_name = "REGISTRY")]
     pub(super) registry: Option<RegistryAddress>,
-    /// CA certificates in PEM that servers at https:// are checked against: routers of --registry,
-    /// and prefill workers in the flow decode-first
+    /// File with CA certificates in PEM. They verify the certificates of servers at https://:
+    /// routers of --registry, and prefill workers in the flow decode-first
     #[arg(long, value_name = "FILE")]
     pub(super) tls_ca_file: Option<PathBuf>,
     /// Seconds of silence after which a peer is considered dead, 0.5 to 60
@@ -425,10 +431,10 @@ pub(super) struct HandoffFlags {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "While it is a prefill worker (POST /role changes that)")]
+#[command(next_help_heading = "Flags of the role prefill (POST /role changes the role)")]
 pub(super) struct SourceFlags {
-    /// Port of the registry that decode workers query about this worker; 0 takes a free port
-    /// [default: baton prefill 8998, baton decode a free port]
+    /// Port of the bootstrap registry, which decode workers query about this worker; 0 takes a free
+    /// port [default: baton prefill 8998, baton decode a free port]
     #[arg(long, value_name = "PORT")]
     pub(super) bootstrap_port: Option<u16>,
     /// Port of the control link that decode workers connect to. 0 takes a free port, which the
@@ -442,28 +448,28 @@ pub(super) struct SourceFlags {
         value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64),
     )]
     pub(super) bootstrap_timeout: u32,
-    /// Threads that post and poll RDMA writes. fused: the thread that moves all KV; split: two
-    /// threads for each NIC [default: fused]
+    /// Threads that post and poll RDMA writes. fused: the thread that moves all KV does both;
+    /// split: each NIC has two threads [default: fused]
     #[arg(long, value_enum)]
     pub(super) data_threads: Option<DataThreadMode>,
     /// Time at which decode workers allocate pages for a prompt. early: before prefill starts, so
-    /// each chunk is transferred when it is computed; late: when prefill has finished, and this
-    /// worker keeps the KV until then
+    /// each chunk is transferred when it is computed. late: when prefill has finished; this worker
+    /// keeps the KV until then
     #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum, default_value_t)]
     pub(super) decode_allocation: DecodeAllocation,
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "While it is a decode worker (POST /role changes that)")]
+#[command(next_help_heading = "Flags of the role decode (POST /role changes the role)")]
 pub(super) struct DestinationFlags {
-    /// Port that receives KV over tcp. 0 takes a free port, which peers learn from this worker
+    /// Port that receives KV over tcp. 0 takes a free port; the worker reports it to its peers
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) data_port: u16,
     /// Networks that may contain the bootstrap_host of a request [default: loopback]
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     pub(super) bootstrap_allow: Vec<Cidr>,
-    /// Also compute prompts here if a request names no prefill worker. A router sends such requests
-    /// when no prefill worker is left
+    /// Also compute the prompt here if a request names no prefill worker. A router sends such
+    /// requests when no prefill worker is left
     #[arg(long)]
     pub(super) local_prefill: bool,
 }

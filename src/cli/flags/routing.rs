@@ -1,5 +1,5 @@
-//! Flags of `baton router` alone. The names are those of sglang-router, so its start scripts work
-//! with another program name. If a flag means something else here, its help says so.
+//! Flags of `baton router` only. They have the names of sglang-router's flags, so its start scripts
+//! work with another program name. The help names each flag that differs in meaning.
 
 use crate::config::registry::RegistryAddress;
 use crate::config::values::{WorkerUrl, parse_header_name, parse_health_path, parse_host};
@@ -31,15 +31,15 @@ pub(in crate::cli) struct RoutingFlags {
     #[arg(long)]
     pub(in crate::cli) pd_disaggregation: bool,
     /// A prefill worker: its URL (http://, or https:// with --tls-ca-file), then the port of its
-    /// bootstrap registry. The port can be omitted or `none`. May be repeated [default port: what
-    /// the worker reports; if it reports none, decode workers use 8998]
+    /// bootstrap registry. The port can be omitted or `none`. May be repeated [default port: the
+    /// port that the worker reports; if it reports none, decode workers use 8998]
     #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2)]
     pub(in crate::cli) prefill: Vec<String>,
     /// A decode worker or a mixed worker. May be repeated
     #[arg(long, value_name = "URL")]
     pub(in crate::cli) decode: Vec<WorkerUrl>,
-    /// CA certificates in PEM that workers' certificates are checked against. Required for workers
-    /// at https://HOST:PORT; their certificate must name that host
+    /// File with CA certificates in PEM. They verify the certificates of workers. Required for
+    /// workers at https://HOST:PORT; the certificate must name that host
     #[arg(long, value_name = "FILE")]
     pub(in crate::cli) tls_ca_file: Option<PathBuf>,
     /// How the router selects the workers of a request [default: least_loaded, or cache_aware if
@@ -52,18 +52,18 @@ pub(in crate::cli) struct RoutingFlags {
     /// How the router selects the decode worker [default: --policy]
     #[arg(long, value_enum)]
     pub(in crate::cli) decode_policy: Option<Policy>,
-    /// Share of a prompt, 0 to 1. cache_aware selects the worker with the longest cached prefix if
-    /// that prefix is a larger share of the prompt [default: 0.3]
+    /// Share of a prompt, 0 to 1. If the longest cached prefix is a larger share, cache_aware
+    /// selects the worker that has it [default: 0.3]
     #[arg(long, value_name = "SHARE")]
     pub(in crate::cli) cache_threshold: Option<f64>,
-    /// Maximum difference in sequences between the busiest and the idlest worker, for cache_aware.
-    /// If this and --balance-rel-threshold are both exceeded, the least loaded worker is selected
-    /// [default: 64]
+    /// Maximum difference in sequences between the busiest and the least busy worker, for
+    /// cache_aware. If this and --balance-rel-threshold are both exceeded, the router selects the
+    /// least loaded worker [default: 64]
     #[arg(long, value_name = "N")]
     pub(in crate::cli) balance_abs_threshold: Option<u32>,
-    /// Maximum ratio of the busiest to the idlest worker's sequences, for cache_aware. If this and
-    /// --balance-abs-threshold are both exceeded, the least loaded worker is selected [default:
-    /// 1.5]
+    /// Maximum ratio of the sequences of the busiest worker to those of the least busy one, for
+    /// cache_aware. If this and --balance-abs-threshold are both exceeded, the router selects the
+    /// least loaded worker [default: 1.5]
     #[arg(long, value_name = "FACTOR")]
     pub(in crate::cli) balance_rel_threshold: Option<f64>,
     /// Also take workers from this etcd, as etcd://HOST:PORT,HOST:PORT. All routers that use it see
@@ -71,8 +71,8 @@ pub(in crate::cli) struct RoutingFlags {
     #[arg(long, value_name = "REGISTRY")]
     pub(in crate::cli) registry: Option<RegistryAddress>,
     /// File of at least 32 random bytes, shared by all workers of the cluster. A client that adds
-    /// or removes a worker must prove that it knows the key. May be repeated while keys change:
-    /// each key is accepted
+    /// or removes a worker must prove that it knows the key. May be repeated to change keys while
+    /// the router runs: the router accepts each of them
     #[arg(long, value_name = "FILE")]
     pub(in crate::cli) cluster_key_file: Vec<PathBuf>,
     /// Accept workers from beyond loopback without a cluster key. Every host that adds a worker
@@ -92,12 +92,12 @@ pub(in crate::cli) struct RoutingFlags {
     next_help_heading = "Forecast (policies slo and conditional; --prefill-ms also for --rebalance)"
 )]
 pub(in crate::cli) struct ForecastFlags {
-    /// Refuse a request with status 429 if its predicted time to first token exceeds this, in ms
-    /// [default: no limit]
+    /// Refuse a request with status 429 if its predicted time to first token is above this limit,
+    /// in ms. Needs policy slo or conditional [default: no limit]
     #[arg(long, value_name = "MS")]
     pub(in crate::cli) slo_ttft_ms: Option<f64>,
-    /// Refuse a request with status 429 if its predicted time per output token exceeds this, in ms
-    /// [default: no limit]
+    /// Refuse a request with status 429 if its predicted time per output token is above this limit,
+    /// in ms. Needs policy slo or conditional [default: no limit]
     #[arg(long, value_name = "MS", visible_alias = "slo-itl-ms")]
     pub(in crate::cli) slo_tpot_ms: Option<f64>,
     /// Coefficients of the predicted time of a prefill step, in ms: A + sum of (B*new +
@@ -110,7 +110,7 @@ pub(in crate::cli) struct ForecastFlags {
     /// 9.7902,2.0797e-5,0.028017,0: Qwen3-32B-FP8 on two H200]
     #[arg(long, value_name = "A,B,C[,D]", value_delimiter = ',', allow_hyphen_values = true)]
     pub(in crate::cli) decode_ms: Vec<f64>,
-    /// Bytes of KV for each token that one NIC of a worker transfers [default: 131072]
+    /// Bytes of KV that one NIC of a worker transfers for each token [default: 131072]
     #[arg(long, value_name = "BYTES", value_parser = value_parser!(u64).range(1..=1 << 30))]
     pub(in crate::cli) kv_bytes_per_token: Option<u64>,
     /// Bandwidth of a NIC in gigabytes per second [default: 25]
@@ -134,15 +134,15 @@ pub(in crate::cli) struct RequestFlags {
         value_parser = value_parser!(i32).range(-1..=HTTP_CONNECTIONS_MAX as i64),
     )]
     pub(in crate::cli) max_concurrent_requests: i32,
-    /// Maximum number of requests that wait because of --max-concurrent-requests. Further requests
-    /// get status 429
+    /// Maximum number of requests that wait because --max-concurrent-requests is reached. Further
+    /// requests get status 429
     #[arg(
         long, value_name = "N", default_value_t = 100,
         value_parser = value_parser!(u32).range(..=HTTP_CONNECTIONS_MAX as i64),
     )]
     pub(in crate::cli) queue_size: u32,
-    /// Maximum seconds that a request waits because of --max-concurrent-requests; then it gets
-    /// status 408
+    /// Maximum seconds that a request waits because --max-concurrent-requests is reached; then it
+    /// gets status 408
     #[arg(
         long, value_name = "SECONDS", default_value_t = 60,
         value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64),
@@ -153,7 +153,7 @@ pub(in crate::cli) struct RequestFlags {
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::cli) flow: Flow,
     /// Worker that sends the first token of a stream. prefill sends it as soon as it is sampled,
-    /// before the KV transfer ends; decode continues with the second token
+    /// before the KV transfer ends. Decode continues with the second token
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::cli) first_token: FirstToken,
     /// Headers in which a client can send its request ID; the first one present is used. Answers
@@ -191,8 +191,7 @@ pub(in crate::cli) struct RetryFlags {
     /// Factor by which the wait grows with each retry, 1 to 100
     #[arg(long, value_name = "FACTOR", default_value_t = 10.0)]
     pub(in crate::cli) retry_backoff_multiplier: f64,
-    /// Random share of each wait, 0 to 1, so that requests that failed together do not retry
-    /// together
+    /// Random share of each wait, 0 to 1. It spreads the retries of requests that failed together
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub(in crate::cli) retry_jitter_factor: f64,
 }
@@ -200,7 +199,7 @@ pub(in crate::cli) struct RetryFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Circuit breaker (a worker with an open circuit is selected last)")]
 pub(in crate::cli) struct BreakerFlags {
-    /// Number of failed requests that opens a worker's circuit
+    /// Number of failed requests in a row that opens a worker's circuit
     #[arg(
         long, value_name = "N", default_value_t = 1,
         value_parser = value_parser!(u32).range(1..=i64::from(BREAKER_FAILURES_MAX)),
@@ -228,7 +227,10 @@ pub(in crate::cli) struct BreakerFlags {
     /// Select a worker normally after failures. Only the request that failed there avoids it
     #[arg(
         long,
-        conflicts_with_all = ["cb_failure_threshold", "cb_window_duration_secs", "cb_timeout_duration_secs", "cb_success_threshold"],
+        conflicts_with_all = [
+            "cb_failure_threshold", "cb_window_duration_secs", "cb_timeout_duration_secs",
+            "cb_success_threshold",
+        ],
     )]
     pub(in crate::cli) disable_circuit_breaker: bool,
 }
@@ -248,8 +250,8 @@ pub(in crate::cli) struct HealthFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(HEALTH_SECONDS_MAX)),
     )]
     pub(in crate::cli) health_check_timeout_secs: Option<u32>,
-    /// Number of failed probes in a row after which a worker is down. After the first failure the
-    /// next probe follows at once. A worker that accepts no connection is down at once
+    /// Number of failed probes in a row after which a worker is down. The router repeats a probe at
+    /// once after the first failure. A worker that accepts no connection is down at once
     #[arg(
         long, value_name = "N", default_value_t = 2,
         value_parser = value_parser!(u32).range(1..=i64::from(HEALTH_PROBES_MAX)),

@@ -1,4 +1,5 @@
-//! Flags of `baton sim`: its two modes, and `baton sim place`, which searches with the second mode.
+//! Flags of `baton sim` and `baton sim place`. `baton sim` has a fault mode and a load mode;
+//! `place` runs the load mode for each fleet that it tries.
 
 use crate::config::{Flow, Policy};
 use crate::ids::DecodeAllocation;
@@ -43,14 +44,14 @@ pub enum SimFlow {
     Auto,
     /// Both at once, with one room.
     Dual,
-    /// Prefill first: it keeps the KV and reports where it is. Then decode gets that report.
+    /// Prefill first: it keeps the KV and reports where the KV is. Then decode gets that report.
     PrefillFirst,
-    /// Decode alone: it calls prefill itself.
+    /// Only decode: it calls prefill itself.
     DecodeFirst,
 }
 
 impl SimFlow {
-    /// The flow that was named, if one was.
+    /// The flow that the flag names; `None` for `auto`.
     pub fn pinned(self) -> Option<Flow> {
         match self {
             SimFlow::Auto => None,
@@ -75,8 +76,8 @@ impl fmt::Display for SimFlow {
 /// Timing of the engine in load mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum SimEngine {
-    /// As in the recorded runs: KV moves in one piece when prefill has finished, with a NIC of its
-    /// own. The first decode step generates the first token.
+    /// As in the recorded runs: each transfer has its own NIC, and KV moves in one piece when
+    /// prefill has finished. The first decode step generates the first token.
     #[default]
     Recorded,
     /// As in Baton: chunks move while others are computed. Prefill samples the first token.
@@ -92,7 +93,7 @@ impl fmt::Display for SimEngine {
 /// `baton sim`.
 #[derive(Args, Clone, PartialEq, Debug)]
 pub struct SimFlags {
-    /// First seed. The seed and the sizes below decide everything that happens
+    /// First seed. The seed and the sizes below determine the whole run
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Number of seeds to run in turn. The run ends at the first seed that fails, and prints the
@@ -116,7 +117,7 @@ pub struct SimFlags {
     )]
     pub decode: u32,
     /// Number of requests of each seed, 1 to 4096 [default: 100]. With --load up to 4194304
-    /// [default: 10000, or the whole trace]; of a trace, the first ones are taken
+    /// [default: 10000, or the whole trace]. A smaller number takes the first requests of the trace
     #[arg(
         long, value_name = "R",
         value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64),
@@ -131,7 +132,7 @@ pub struct SimFlags {
     /// Order in which the workers of a pair are called
     #[arg(long, value_enum, default_value_t)]
     pub flow: SimFlow,
-    /// Also print the events of one room, with the number that a failure names
+    /// Also print the events of this room. The report of a failure names the number of its room
     #[arg(long, value_name = "ROOM", conflicts_with = "load")]
     pub trace: Option<u64>,
     /// Another task.
@@ -154,8 +155,8 @@ pub struct LoadFlags {
     /// The requests and the cluster.
     #[command(flatten)]
     pub workload: WorkloadFlags,
-    /// Repeat the runs of another simulator recorded in this file with each of --policies, and
-    /// print both results. Fleets, traces (next to the file, in ../mooncake) and cost models are as
+    /// Repeat the runs that another simulator recorded in this file, with each of --policies. Print
+    /// both results. Fleets, traces (next to the file, in ../mooncake) and cost models are as
     /// recorded
     #[arg(long, value_name = "FILE", conflicts_with_all = ["trace_file", "policy", "speed"])]
     pub against: Option<PathBuf>,
@@ -168,7 +169,7 @@ pub struct LoadFlags {
     /// Policies to run with --against [default: round_robin,slo]
     #[arg(long, value_enum, value_delimiter = ',', requires = "against")]
     pub policies: Vec<Policy>,
-    /// Print one JSON object in place of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
 }
@@ -184,11 +185,11 @@ pub struct WorkloadFlags {
     /// random requests]
     #[arg(long, value_name = "FILE.jsonl")]
     pub trace_file: Option<PathBuf>,
-    /// Factor by which the trace is replayed faster than its timestamps [default: 1]
+    /// Speed of the replay. 2 replays the trace twice as fast as its timestamps [default: 1]
     #[arg(long, value_name = "FACTOR")]
     pub speed: Option<f64>,
-    /// Maximum random delay of each request of the trace, in ms of the trace's own time, before
-    /// --speed applies [default: 0]
+    /// Maximum random delay of each request of the trace, in ms of trace time, before --speed
+    /// applies [default: 0]
     #[arg(long, value_name = "MS")]
     pub jitter_ms: Option<f64>,
     /// Random requests per second, with exponential gaps [default: 100]
@@ -217,7 +218,7 @@ pub struct WorkloadFlags {
     /// How the router selects the decode worker [default: --policy]
     #[arg(long, value_enum)]
     pub decode_policy: Option<Policy>,
-    /// Let decode workers do prefill, too, if the policy selects that or there is no prefill worker
+    /// Also let decode workers do prefill, if the policy selects that or there is no prefill worker
     #[arg(long)]
     pub local_prefill: bool,
     /// Also admit requests that slo and conditional predict to miss --slo-ttft-ms or --slo-itl-ms
@@ -247,8 +248,8 @@ pub struct WorkloadFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)),
     )]
     pub max_running_requests: Option<u32>,
-    /// Maximum number of requests that wait in a worker, beyond those that can start at once.
-    /// Further requests go to another worker; the last worker refuses them [default: 256]
+    /// Maximum number of requests that wait in a worker. A request that can start at once does not
+    /// count. Further requests go to another worker; the last worker refuses them [default: 256]
     #[arg(
         long, value_name = "N",
         value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)),
@@ -276,7 +277,7 @@ pub struct WorkloadFlags {
     /// above]
     #[arg(long, value_name = "A,B,C[,D]", value_delimiter = ',', allow_hyphen_values = true)]
     pub decode_ms: Vec<f64>,
-    /// Bytes of KV for each token that one NIC of a worker transfers [default: 131072, half of a
+    /// Bytes of KV that one NIC of a worker transfers for each token [default: 131072, half of a
     /// token of Qwen3-32B]
     #[arg(long, value_name = "BYTES", value_parser = value_parser!(u64).range(1..=1 << 30))]
     pub kv_bytes_per_token: Option<u64>,
@@ -312,7 +313,7 @@ pub struct PlaceFlags {
         value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64),
     )]
     pub workers: Option<u32>,
-    /// Number of GPUs in the fleet, in place of --workers
+    /// Number of GPUs in the fleet, instead of --workers
     #[arg(
         long, value_name = "N",
         value_parser = value_parser!(u32).range(1..=64 * ROUTER_WORKERS_MAX as i64),
@@ -324,12 +325,12 @@ pub struct PlaceFlags {
         value_parser = value_parser!(u32).range(1..=64),
     )]
     pub gpus_per_worker: u32,
-    /// Percentage of requests that must meet both latency limits for a rate to count as sustained
+    /// A fleet sustains a rate if at least this percentage of requests meets both latency limits
     #[arg(long, value_name = "PERCENT", default_value_t = 90.0)]
     pub goodput: f64,
-    /// Number of requests in the final run at each rate. For a trace: the first N. Random
-    /// requests arrive for the time in which the best fleet serves about N (at least ten
-    /// times --slo-ttft-ms). [default: 500 for each worker, 2000 to 16384]
+    /// Number of requests in the final run at each rate. For a trace: the first N. Random requests
+    /// arrive until the best fleet could have served about N, and for at least ten times
+    /// --slo-ttft-ms [default: 500 for each worker, 2000 to 16384]
     #[arg(
         long, value_name = "R",
         value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64),
@@ -338,7 +339,7 @@ pub struct PlaceFlags {
     /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Print one JSON object for each fleet in place of a table
+    /// Print one JSON object for each fleet instead of a table
     #[arg(long)]
     pub json: bool,
     /// The requests and the cluster.

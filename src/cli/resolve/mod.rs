@@ -4,8 +4,8 @@ mod routing;
 
 use super::flags::{
     BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DestinationFlags, DrainFlags,
-    FrontFlags, HandoffFlags, LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags,
-    ServeFlags, SimFlow, SourceFlags, WorkerFlags,
+    HandoffFlags, LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags, ServeFlags,
+    ServerFlags, SimFlow, SourceFlags, WorkerFlags,
 };
 use super::{HostInfo, Invocation};
 use crate::config::error::ConfigError;
@@ -14,8 +14,8 @@ use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
 use crate::config::values::{ByteSize, Cidr, WorkerUrl, parse_host};
 use crate::config::{
     BOOTSTRAP_PORT, ChunkConfig, ClusterWorkerConfig, CoreConfig, DataThreadMode, DrainConfig,
-    FrontConfig, HandoffConfig, KvConfig, NO_NAMES, RetractionConfig, RoleConfig, ServeConfig,
-    ServedModelConfig, Transfer, WorkerConfig, WorkerLayout,
+    HandoffConfig, KvConfig, NO_NAMES, RetractionConfig, RoleConfig, ServeConfig,
+    ServedModelConfig, ServerConfig, Transfer, WorkerConfig, WorkerLayout,
 };
 use crate::ids::Role;
 use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The HTTP port of servers that clients connect to; vLLM's default.
-pub(super) const FRONT_PORT: u16 = 8000;
+pub(super) const CLIENT_PORT: u16 = 8000;
 /// The HTTP port of prefill workers; SGLang's default. Decode workers use the next port, so a
 /// pair on one host needs no flag.
 pub(super) const PREFILL_PORT: u16 = 30000;
@@ -68,7 +68,7 @@ pub fn resolve(cli: Cli, surroundings: &HostInfo) -> Result<Invocation, ConfigEr
                 return Err(ConfigError::Conflict {
                     flag: "--flow",
                     other: "--load",
-                    why: "under load both workers are called at once, as in the flow dual",
+                    why: "load mode calls both workers at once, as in the flow dual",
                 });
             }
             return Ok(Invocation::Sim(Box::new(flags)));
@@ -92,7 +92,8 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn serve(&mut self, flags: ServeFlags) -> Result<ServeConfig, ConfigError> {
-        let (mut worker, layout) = (self.worker(flags.worker, FRONT_PORT)?, layout(&flags.layout)?);
+        let (mut worker, layout) =
+            (self.worker(flags.worker, CLIENT_PORT)?, layout(&flags.layout)?);
         let fake = matches!(layout, WorkerLayout::Split { transfer: Transfer::Fake, .. });
         worker.kv.prefix_cache &= !fake;
         let (chunks, retraction) =
@@ -136,7 +137,7 @@ impl Resolver<'_> {
         (source, destination): (SourceFlags, DestinationFlags),
         process: &ProcessFlags,
     ) -> Result<ClusterWorkerConfig, ConfigError> {
-        let (host, transfer) = (worker.front.host, handoff.transfer);
+        let (host, transfer) = (worker.server.host, handoff.transfer);
         let is_decode = role == Role::Decode;
         let listens_for_peers = !is_decode || transfer.takes_tcp();
         let name =
@@ -180,7 +181,7 @@ impl Resolver<'_> {
             log: self.log(process)?,
         };
         distinct_ports(&[
-            ("--port", config.worker.front.port),
+            ("--port", config.worker.server.port),
             ("--bootstrap-port", config.bootstrap_port),
             ("--control-port", config.control_port),
             ("--data-port", config.data_port),
@@ -209,7 +210,7 @@ impl Resolver<'_> {
         }
         Ok(WorkerConfig {
             model: model(flags.model)?,
-            front: self.front(flags.front, port)?,
+            server: self.server(flags.server, port)?,
             kv: KvConfig {
                 page_size,
                 memory,
@@ -222,14 +223,14 @@ impl Resolver<'_> {
         })
     }
 
-    fn front(&mut self, flags: FrontFlags, port: u16) -> Result<FrontConfig, ConfigError> {
+    fn server(&mut self, flags: ServerFlags, port: u16) -> Result<ServerConfig, ConfigError> {
         let api_keys = match &flags.api_key_file {
             Some(path) => read_api_keys(path, &mut self.warnings)?,
             None => Vec::new(),
         };
         if !flags.host.is_loopback() && api_keys.is_empty() {
             self.warnings.push(format!(
-                "--host {}: every client that reaches it is served; see --api-key-file",
+                "--host {}: without --api-key-file, every client that reaches the port is served",
                 flags.host
             ));
         }
@@ -244,7 +245,7 @@ impl Resolver<'_> {
             )
         })?;
         let tls = flags.tls_cert_file.zip(flags.tls_key_file);
-        Ok(FrontConfig {
+        Ok(ServerConfig {
             host: flags.host,
             port: flags.port.unwrap_or(port),
             api_keys,
@@ -265,7 +266,7 @@ impl Resolver<'_> {
         let threads = flags.threads.map_or(usable, |threads| threads as usize);
         if threads > usable {
             self.warnings.push(format!(
-                "--threads {threads}: only {usable} can run at once here; more threads are slower"
+                "--threads {threads}: only {usable} can run at once; more threads are slower"
             ));
         }
         Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
@@ -274,7 +275,7 @@ impl Resolver<'_> {
     /// Reads the cluster keys from these files.
     ///
     /// # Errors
-    /// Too many files, a file that cannot be used, or `--insecure` besides.
+    /// There are too many files, a file cannot be used, or `--insecure` is also given.
     fn cluster_keys(
         &mut self,
         files: &[PathBuf],
@@ -360,7 +361,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Checks that CA certificates are given if a server is reached over TLS.
+/// Checks that CA certificates are given if the URL of a server is `https://`.
 fn vouched<'a>(
     flag: &'static str,
     urls: impl IntoIterator<Item = &'a WorkerUrl>,

@@ -1,6 +1,6 @@
 //! Resolves the flags of `baton router`: its workers, policies, and rules for requests.
 
-use super::{FRONT_PORT, Resolver, value, vouched};
+use super::{CLIENT_PORT, Resolver, value, vouched};
 use crate::cli::flags::{
     BalanceFlags, BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags,
     RoutingFlags, ScrapeFlags,
@@ -16,13 +16,13 @@ use crate::config::{
 use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 impl Resolver<'_> {
     pub(super) fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
         let RoutingFlags {
-            // Always the case.
+            // This router always works so.
             pd_disaggregation: _,
             prefill,
             decode,
@@ -39,56 +39,34 @@ impl Resolver<'_> {
             model_path,
             tokenizer_path,
         } = flags.workers;
-        for (flag, path) in [("--model-path", model_path), ("--tokenizer-path", tokenizer_path)] {
-            if path.is_some() {
-                self.warnings.push(format!("{flag}: has no effect, because the workers tokenise"));
-            }
-        }
+        self.warnings.extend(warn_of_tokenizers(model_path, tokenizer_path));
         let prefill = prefill_endpoints(&prefill)?;
         check_workers(&prefill, &decode, tls_ca_file.as_deref())?;
         let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
         let etcd = etcd(registry)?;
-        if !etcd.is_empty() && cluster_keys.is_empty() && !insecure && !all_loopback(&etcd) {
-            return Err(ConfigError::Missing {
-                flag: "--cluster-key-file or --insecure",
-                why: "--registry: clients that can write to an etcd beyond loopback can add \
-                      workers, and workers receive prompts"
-                    .into(),
-            });
-        }
-        let takes_anybody = insecure || flags.front.host.is_loopback();
-        let front = self.front(flags.front, FRONT_PORT)?;
-        let metrics = metrics(&flags.scrape, front.address())?;
+        check_etcd(&etcd, insecure || !cluster_keys.is_empty())?;
+        let takes_anybody = insecure || flags.server.host.is_loopback();
+        let server = self.server(flags.server, CLIENT_PORT)?;
+        let metrics = metrics(&flags.scrape, server.address())?;
         let is_tuned = cache_threshold.is_some()
             || balance_abs_threshold.is_some()
             || balance_rel_threshold.is_some();
-        // sglang-router's default policy applies if the command line sets one of its thresholds.
-        let usual = if is_tuned { Policy::CacheAware } else { Policy::default() };
-        let policy = policy.unwrap_or(usual);
+        let policy = policy.unwrap_or_else(|| usual_policy(is_tuned));
         let policies = Policies {
             prefill: prefill_policy.unwrap_or(policy),
             decode: decode_policy.unwrap_or(policy),
         };
-        if [policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
-            && (flags.forecast.prefill_ms.is_empty() || flags.forecast.decode_ms.is_empty())
-        {
-            let why = "the forecast uses the step times of Qwen3-32B-FP8 on two H200";
-            self.warnings.push(format!("--policy: without --prefill-ms and --decode-ms {why}"));
-        }
+        self.warn_of_borrowed_times(policies, &flags.forecast, flags.balance.rebalance);
         let cache = cache(policies, cache_threshold, balance_abs_threshold, balance_rel_threshold)?;
-        if flags.balance.rebalance && flags.forecast.prefill_ms.is_empty() {
-            let why = "the prefill backlog uses the step times of Qwen3-32B-FP8 on two H200";
-            self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
-        }
         let forecast = forecast(&flags.forecast, policies, flags.balance.rebalance)?;
         self.warnings.extend(hopeless(&forecast));
         Ok(RouterConfig {
             etcd,
             cluster_keys,
             takes_anybody,
-            // API keys for clients mean that other hosts reach this port, at least by a proxy.
-            takes_strangers: insecure || (takes_anybody && front.api_keys.is_empty()),
-            front,
+            // API keys show that clients on other hosts reach this port, directly or over a proxy.
+            takes_strangers: insecure || (takes_anybody && server.api_keys.is_empty()),
+            server,
             metrics,
             prefill,
             decode,
@@ -105,6 +83,51 @@ impl Resolver<'_> {
             log: self.log(&flags.process)?,
         })
     }
+
+    /// Warns of forecasts that use step times of other hardware, because none were given.
+    fn warn_of_borrowed_times(
+        &mut self,
+        policies: Policies,
+        times: &ForecastFlags,
+        rebalances: bool,
+    ) {
+        let no_prefill = times.prefill_ms.is_empty();
+        if [policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
+            && (no_prefill || times.decode_ms.is_empty())
+        {
+            let why = "the forecast uses the step times of Qwen3-32B-FP8 on two H200";
+            self.warnings.push(format!("--policy: without --prefill-ms and --decode-ms {why}"));
+        }
+        if rebalances && no_prefill {
+            let why = "the prefill backlog uses the step times of Qwen3-32B-FP8 on two H200";
+            self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
+        }
+    }
+}
+
+/// The policy if none is given. sglang-router's default applies if the command line sets one of its
+/// thresholds.
+fn usual_policy(is_tuned: bool) -> Policy {
+    if is_tuned { Policy::CacheAware } else { Policy::default() }
+}
+
+fn warn_of_tokenizers(model: Option<PathBuf>, tokenizer: Option<PathBuf>) -> Vec<String> {
+    let given = [("--model-path", model), ("--tokenizer-path", tokenizer)];
+    let given = given.into_iter().filter(|(_, path)| path.is_some());
+    given.map(|(flag, _)| format!("{flag}: has no effect, because the workers tokenise")).collect()
+}
+
+/// Checks that only trusted clients can add workers through etcd.
+fn check_etcd(etcd: &[WorkerUrl], is_trusted: bool) -> Result<(), ConfigError> {
+    if is_trusted || etcd.is_empty() || all_loopback(etcd) {
+        return Ok(());
+    }
+    Err(ConfigError::Missing {
+        flag: "--cluster-key-file or --insecure",
+        why: "--registry: every client that can write to an etcd beyond loopback can add workers, \
+              and workers receive prompts"
+            .into(),
+    })
 }
 
 /// Whether all hosts are loopback addresses or `localhost`. Other names may lead to any host.
@@ -116,8 +139,8 @@ fn all_loopback(hosts: &[WorkerUrl]) -> bool {
 const BOOTSTRAP_PORTS: &str =
     "a bootstrap port is 1 to 65535, or none; a second worker's URL must contain its port";
 
-/// Groups the flat list of `URL [PORT]` words that clap gives. A word is a port if it is a bare
-/// number or `none`, because no URL has that form.
+/// Groups clap's flat list of words into `URL [PORT]`. A bare number and `none` are ports, because
+/// no URL has that form.
 fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigError> {
     let mut endpoints: Vec<PrefillEndpoint> = Vec::new();
     let mut takes_port = false;
@@ -148,8 +171,8 @@ fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigErr
     Ok(endpoints)
 }
 
-/// Checks that each worker is given once, with one role, and that CA certificates are given if a
-/// worker is reached over TLS.
+/// Checks that each worker is given once and with one role, and that CA certificates are given if
+/// the URL of a worker is `https://`.
 fn check_workers(
     prefill: &[PrefillEndpoint],
     decode: &[WorkerUrl],
@@ -232,7 +255,7 @@ fn cache(
     Ok(terms)
 }
 
-/// Resolves the forecast, which policies and `--rebalance` (prefill times alone) use.
+/// Resolves the forecast. Policies use all of it; `--rebalance` uses only the prefill times.
 fn forecast(
     flags: &ForecastFlags,
     policies: Policies,
@@ -285,7 +308,7 @@ fn forecast(
     })
 }
 
-/// The warning for a time limit that no step can meet.
+/// The warning about a latency limit that no step can meet.
 fn hopeless(forecast: &Forecast) -> Option<String> {
     let least_ms = forecast.cost.decode[0];
     let tpot = forecast.tpot.filter(|tpot| tpot.as_secs_f64() * 1e3 <= least_ms)?;
@@ -312,10 +335,10 @@ fn balance(flags: &BalanceFlags) -> Result<Option<BalanceConfig>, ConfigError> {
     }))
 }
 
-fn metrics(flags: &ScrapeFlags, front: SocketAddr) -> Result<Option<SocketAddr>, ConfigError> {
+fn metrics(flags: &ScrapeFlags, server: SocketAddr) -> Result<Option<SocketAddr>, ConfigError> {
     let Some(port) = flags.prometheus_port else { return Ok(None) };
-    let address = SocketAddr::new(flags.prometheus_host.unwrap_or(front.ip()), port);
-    if port != 0 && address == front {
+    let address = SocketAddr::new(flags.prometheus_host.unwrap_or(server.ip()), port);
+    if port != 0 && address == server {
         return Err(value("--prometheus-port", port, "is also --port"));
     }
     Ok(Some(address))
@@ -364,7 +387,7 @@ fn retries(flags: &RetryFlags) -> Result<RetryConfig, ConfigError> {
         return Err(value("--retry-jitter-factor", jitter, "must be 0 to 1"));
     }
     Ok(RetryConfig {
-        // The flag counts the first attempt, too, as sglang-router's does.
+        // The flag also counts the first attempt, as in sglang-router.
         most: if flags.disable_retries { 0 } else { flags.retry_max_retries - 1 },
         first: Duration::from_millis(flags.retry_initial_backoff_ms.into()),
         longest: Duration::from_millis(flags.retry_max_backoff_ms.into()),

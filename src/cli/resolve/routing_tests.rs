@@ -1,4 +1,4 @@
-//! Tests of `baton router` command lines, also those written for sglang-router.
+//! Tests of `baton router` command lines, including lines written for sglang-router.
 
 use crate::cli::{HostInfo, Invocation, parse};
 use crate::config::{
@@ -53,7 +53,7 @@ fn urls_are_grouped_with_their_ports() {
         prefill,
         [named("http://a:1", Some(9000)), named("http://b:2", None), named("http://c:3", None)]
     );
-    assert_eq!((config.decode.len(), config.front.port), (2, 8000));
+    assert_eq!((config.decode.len(), config.server.port), (2, 8000));
     for line in
         ["--prefill none", "--prefill http://a:1 0", "--prefill http://a:1 65536", "--prefill 9000"]
     {
@@ -134,8 +134,8 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
          --worker-startup-check-interval 30 --model-path m --tokenizer-path t",
     );
     let seconds = Duration::from_secs;
-    assert_eq!(config.front.address(), "0.0.0.0:30000".parse().unwrap());
-    assert_eq!(config.front.body_max, 1 << 20);
+    assert_eq!(config.server.address(), "0.0.0.0:30000".parse().unwrap());
+    assert_eq!(config.server.body_max, 1 << 20);
     assert_eq!(config.metrics, Some("127.0.0.1:29000".parse().unwrap()));
     assert_eq!(
         config.policies,

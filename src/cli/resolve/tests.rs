@@ -1,4 +1,4 @@
-//! Tests of command lines: what they resolve to, or why they are refused.
+//! Tests of command lines: the configuration that each resolves to, or the reason of its refusal.
 
 use super::super::parse;
 use super::*;
@@ -67,7 +67,7 @@ fn serve_has_a_default_for_everything() {
         panic!()
     };
     assert_eq!(config.worker.model.served_names, ["Smol.Q4_1", "/models/Smol.Q4_1.gguf"]);
-    assert_eq!(config.worker.front.address(), "127.0.0.1:8000".parse().unwrap());
+    assert_eq!(config.worker.server.address(), "127.0.0.1:8000".parse().unwrap());
     assert_eq!(
         config.layout,
         WorkerLayout::Split {
@@ -99,8 +99,8 @@ fn names_of_directories() {
 fn a_pair_on_one_host_needs_no_port() {
     let (RoleConfig::Prefill(prefill), _) = run("prefill m") else { panic!() };
     let (RoleConfig::Decode(decode), _) = run("decode m") else { panic!() };
-    assert_eq!((prefill.worker.front.port, prefill.bootstrap_port), (30000, 8998));
-    assert_eq!(decode.worker.front.port, 30001);
+    assert_eq!((prefill.worker.server.port, prefill.bootstrap_port), (30000, 8998));
+    assert_eq!(decode.worker.server.port, 30001);
     assert_eq!(decode.bootstrap_allow, Cidr::LOOPBACK);
     assert_eq!(prefill.handoff.advertise_host.as_deref(), Some("127.0.0.1"));
 }
@@ -332,7 +332,7 @@ fn keys_are_read_and_never_shown() {
         format!("decode m --api-key-file {} --cluster-key-file {}", keys.name(), cluster.name());
     let (command, warnings) = run(&line);
     let RoleConfig::Decode(config) = &command else { panic!() };
-    let found: Vec<_> = config.worker.front.api_keys.iter().map(|key| key.bytes()).collect();
+    let found: Vec<_> = config.worker.server.api_keys.iter().map(|key| key.bytes()).collect();
     assert_eq!(found, [&b"sk-open-sesame"[..], b"sk-second"]);
     assert!(warnings[0].contains("chmod 600"), "others may read it: {warnings:?}");
 

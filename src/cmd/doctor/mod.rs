@@ -1,7 +1,7 @@
-//! `baton doctor`: what this machine offers, what it lacks, and what to do about it.
+//! `baton doctor`: features of this machine, features that it lacks, and a remedy for each.
 //!
-//! Thread: main. Invariants: each finding was just checked; it names features that this version
-//! does not use. Files are read below a root directory that tests can replace.
+//! Thread: main. Invariants: each finding is measured now, not cached; features that this version
+//! does not use are marked. All files are read below a root directory that tests can replace.
 
 mod rdma;
 pub mod transfer;
@@ -14,12 +14,12 @@ use std::fmt;
 
 /// Minimum memory for a small model, its KV and the rest of the system.
 const MEMORY_WANTED: u64 = 2 << 30;
-/// Memory that RDMA locks by default: the KV pools of both workers, and the memory registered with
-/// them.
+/// Memory that RDMA locks by default: the KV pools of two workers, and the other memory that they
+/// register.
 const LOCKED_WANTED: u64 = (2 << 30) + (64 << 20);
-/// Files for some thousand clients: one connection each, and two more to workers.
+/// Open files for about five thousand clients: each needs its own connection and two to workers.
 const OPEN_FILES_WANTED: u64 = 16_384;
-/// Directories that the dynamic loader searches, besides `LD_LIBRARY_PATH`.
+/// Directories that the dynamic loader searches, in addition to `LD_LIBRARY_PATH`.
 const LIBRARY_DIRS: &[&str] = &[
     "lib",
     "lib64",
@@ -52,7 +52,7 @@ const FEATURES: &[(&str, bool)] = &[
 /// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Verdict {
-    /// As it should be, or irrelevant.
+    /// Good, or irrelevant.
     Good,
     /// Usable, but not optimal.
     Poor,
@@ -90,7 +90,8 @@ impl fmt::Display for Diagnosis {
             Verdict::Poor => "poor",
             Verdict::Bad => "BAD",
         };
-        // Parts of it come from another host and must not control the terminal.
+        // Parts of the text come from another host. Their control characters must not reach the
+        // terminal.
         let found = self.found.replace(char::is_control, "?");
         write!(f, "{mark:4}  {:13} {found}", self.topic)?;
         match &self.advice {
@@ -115,7 +116,8 @@ pub fn examine(
     findings
 }
 
-/// Does what a transfer over shm does: creates a sealed memory file and maps it as a peer would.
+/// Repeats the steps of a transfer over shm: creates a sealed memory file and maps it as a peer
+/// does.
 fn shared_memory() -> Diagnosis {
     const TRIED: usize = 1 << 20;
     let result = Region::new(c"baton-doctor", TRIED)
@@ -129,12 +131,12 @@ fn shared_memory() -> Diagnosis {
             "shm",
             Verdict::Bad,
             format!("cannot create a sealed memory file: {error}"),
-            "the KV pool needs it: allow memfd_create (seccomp, vm.memfd_noexec) and more memory",
+            "the KV pool needs one: allow memfd_create (seccomp, vm.memfd_noexec), or more memory",
         ),
     }
 }
 
-/// The examined machine; its files can be below another root directory.
+/// The examined machine. Tests have its files below another root directory.
 struct Examination<'a>(&'a HostFiles);
 
 impl Examination<'_> {
@@ -244,7 +246,7 @@ impl Examination<'_> {
         if self.devices().is_empty() {
             return Diagnosis::good(
                 TOPIC,
-                format!("{found}; only RDMA locks memory, and there is no NIC"),
+                format!("{found}; there is no NIC, and only RDMA locks memory"),
             );
         }
         if limit >= LOCKED_WANTED || self.may_lock() {
@@ -274,7 +276,7 @@ impl Examination<'_> {
             Some(limit) if limit < OPEN_FILES_WANTED => Diagnosis::with(
                 "open files",
                 Verdict::Poor,
-                format!("at most {limit}, and each connection is one"),
+                format!("at most {limit}, and each connection needs one"),
                 "set ulimit -Hn 65536, or LimitNOFILE= in the systemd unit",
             ),
             Some(u64::MAX) => Diagnosis::good("open files", "without limit".into()),
@@ -341,7 +343,6 @@ mod tests {
     use std::path::PathBuf;
 
     /// A fake machine in a directory that is deleted with it.
-    /// A made-up machine in a directory that goes away with it.
     struct Machine(PathBuf);
 
     impl Machine {
@@ -446,7 +447,7 @@ mod tests {
         assert_eq!((little.verdict, little.advice.is_some()), (Verdict::Poor, true));
         assert!(little.found.starts_with("64 KiB, and a NIC locks"), "{little}");
         assert_eq!(locked("unlimited", true, "unlimited", none).verdict, Verdict::Good);
-        // CAP_IPC_LOCK alone, and all capabilities but that one.
+        // Only CAP_IPC_LOCK, and then all capabilities except that one.
         assert_eq!(locked("may", true, "65536", "0000000000004000").verdict, Verdict::Good);
         assert_eq!(locked("may-not", true, "65536", "000001ffffffbfff").verdict, Verdict::Poor);
     }

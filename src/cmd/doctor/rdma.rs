@@ -1,4 +1,4 @@
-//! RDMA devices as libibverbs and the kernel show them.
+//! Findings about RDMA devices, from libibverbs and the kernel.
 
 use super::{Diagnosis, Verdict};
 use crate::sys::verbs::{Closed, DeviceInfo, GidKind, LinkLayer, PortInfo, Unavailable};

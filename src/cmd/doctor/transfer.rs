@@ -7,7 +7,7 @@ use crate::wire::message::Transport;
 
 const TOPIC: &str = "transfer";
 
-/// The choice as far as this host alone decides it.
+/// The part of the choice that depends only on this host.
 pub(super) fn here(nics: &Result<String, String>) -> Diagnosis {
     let between = match nics {
         Ok(nics) => format!("rdma by {nics} if both hosts have it, else tcp"),
@@ -16,17 +16,17 @@ pub(super) fn here(nics: &Result<String, String>) -> Diagnosis {
     Diagnosis::good(TOPIC, format!("auto chooses shm between workers of one host, else {between}"))
 }
 
-/// The choice between this host and the one at `peer`, with that host's answer.
+/// The choice between this host and the host at `peer`. `theirs` is the answer of that host.
 pub fn between(ours: &Survey, peer: &str, theirs: Result<Survey, String>) -> Diagnosis {
     let theirs = match theirs {
         Ok(theirs) => theirs,
         Err(why) => {
             let advice =
-                "run baton bench transfer --listen ADDRESS:PORT there, reachable from this host";
+                "run baton bench transfer --listen ADDRESS:PORT there; this host must reach it";
             return Diagnosis::with(
                 TOPIC,
                 Verdict::Bad,
-                format!("{peer} cannot be asked: {why}"),
+                format!("{peer} does not answer: {why}"),
                 advice,
             );
         }

@@ -1,5 +1,5 @@
-//! Chat messages to prompt text, by the Jinja template in the model's files, as transformers
-//! renders it.
+//! Renders chat messages to prompt text with the Jinja template in the model's files. The text
+//! equals that of transformers.
 //!
 //! Thread: `tok`.
 //! Invariants: rendering reads no clock and no file. The output depends only on the input.
@@ -14,7 +14,7 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use serde_json::Value as Json;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// The input of a template.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +27,8 @@ pub struct Conversation<'a> {
     pub variables: Option<&'a serde_json::Map<String, Json>>,
     /// Whether to end with the head of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// The time that `strftime_now` returns, in UTC.
-    pub now: SystemTime,
+    /// The time that `strftime_now` returns, since 1970-01-01 UTC.
+    pub now: Duration,
 }
 
 /// A template cannot be used, or does not accept a conversation.
@@ -36,9 +36,10 @@ pub struct Conversation<'a> {
 pub enum ChatError {
     /// The model's files hold no template, as for a base model.
     Missing,
-    /// The template itself reports an error in the conversation.
+    /// The template raises an error about the conversation.
     Refused(String),
-    /// The template is broken, or the conversation does not have the expected shape.
+    /// The template has an error, or the conversation does not have the form that the template
+    /// expects.
     Template(String),
 }
 
@@ -86,7 +87,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Everything that determines the rendered text, for comparison.
+    /// The template and its special tokens as one text. Equal texts render equally.
     pub fn rules(&self) -> String {
         format!("{:?} {}", self.special, self.source)
     }
@@ -94,8 +95,7 @@ impl ChatTemplate {
     /// Renders a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, ChatError> {
         let list = |items: &[Json]| items.iter().map(json::to_value).collect::<Value>();
-        let seconds =
-            conversation.now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let seconds = conversation.now.as_secs();
         let given = [
             ("messages", list(conversation.messages)),
             ("tools", conversation.tools.map_or(Value::from(()), list)),
@@ -144,8 +144,8 @@ fn strftime_now(state: &State, format: String) -> Result<String, Error> {
     })
 }
 
-/// `{% generation %}` marks an answer for training and does not change the text. It becomes a
-/// condition that is always true, with the same whitespace control.
+/// `{% generation %}` marks an answer for training and does not change the text. This function
+/// makes it a condition that is always true, with the same whitespace control.
 fn without_generation_tags(source: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(start) = rest.find("{%") {
@@ -186,7 +186,7 @@ mod tests {
             tools: None,
             variables: None,
             add_generation_prompt: true,
-            now: UNIX_EPOCH,
+            now: Duration::ZERO,
         }
     }
 

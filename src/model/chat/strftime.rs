@@ -1,5 +1,7 @@
 //! Formats dates for templates, in UTC and English.
 
+use crate::stdx::date::civil_date;
+
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -20,7 +22,7 @@ const DAYS: [&str; 7] =
 /// Formats `seconds` since 1970 with `format`. The error is the unknown specifier.
 pub(super) fn format(seconds: u64, format: &str) -> Result<String, String> {
     let (days, second) = (seconds / 86400, seconds % 86400);
-    let (year, month, day) = civil(days);
+    let (year, month, day) = civil_date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let month_name = MONTHS[month as usize - 1];
     let day_name = DAYS[(days % 7) as usize];
@@ -61,20 +63,6 @@ pub(super) fn format(seconds: u64, format: &str) -> Result<String, String> {
         };
     }
     Ok(out)
-}
-
-/// Year, month and day of a day counted from 1970-01-01. Years start in March, so that a leap day
-/// is the last day of a year. An era is 400 years.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Which positions of a row need logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Logits {
-    /// None: for a chunk that is not the last.
+    /// None, because the row is a chunk of a prompt that is not the last.
     None,
     /// Those of the last token.
     Last,
@@ -40,7 +40,7 @@ pub struct Row {
     pub logits: Logits,
 }
 
-/// The exhausted capacity, if the batch cannot take another row.
+/// The capacity that is exhausted if a row does not fit into the batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchFull {
     /// [`BatchLimits::tokens`].

@@ -13,8 +13,8 @@ use crate::kv::region::Region;
 use batch::Batch;
 use std::ops::ControlFlow;
 
-/// The KV pool that a step reads and extends. The caller holds the pages of the batch. Nothing else
-/// writes them during the step, and no two rows share a page that is written.
+/// The KV pool that a step reads and extends. The caller holds the pages of the batch. No other
+/// code writes them during the step, and no two rows share a page that the step writes.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPool<'a> {
     /// The mapping.

@@ -1,5 +1,6 @@
-//! Reads the configuration of a model from its GGUF metadata. Unsupported features that change
-//! results are refused by name, because without them the text would still look fluent.
+//! Reads the configuration of a model from its GGUF metadata. It refuses features that change
+//! results and are not supported, and names them. A model without them would write fluent but wrong
+//! text.
 
 use super::header::{TensorInfo, Value};
 use super::metadata::Metadata;
@@ -29,22 +30,7 @@ const REFUSED: [&str; 15] = [
 
 /// Reads the configuration and checks it for consistency.
 pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
-    let name = metadata
-        .string("general.architecture")?
-        .ok_or_else(|| metadata.missing("general.architecture", "llama, qwen2 or qwen3"))?;
-    let architecture = match name {
-        "llama" => Architecture::Llama,
-        "qwen2" => Architecture::Qwen2,
-        "qwen3" => Architecture::Qwen3,
-        _ => {
-            return Err(LoadError::field(
-                metadata.file,
-                "general.architecture",
-                "llama, qwen2 or qwen3",
-                name,
-            ));
-        }
-    };
+    let (name, architecture) = read_architecture(metadata)?;
     let reader = Reader { metadata, name };
     reader.refuse_unserved()?;
 
@@ -98,6 +84,20 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         eos: eos(metadata)?,
     })
+}
+
+/// The architecture, and its name in the file, which is the prefix of its keys.
+fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architecture), LoadError> {
+    const KEY: &str = "general.architecture";
+    const SERVED: &str = "llama, qwen2 or qwen3";
+    let name = metadata.string(KEY)?.ok_or_else(|| metadata.missing(KEY, SERVED))?;
+    let architecture = match name {
+        "llama" => Architecture::Llama,
+        "qwen2" => Architecture::Qwen2,
+        "qwen3" => Architecture::Qwen3,
+        _ => return Err(LoadError::field(metadata.file, KEY, SERVED, name)),
+    };
+    Ok((name, architecture))
 }
 
 /// Ids for end of sequence, turn and message. Each of them ends a generation.
@@ -196,8 +196,8 @@ impl Reader<'_> {
 }
 
 /// Recovers the parameters of Llama 3 rope scaling. The files hold only the result, one divisor per
-/// frequency. All published models share the parameters below, except the factor. A tensor that
-/// they do not reproduce is refused.
+/// frequency. All published models have the parameters below and differ only in the factor. A
+/// tensor with other divisors is refused.
 fn llama3_scaling(
     metadata: &Metadata<'_>,
     info: &TensorInfo,

@@ -95,8 +95,8 @@ impl fmt::Display for GgufError {
             }
             GgufError::TensorType { tensor, kind } => write!(
                 f,
-                "tensor {tensor}: expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K \
-                 or Q6_K, found {}",
+                "tensor {tensor}: expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, \
+                 Q5_K or Q6_K, found {}",
                 type_name(*kind)
             ),
             GgufError::Shape { tensor, shape } => {
@@ -124,7 +124,7 @@ pub enum Value {
     Float(f64),
     /// A boolean.
     Bool(bool),
-    /// The byte range of a string; it can be other than UTF-8.
+    /// The byte range of a string, which need not be UTF-8.
     String(Range<usize>),
     /// A list, read on demand.
     Array(Array),

@@ -1,6 +1,6 @@
 //! Converts GGUF's tensor names to Hugging Face's names.
 
-/// Divisors of rotary frequencies; not a weight.
+/// The tensor with the divisors of rotary frequencies. It is not a weight.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 const PARTS: [(&str, &str); 11] = [

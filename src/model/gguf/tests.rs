@@ -1,4 +1,4 @@
-//! GGUF files that are read, and those that are refused.
+//! Tests of GGUF files that are accepted and files that are refused.
 
 use super::writer::GgufWriter;
 use super::*;
@@ -111,7 +111,8 @@ fn rope_scaling_is_read() {
     assert!(matches!(llama3.config().rope_scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
 }
 
-/// With row order undone, a file holds the same tensors as the directory that it was made from.
+/// In natural row order, a file holds the same tensors as the directory from which it was
+/// converted.
 #[test]
 fn tensors_are_those_of_the_directory() {
     for (file, directory, tolerance) in [

@@ -1,6 +1,6 @@
-//! Reads `config.json` and `generation_config.json`, in the formats of transformers 4 and 5.
-//! Unsupported features that change results are refused by name, because without them the text
-//! would still look fluent.
+//! Reads `config.json` and `generation_config.json`, in the formats of transformers 4 and 5. It
+//! refuses features that change results and are not supported, and names them. A model without them
+//! would write fluent but wrong text.
 
 use crate::limits::MODEL_JSON_MAX;
 use crate::model::config::{Architecture, ModelConfig, RopeScaling};

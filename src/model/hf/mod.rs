@@ -1,7 +1,7 @@
 //! A model in a Hugging Face directory: `config.json`, `generation_config.json`, safetensors.
 //!
 //! Invariants: every tensor that the configuration requires is present with its shape. Other
-//! tensors are refused, except known derived ones.
+//! tensors are refused, except tensors that are known to follow from the configuration.
 //! Not here: tokenizer and chat template.
 
 pub mod config;

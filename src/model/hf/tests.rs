@@ -1,4 +1,4 @@
-//! Hugging Face directories that are read, and those that are refused.
+//! Tests of Hugging Face directories that are accepted and directories that are refused.
 
 use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;

@@ -8,7 +8,8 @@ const BLOCK: usize = 64 * LANES;
 /// `e^x` for `x <= 0` within two units in the last place; 0 below -87.
 #[inline]
 fn exp(x: f32) -> f32 {
-    // The unit in the last place of this number is 1: adding it leaves an integer in the low bits.
+    // The unit in the last place of this number is 1. So a sum with it has the rounded integer in
+    // its low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.max(-88.0);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;

@@ -13,8 +13,8 @@ mod tests;
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::model::logprobs::{Sampled, TopLogprobs};
 
-/// Sampling parameters of a request. The order of application: penalties, temperature, top-k, top-p
-/// of the rest, min-p.
+/// Sampling parameters of a request. They apply in this order: penalties, temperature, top-k, top-p
+/// over the tokens that top-k keeps, min-p.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SamplingParams {
     /// Divisor of logits; 0 selects the likeliest token.
@@ -32,12 +32,12 @@ pub struct SamplingParams {
     /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 has no
     /// effect.
     pub repetition_penalty: f32,
-    /// Together with the position, the only source of randomness.
+    /// The seed of random numbers. Only the seed and the position determine them.
     pub seed: u64,
 }
 
 impl SamplingParams {
-    /// Selects the likeliest token, without changes.
+    /// Selects the likeliest token, without penalties.
     pub const GREEDY: SamplingParams = SamplingParams {
         temperature: 0.0,
         top_p: 1.0,
@@ -61,7 +61,7 @@ pub struct TokenHistory<'a> {
     pub output: &'a [u32],
 }
 
-/// The logprob of a token with no probability, as in vLLM.
+/// The logprob of a token with probability zero, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
 
 /// Scratch for one choice at a time.
@@ -150,7 +150,7 @@ impl Sampler {
         all().for_each(|id| self.logits[id] = finite(self.logits[id]));
     }
 
-    /// Draws with `share` in [0, 1) among the tokens that the parameters keep.
+    /// Draws one of the tokens that the parameters keep. `share` is a random number in [0, 1).
     fn draw(&mut self, params: &SamplingParams, max: f32, share: f64) -> u32 {
         let total = exp::sum(&self.logits, max, params.temperature, &mut self.weights);
         let vocab = self.logits.len();
@@ -240,7 +240,8 @@ fn argmax(logits: &[f32]) -> (u32, f32) {
     (id as u32, max)
 }
 
-/// A number that sorts like the logit, then the lower id above the higher. Not for NaN.
+/// A number that sorts by logit; of equal logits, the lower id has the larger number. The logit is
+/// not NaN.
 fn rank(logit: f32, id: u32) -> u64 {
     // Positive and negative zero become equal.
     let bits = (logit + 0.0).to_bits();

@@ -1,4 +1,4 @@
-//! Samples against their distributions, and the same samples for the same seed.
+//! Compares samples with their distributions, and samples of the same seed with each other.
 
 use super::*;
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ fn seed_and_position_decide() {
     assert!(!tokens(1).eq(tokens(2)));
     let distinct: std::collections::BTreeSet<_> = tokens(1).collect();
     assert!(distinct.len() > 25, "{distinct:?}");
-    // Pinned: the same numbers on every machine and in every version.
+    // Fixed values: they are equal on every machine and in every version.
     assert_eq!(tokens(7).take(8).collect::<Vec<_>>(), PINNED);
 }
 
@@ -112,7 +112,7 @@ fn odd_logits_and_parameters_are_harmless() {
     }
 }
 
-/// The ids that remain, by a full sort, in descending order.
+/// The ids that the parameters keep, computed by a full sort, in descending order.
 fn left_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let weight = |id: u32| f64::from(((logits[id as usize] - max) / params.temperature).exp());

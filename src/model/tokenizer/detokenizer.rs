@@ -3,7 +3,8 @@
 use super::Tokenizer;
 use super::pieces::Decoding;
 
-/// The bytes of an unfinished character between two ids. The cost per id is that of its bytes.
+/// Converts the ids of one text. It keeps the bytes of an unfinished character until the next id.
+/// The cost of an id depends only on its own bytes.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     skip_special: bool,

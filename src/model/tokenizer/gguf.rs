@@ -16,9 +16,9 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior};
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
 
-/// Words of Qwen 2 and later: single digits.
+/// The words of Qwen 2 and later models: each digit is a word.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words of Llama 3: groups of up to three digits.
+/// The words of Llama 3: a word has up to three digits.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {

@@ -28,7 +28,8 @@ pub struct Tokenizer {
     end: Option<u32>,
 }
 
-/// A text has no ids. Byte-level vocabularies can encode every text, so the vocabulary is broken.
+/// A text cannot be encoded. Byte-level vocabularies can encode every text, so the vocabulary has
+/// an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EncodeError(String);
 
@@ -119,13 +120,13 @@ impl Tokenizer {
 
     /// Upper bound in bytes of the text of `tokens` ids, based on the longest piece.
     pub fn longest_text(&self, tokens: usize) -> usize {
-        // Normal forms shorten a text: NFC a syllable of three letters to a third, NFKC a letter of
-        // four bytes to one byte.
+        // Normalisation can shorten a text. NFC shortens a syllable of three letters to a third,
+        // and NFKC a letter of four bytes to one byte.
         let shortened = if self.inner.get_normalizer().is_some() { 4 } else { 1 };
         tokens.saturating_mul(self.pieces.longest()).saturating_mul(shortened)
     }
 
-    /// Everything that determines ids and text, for comparison.
+    /// The vocabulary and its rules as one text. Equal texts give equal ids.
     pub fn rules(&self) -> String {
         let inner = self.inner.to_string(false).unwrap_or_default();
         format!("{:?} {:?} {inner}", self.begin, self.end)

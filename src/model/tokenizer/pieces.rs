@@ -16,7 +16,7 @@ pub(super) enum Decoding {
 }
 
 impl Decoding {
-    /// The decoder of a tokenizer, or an error that shows it.
+    /// Finds the encoding from a tokenizer's decoder. The error shows an unknown decoder.
     pub(super) fn of(inner: &tokenizers::Tokenizer, file: &Path) -> Result<Decoding, LoadError> {
         let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or(Value::Null);
         if decoder["type"] == "ByteLevel" {
@@ -71,8 +71,8 @@ impl Decoding {
     }
 }
 
-/// The byte that GPT-2 writes as `c`. Printable Latin-1 characters are their own bytes. The other
-/// bytes are, in order, the characters from U+0100.
+/// The byte that GPT-2 writes as `c`. A printable Latin-1 character is the byte with the same
+/// value. The other bytes are written, in order, as the characters from U+0100.
 pub(super) fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(code as u8),

@@ -1,4 +1,4 @@
-//! How connections end: at once, after all bytes are sent, or because of a failure.
+//! The end of connections: at once, after all bytes are sent, or because of a failure.
 //!
 //! Thread: `ctl`. Invariants: each connection returns its resources exactly once. After its owner
 //! closed it, no event names it. No end waits longer than its deadline.
@@ -26,7 +26,7 @@ impl Reactor {
             Some(connection) if connection.state == ConnectionState::Open => {
                 connection.state = ConnectionState::Flushing;
                 connection.discard();
-                // It may have been paused, and the peer's close must still be read.
+                // Reading can be paused, but the peer's close must still be read.
                 self.line_up(id);
                 let linger = Instant::now() + limits::NET_LINGER;
                 self.set_deadline(id, self.flush_until.map_or(linger, |until| until.max(linger)));

@@ -1,5 +1,5 @@
-//! Dialled connections. An event reports one after it is established; with TLS, after the server
-//! has proved its identity.
+//! Dialled connections. `Connected` reports a connection that is established; with TLS, the server
+//! has also proved its identity.
 //!
 //! Thread: `ctl`. Invariants: one deadline covers the connection and its handshake. No queued byte
 //! is sent before both are done.
@@ -12,8 +12,8 @@ use std::io;
 use std::time::Instant;
 
 impl Reactor {
-    /// Begins to connect. `Connected` or `Closed` reports the result, by the deadline at the
-    /// latest. Bytes can be queued before.
+    /// Begins to connect. `Connected` or `Closed` reports the result, at the deadline at the
+    /// latest. Bytes can already be queued before that.
     ///
     /// # Errors
     /// There are too many connections.
@@ -51,7 +51,7 @@ impl Reactor {
         Ok(id)
     }
 
-    /// Continues to connect, or the handshake after that.
+    /// Continues the connection attempt, or the TLS handshake after it.
     pub(super) fn finish_connect(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let Some(stream) = &mut connection.stream else { return };
@@ -72,8 +72,8 @@ impl Reactor {
                 }
                 self.events.push_back(Event::Connected(id));
                 if is_secured {
-                    // The kernel does not report again the bytes that came with the end of the
-                    // handshake.
+                    // Bytes that came with the end of the handshake get no further event from the
+                    // kernel.
                     self.line_up(id);
                 }
             }
@@ -88,7 +88,7 @@ impl Reactor {
             .is_some_and(|connection| connection.state == ConnectionState::ClientHandshake)
     }
 
-    /// The connection was not established in time.
+    /// Ends a connection that was not established in time.
     pub(super) fn give_up(&mut self, id: ConnId) {
         let reason = match self.is_greeting(id) {
             true => CloseReason::Tls(TlsError::Slow),

@@ -5,7 +5,7 @@ use crate::net::connection::{CloseReason, ConnId};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// What happened.
+/// An event of a listener, a connection, a waker or a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A peer connected.
@@ -23,7 +23,7 @@ pub enum Event {
     Received(ConnId),
     /// The peer closed its end. Bytes can still be sent; `Closed` follows if the peer is gone.
     Eof(ConnId),
-    /// All queued bytes were handed to the kernel, after it had refused more for a while.
+    /// The kernel has taken all queued bytes, after it had refused more for a while.
     Drained(ConnId),
     /// The connection has ended.
     Closed {
@@ -40,7 +40,7 @@ pub enum Event {
     Hangup,
 }
 
-/// Why bytes were not taken.
+/// The reason why bytes were not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendError {
     /// The connection has ended, or its owner closed it.

@@ -1,8 +1,9 @@
-//! Incoming connections: accepted, reported, and refused if there are too many.
+//! Incoming connections: the reactor accepts and reports them, and refuses them if there are too
+//! many.
 //!
 //! Thread: `ctl`. Invariants: one turn accepts a bounded number. A TLS connection is reported after
-//! its handshake, and handshakes are bounded in time and number. A shortage of descriptors never
-//! stops accepting for good.
+//! its handshake, and handshakes are bounded in time and number. After a shortage of descriptors, a
+//! listener accepts again.
 
 use super::{Connection, ConnectionState, Event, ListenerId, Reactor, Stream, TimerKey};
 use crate::limits;
@@ -25,7 +26,7 @@ impl Reactor {
                         return self.accept_again(id, Instant::now() + limits::NET_ACCEPT_RETRY);
                     }
                 }
-                // This one connection died in the backlog.
+                // This one connection ended while it waited in the backlog.
                 Err(_) => {}
             }
         }
@@ -60,7 +61,8 @@ impl Reactor {
         }
     }
 
-    /// Starts the handshake timer of a connection. Above the limit, the oldest handshake ends.
+    /// Starts the handshake timer of a connection. If too many handshakes are open, the oldest one
+    /// ends.
     fn greet(&mut self, conn: ConnId, peer: Option<SocketAddr>) {
         self.set_deadline(conn, Instant::now() + limits::NET_HANDSHAKE_TIME);
         let table = &self.table;
@@ -95,7 +97,7 @@ impl Reactor {
                 let peer =
                     place.and_then(|place| self.shaking.remove(place)).and_then(|(_, peer)| peer);
                 self.events.push_back(Event::Accepted { listener, conn: id, peer });
-                // The first bytes may have come with the end of the handshake.
+                // The first bytes can have come with the end of the handshake.
                 self.read(id, true);
             }
             Err(_) => self.release(id),

@@ -1,9 +1,9 @@
-//! The reactor turns readiness into events. It is edge-triggered, so an idle connection costs
-//! nothing.
+//! The reactor turns readiness into events. It is edge-triggered, so an idle connection takes no
+//! time.
 //!
-//! Thread: `ctl`. Queued bytes are sent when the reactor is about to wait, so the bytes of one turn
-//! for a peer are one write. A piece that does not fit the buffer is sent at once. Invariants: only
-//! `poll` and `flush_and_sleep` wait. All of these are bounded: reads and accepts per turn,
+//! Thread: `ctl`. Queued bytes are sent when the reactor is about to wait, so one write sends the
+//! bytes of a turn for a peer. A piece that does not fit the buffer is sent at once. Invariants:
+//! only `poll` and `flush_and_sleep` wait. All of these are bounded: reads and accepts per turn,
 //! received and unconsumed bytes, queued bytes. After `close`, `close_after_flush` or `Closed`, no
 //! event names the connection. Cost: each call looks up a connection by id, which is an index and a
 //! comparison.
@@ -60,7 +60,7 @@ pub struct Reactor {
     /// Connections with an unfinished handshake, in order of arrival, with their peers' addresses.
     /// Finished ones are removed later.
     shaking: VecDeque<(ConnId, Option<SocketAddr>)>,
-    /// Minimum deadline of closing connections.
+    /// Closing connections may take at least until this time.
     flush_until: Option<Instant>,
     /// A spare descriptor. If descriptors run out, it is closed to accept and close one connection.
     reserve: Option<File>,
@@ -91,7 +91,8 @@ struct Readiness {
     readable: bool,
     writable: bool,
     read_closed: bool,
-    /// The connection failed. After the peer's end, no read would report that.
+    /// The connection failed. A flag is needed because after the peer's end no read would report
+    /// the failure.
     broken: bool,
 }
 
@@ -150,8 +151,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// Listens, with at most `limit` open accepted connections. Further ones are closed at once, so
-    /// they do not wait in the backlog.
+    /// Listens, with at most `limit` open accepted connections. Further connections are closed at
+    /// once and do not wait in the backlog.
     pub fn listen(&mut self, address: &Address, limit: usize) -> io::Result<ListenerId> {
         let place = self.listeners.iter().position(Option::is_none).unwrap_or(self.listeners.len());
         if place == limits::NET_LISTENERS_MAX {
@@ -183,8 +184,8 @@ impl Reactor {
         self.listeners.get(id.0 as usize)?.as_ref()?.listener.local_address().ok()?
     }
 
-    /// Stops accepting. Its connections stay open, except those that were never reported. Another
-    /// listener can get its id.
+    /// Stops accepting. The listener's connections stay open, except those that no event has
+    /// reported. Another listener can get its id.
     pub fn stop_listening(&mut self, id: ListenerId) {
         if let Some(entry) = self.listeners.get_mut(id.0 as usize) {
             *entry = None;
@@ -210,7 +211,7 @@ impl Reactor {
         }
     }
 
-    /// Takes over a connection that was opened elsewhere.
+    /// Adds a connection that other code has opened.
     ///
     /// # Errors
     /// There are too many connections, or the socket cannot be registered.
@@ -306,8 +307,8 @@ impl Reactor {
             .map_or_else(Vec::new, |connection| std::mem::take(&mut connection.descriptors))
     }
 
-    /// Hands a TCP connection to another thread, with its received and unconsumed bytes. Returns
-    /// `None` if it has ended, is not TCP, or still has bytes to send.
+    /// Removes a TCP connection, so that another thread can own it, and returns it with its
+    /// unconsumed bytes. Returns `None` if it has ended, is not TCP, or still has bytes to send.
     pub fn take_stream(&mut self, id: ConnId) -> Option<(std::net::TcpStream, Vec<u8>)> {
         self.write_if_due(id);
         let connection = self.owned_mut(id)?;
@@ -318,7 +319,7 @@ impl Reactor {
         let stream = connection.stream.take();
         let given = match stream {
             Some(Stream::Tcp(mut stream)) => {
-                // Fails only if it was not registered. The receiver polls it itself.
+                // Fails only if it was not registered. The new owner polls it itself.
                 let _ = self.poll.registry().deregister(&mut stream);
                 Some((stream.into(), received))
             }
@@ -433,7 +434,7 @@ impl Reactor {
         }
     }
 
-    /// The next poll reads this connection, once and not before.
+    /// Queues this connection, so that the next poll reads it once.
     fn line_up(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         if !std::mem::replace(&mut connection.lined_up, true) {
@@ -471,7 +472,7 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Sends what is still queued.
+    /// Sends the bytes that are still queued.
     fn drop(&mut self) {
         self.write_due();
     }

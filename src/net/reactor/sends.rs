@@ -1,8 +1,7 @@
 //! Sending: bytes are gathered per connection and written when the reactor is about to wait.
 //!
-//! Thread: `ctl`. Invariants: queued bytes are bounded, per connection and in total. A piece is
-//! taken whole or not at all. If more is queued than a buffer keeps, the socket has taken all it
-//! can.
+//! Thread: `ctl`. Invariants: queued bytes are bounded, per connection and in total. A call takes
+//! the whole piece or nothing. If more is queued than a buffer keeps, the socket takes no more now.
 
 use super::{Event, Reactor, SendError, Stream};
 use crate::limits;
@@ -14,7 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 impl Reactor {
-    /// Sends bytes before the next wait if the socket takes them, otherwise later. All or nothing.
+    /// Queues bytes. They are sent before the next wait if the socket takes them, otherwise later.
+    /// On an error no byte is queued.
     pub fn send(&mut self, id: ConnId, bytes: &[u8]) -> Result<(), SendError> {
         let total = self.queued_total;
         let connection = self.sendable(id)?;
@@ -64,7 +64,8 @@ impl Reactor {
         }
     }
 
-    /// Writes what this turn queued now. Call it before a wait other than [`poll`](Self::poll).
+    /// Writes the bytes that this turn has queued. Call it before a wait other than
+    /// [`poll`](Self::poll).
     pub fn write_due(&mut self) {
         let mut due = std::mem::take(&mut self.due);
         for id in due.drain(..) {
@@ -73,7 +74,7 @@ impl Reactor {
         self.due = due;
     }
 
-    /// Writes what is queued, then sleeps for `time` without handling events.
+    /// Writes the queued bytes, then sleeps for `time` without handling events.
     pub fn flush_and_sleep(&mut self, time: Duration) {
         self.write_due();
         thread::sleep(time);

@@ -1,5 +1,5 @@
-//! The reactor against blocking std sockets over loopback. No test asserts on time. A test that
-//! waits in vain fails after `PATIENCE`.
+//! The reactor against blocking std sockets over loopback. No test asserts on time. If an event
+//! does not come, its test fails after `PATIENCE`.
 
 use super::*;
 use crate::limits::{NET_QUEUED_MAX, NET_RECEIVED_MAX};
@@ -104,7 +104,7 @@ fn a_dial_nobody_answers_ends_by_its_deadline() {
     let mut reactor = Reactor::new().unwrap();
     let address = Address::Tcp("192.0.2.1:9".parse().unwrap());
     let conn = reactor.connect(&address, Instant::now() + Duration::from_millis(20)).unwrap();
-    // Without a route it fails at once instead, which is fine, too.
+    // On a host without a route it fails at once, which is also correct.
     wait(&mut reactor, |_, event| {
         matches!(event, Event::Closed { conn: c, .. } if c == conn).then_some(())
     });
@@ -128,7 +128,7 @@ fn what_is_not_consumed_is_bounded_and_nothing_is_lost() {
         assert_eq!(reactor.received(conn).len(), NET_RECEIVED_MAX);
     }
     assert!(take(&mut reactor, conn, sent.len()) == sent);
-    // The peer's close is seen, even if it came while reading was paused.
+    // The reactor reports the peer's close, even if it came while reading was paused.
     drop(writer.join().unwrap());
     wait(&mut reactor, |_, event| (event == Event::Eof(conn)).then_some(()));
 }
@@ -414,11 +414,13 @@ enum Step {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
     #[test]
-    fn streams_arrive_as_sent_whatever_the_order_of_calls(steps in proptest::collection::vec(prop_oneof![
-        (0usize..2, 0usize..300_000).prop_map(|(side, len)| Step::Send { side, len }),
-        (0usize..2, 0usize..300_000).prop_map(|(side, len)| Step::Consume { side, len }),
-        (0usize..2).prop_map(|side| Step::Poll { side }),
-    ], 0..60)) {
+    fn streams_arrive_as_sent_whatever_the_order_of_calls(
+        steps in proptest::collection::vec(prop_oneof![
+            (0usize..2, 0usize..300_000).prop_map(|(side, len)| Step::Send { side, len }),
+            (0usize..2, 0usize..300_000).prop_map(|(side, len)| Step::Consume { side, len }),
+            (0usize..2).prop_map(|side| Step::Poll { side }),
+        ], 0..60),
+    ) {
         let mut reactors = [Reactor::new().unwrap(), Reactor::new().unwrap()];
         let listener = reactors[0].listen(&loopback(), 1).unwrap();
         let address = reactors[0].local_address(listener).unwrap().into();

@@ -1,5 +1,5 @@
-//! How a link is set up: decode looks up and dials a source, prefill accepts, and both exchange
-//! identities.
+//! The set-up of a link: a decode worker looks up and dials a source, the prefill worker accepts,
+//! and both exchange identities.
 //!
 //! Thread: `ctl`. Invariants: unproven connections are bounded, and the oldest is closed first; a
 //! peer has one incoming link, and a later one replaces it. Not here: the proof (`wire::link`).
@@ -22,17 +22,19 @@ use std::time::Instant;
 impl ControlLinks {
     /// Closes the oldest unproven incoming connection if there are too many.
     pub(super) fn make_room(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        let is_stranger = |(_, peering): &(&ConnId, &PeerLink)| {
-            peering.peer.is_none() && peering.dialled.is_none()
+        let is_stranger = |(_, peer_link): &(&ConnId, &PeerLink)| {
+            peer_link.peer.is_none() && peer_link.dialled.is_none()
         };
         let strangers = || self.links.iter().filter(is_stranger);
         if strangers().count() < UNPROVEN_CONNECTIONS_MAX {
             return;
         }
-        let oldest = strangers().min_by_key(|(_, peering)| peering.since).map(|(&conn, _)| conn);
+        let oldest =
+            strangers().min_by_key(|(_, peer_link)| peer_link.since).map(|(&conn, _)| conn);
         if let Some(conn) = oldest {
             reactor.close(conn);
-            let end = LinkEnd::lost("too many others have not proven themselves either");
+            let end =
+                LinkEnd::lost("too many connections are unproven, and this one is the oldest");
             self.drop_link(conn, &end, reactor, handoff, now);
         }
     }
@@ -67,7 +69,7 @@ impl ControlLinks {
         address: Option<SocketAddr>,
         now: Instant,
     ) {
-        let peering = PeerLink {
+        let peer_link = PeerLink {
             link,
             dialled,
             address,
@@ -77,14 +79,14 @@ impl ControlLinks {
             heard: now,
             next_ping: now + self.timeouts.ping_every(),
         };
-        self.links.insert(conn, peering);
+        self.links.insert(conn, peer_link);
     }
 
-    /// Whether a link to this source was dialled and is not proven yet.
+    /// Whether a link to this source is dialled but not proven yet.
     pub(super) fn is_on_its_way(&self, worker: WorkerId, source: &Source) -> bool {
-        self.links.values().any(|peering| {
-            let dialled = peering.dialled.as_ref().map(|(worker, source)| (*worker, source));
-            peering.peer.is_none() && dialled == Some((worker, source))
+        self.links.values().any(|peer_link| {
+            let dialled = peer_link.dialled.as_ref().map(|(worker, source)| (*worker, source));
+            peer_link.peer.is_none() && dialled == Some((worker, source))
         })
     }
 
@@ -119,7 +121,8 @@ impl ControlLinks {
         }
     }
 
-    /// The peer has proven itself. If it has several connections, the newest one counts.
+    /// Opens the link of a peer that has proven itself. If a peer has several connections, the
+    /// newest counts.
     pub(super) fn open_link(
         &mut self,
         conn: ConnId,
@@ -128,7 +131,7 @@ impl ControlLinks {
         handoff: &mut Handoff,
         now: Instant,
     ) -> Result<(), LinkEnd> {
-        let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
+        let Some(peer_link) = self.links.get_mut(&conn) else { return Ok(()) };
         let wanted = match self.own.role {
             Role::Decode => Role::Prefill,
             Role::Prefill | Role::Mixed => Role::Decode,
@@ -139,9 +142,9 @@ impl ControlLinks {
                 hello.role
             )));
         }
-        peering.peer = Some((hello.peer, hello.connection));
-        let wire = format!("{VERSION}.{}", peering.link.minor());
-        let dialled = peering.dialled.clone();
+        peer_link.peer = Some((hello.peer, hello.connection));
+        let wire = format!("{VERSION}.{}", peer_link.link.minor());
+        let dialled = peer_link.dialled.clone();
         if self.draining {
             self.say_bye(conn, Cause::Draining);
         }
@@ -150,7 +153,7 @@ impl ControlLinks {
             handoff.link_up(worker, &source, LinkName::Remote(conn), now);
             return Ok(());
         }
-        let address = self.links.get(&conn).and_then(|peering| peering.address);
+        let address = self.links.get(&conn).and_then(|peer_link| peer_link.address);
         event!(
             Info,
             "peers",
@@ -162,15 +165,15 @@ impl ControlLinks {
         let older: Vec<ConnId> = self
             .links
             .iter()
-            .filter(|(other, peering)| {
+            .filter(|(other, peer_link)| {
                 **other != conn
-                    && peering.dialled.is_none()
-                    && peering.peer.is_some_and(|(peer, _)| peer.id == hello.peer.id)
+                    && peer_link.dialled.is_none()
+                    && peer_link.peer.is_some_and(|(peer, _)| peer.id == hello.peer.id)
             })
             .map(|(&conn, _)| conn)
             .collect();
         for other in older {
-            let newer = self.links.get(&other).and_then(|peering| peering.peer).is_some_and(
+            let newer = self.links.get(&other).and_then(|peer_link| peer_link.peer).is_some_and(
                 |(peer, number)| {
                     peer.incarnation == hello.peer.incarnation && number > hello.connection
                 },

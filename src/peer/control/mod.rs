@@ -1,10 +1,11 @@
-//! Control links to workers of other processes. Decode dials and prefill accepts; then come ZMTP,
-//! Hello, Proof and the hand-off's messages.
+//! Control links to workers of other processes. Decode dials and prefill accepts. A link carries
+//! ZMTP, Hello, Proof and then the messages of the hand-off.
 //!
 //! Owns: links and their deadlines, the look-up of prefill workers (`directory`), the handshakes of
-//! shared memory (`shm_handshake`) and TCP (`tcp_handshake`). Thread: `ctl`. Invariants: a link
-//! that is not proven in time, or is silent for too long, is closed; a closed link means a dead
-//! peer at once. Not here: what messages mean (`peer::handoff`), bytes (`wire::link`).
+//! shared memory (`shm_handshake`) and TCP (`tcp_handshake`). Thread: `ctl`. Invariants: this
+//! worker closes a link that is not proven in time or is silent for too long. When a link closes,
+//! its peer counts as dead at once. Not here: the meaning of messages (`peer::handoff`), bytes
+//! (`wire::link`).
 
 mod establishment;
 mod peer_link;
@@ -35,7 +36,7 @@ pub struct PeerIdentity {
     pub peer: Peer,
     /// Its role.
     pub role: Role,
-    /// Cluster keys: the first is proven to peers, and peers must prove one.
+    /// Cluster keys. This worker proves the first to its peers; a peer must prove one of them.
     pub keys: Keyring,
 }
 
@@ -49,10 +50,11 @@ pub struct ControlLinks {
     shm_handshake: ShmHandshake,
     tcp_handshake: TcpHandshake,
     connections: u64,
-    /// Whether each link gets Bye: now, or when it opens.
+    /// Whether this worker drains. Open links have Bye then, and each new link gets it when it
+    /// opens.
     draining: bool,
     timeouts: LinkTimeouts,
-    /// When deadlines were last checked, and whether that check came late.
+    /// Time of the last check of deadlines, and whether that check was late.
     looked: Instant,
     stood_still: bool,
 }
@@ -60,7 +62,7 @@ pub struct ControlLinks {
 /// Deadlines of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkTimeouts {
-    /// From the connection to the proof.
+    /// Longest time from the connection to the proof.
     pub proof: Duration,
     /// Longest silence of the peer.
     pub silence: Duration,
@@ -80,7 +82,7 @@ impl LinkTimeouts {
 }
 
 impl ControlLinks {
-    /// No links yet. Decode workers dial `control`.
+    /// Creates the state without links. Decode workers dial `control`.
     pub fn new(
         own: PeerIdentity,
         control: Option<ListenerId>,
@@ -106,8 +108,8 @@ impl ControlLinks {
 
     /// Sets whether PINGs are answered. A hung worker must look dead, a busy one must not.
     pub fn answer_pings(&mut self, answer: bool) {
-        for peering in self.links.values_mut() {
-            peering.link.answer_pings(answer);
+        for peer_link in self.links.values_mut() {
+            peer_link.link.answer_pings(answer);
         }
     }
 
@@ -159,8 +161,8 @@ impl ControlLinks {
                 self.add(conn, link, None, peer, now);
             }
             Event::Connected(conn) => {
-                if let Some(peering) = self.links.get_mut(&conn) {
-                    peering.since = now;
+                if let Some(peer_link) = self.links.get_mut(&conn) {
+                    peer_link.since = now;
                 }
                 self.flush(conn, reactor, handoff, now);
             }
@@ -180,7 +182,7 @@ impl ControlLinks {
         }
     }
 
-    /// Whether a name was resolved.
+    /// Whether a resolved name waits for [`ControlLinks::poll_resolved`].
     pub fn has_news(&self) -> bool {
         self.directory.has_news()
     }
@@ -188,21 +190,21 @@ impl ControlLinks {
     /// Announces on all links that this worker drains.
     pub fn drain(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         self.draining = true;
-        let open = self.links.iter().filter(|(_, peering)| peering.peer.is_some());
+        let open = self.links.iter().filter(|(_, peer_link)| peer_link.peer.is_some());
         for conn in open.map(|(&conn, _)| conn).collect::<Vec<_>>() {
             self.say_bye(conn, Cause::Draining);
             self.flush(conn, reactor, handoff, now);
         }
     }
 
-    /// Says Bye on open links, closes all links and look-ups, and stops listening.
+    /// Sends Bye on open links, closes all links and look-ups, and stops listening.
     pub fn close(mut self, reactor: &mut Reactor) {
         let conns: Vec<ConnId> = self.links.keys().copied().collect();
         for conn in conns {
             self.say_bye(conn, Cause::Draining);
-            let Some(peering) = self.links.get_mut(&conn) else { continue };
+            let Some(peer_link) = self.links.get_mut(&conn) else { continue };
             // If the connection is full, it closes without Bye.
-            let _ = reactor.send(conn, peering.link.transmit());
+            let _ = reactor.send(conn, peer_link.link.transmit());
             reactor.close_after_flush(conn);
         }
         if let Some(control) = self.control {
@@ -214,9 +216,9 @@ impl ControlLinks {
     }
 
     fn say_bye(&mut self, conn: ConnId, cause: Cause) {
-        if let Some(peering) = self.links.get_mut(&conn) {
+        if let Some(peer_link) = self.links.get_mut(&conn) {
             // A link that is full or not open ends without Bye.
-            let _ = peering.link.send(&Message::Bye(Bye { cause: Some(cause) }));
+            let _ = peer_link.link.send(&Message::Bye(Bye { cause: Some(cause) }));
         }
     }
 
@@ -225,12 +227,12 @@ impl ControlLinks {
         self.directory.resolved(now)
     }
 
-    /// Which hosts can be dialled, and their names.
+    /// The directory: the hosts that can be dialled, and their names.
     pub fn directory_mut(&mut self) -> &mut Directory {
         &mut self.directory
     }
 
-    /// Does what the hand-off needs from other processes.
+    /// Runs the actions of the hand-off that need other processes.
     pub fn run_remote_actions(
         &mut self,
         reactor: &mut Reactor,
@@ -256,8 +258,8 @@ impl ControlLinks {
                     }
                 }
                 RemoteAction::HangUp(conn) => {
-                    let peering = self.links.remove(&conn);
-                    if let Some((_, source)) = peering.and_then(|peering| peering.dialled) {
+                    let peer_link = self.links.remove(&conn);
+                    if let Some((_, source)) = peer_link.and_then(|peer_link| peer_link.dialled) {
                         self.directory.forget(&source);
                     }
                     self.shm_handshake.link_down(conn, reactor);
@@ -268,7 +270,8 @@ impl ControlLinks {
                     let outcome = match session.transport {
                         Transport::Shm => self.shm_handshake.offer(conn, session, handoff),
                         Transport::Tcp => {
-                            let peer = self.links.get(&conn).and_then(|peering| peering.address);
+                            let peer =
+                                self.links.get(&conn).and_then(|peer_link| peer_link.address);
                             self.tcp_handshake.connect(session, peer, handoff)
                         }
                         Transport::Rdma => {
@@ -292,8 +295,8 @@ impl ControlLinks {
         for found in self.directory.expire(reactor, now) {
             self.handle_lookup(found, reactor, handoff, now);
         }
-        // After a pause of this thread, silence before it is not the peer's fault. Two late checks
-        // in a row mean a slow host, which must still detect dead peers.
+        // If this thread paused, its peers are not at fault for the silence during the pause. Two
+        // late checks in a row mean a slow host, and a slow host must still detect dead peers.
         let still = now.saturating_duration_since(self.looked);
         let stood_still = still > PEER_PING_EVERY;
         let excused = if stood_still && !self.stood_still { still } else { Duration::ZERO };
@@ -301,21 +304,21 @@ impl ControlLinks {
         let ping_every = self.timeouts.ping_every();
         let mut late = Vec::new();
         let mut due = Vec::new();
-        for (&conn, peering) in &mut self.links {
-            for since in [&mut peering.heard, &mut peering.since] {
+        for (&conn, peer_link) in &mut self.links {
+            for since in [&mut peer_link.heard, &mut peer_link.since] {
                 *since = (*since + excused).min(now);
             }
-            let open = peering.peer.is_some();
+            let open = peer_link.peer.is_some();
             let (since, limit) = match open {
-                true => (peering.heard, self.timeouts.silence),
-                false => (peering.since, self.timeouts.proof),
+                true => (peer_link.heard, self.timeouts.silence),
+                false => (peer_link.since, self.timeouts.proof),
             };
             if now.saturating_duration_since(since) > limit {
                 late.push((conn, open));
-            } else if open && now >= peering.next_ping {
-                peering.next_ping = now + ping_every;
-                // If the link is too full for a PING, its silence limit handles it.
-                let _ = peering.link.ping(0, 0);
+            } else if open && now >= peer_link.next_ping {
+                peer_link.next_ping = now + ping_every;
+                // If the link is too full for a PING, the limit on silence ends it.
+                let _ = peer_link.link.ping(0, 0);
                 due.push(conn);
             }
         }
@@ -370,8 +373,8 @@ impl ControlLinks {
         match self.take_in(conn, reactor, handoff, now) {
             Ok(()) => self.flush(conn, reactor, handoff, now),
             Err(end) => {
-                // Flush a pending proof, because the peer may have to reject it, too. A peer that
-                // waits for a proof learns from any other message that this worker has no key.
+                // A pending proof is flushed, too, because the peer can have to reject it. If the
+                // peer waits for a proof, any other message shows it that this worker has no key.
                 self.say_bye(conn, end.cause);
                 self.flush(conn, reactor, handoff, now);
                 reactor.close_after_flush(conn);
@@ -388,19 +391,20 @@ impl ControlLinks {
         now: Instant,
     ) -> Result<(), LinkEnd> {
         loop {
-            let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
-            peering.heard = now;
-            let used = peering.link.handle_input(reactor.received(conn)).map_err(LinkEnd::from)?;
+            let Some(peer_link) = self.links.get_mut(&conn) else { return Ok(()) };
+            peer_link.heard = now;
+            let used =
+                peer_link.link.handle_input(reactor.received(conn)).map_err(LinkEnd::from)?;
             reactor.consume(conn, used);
             let mut opened = None;
             let mut more = used > 0;
-            match peering.link.poll_event().map_err(LinkEnd::from)? {
+            match peer_link.link.poll_event().map_err(LinkEnd::from)? {
                 Some(link::LinkEvent::Open(hello)) => opened = Some(*hello),
                 Some(link::LinkEvent::Message(message)) => {
                     // Messages count only from the newest connection of a peer.
-                    if peering.peer.is_some() {
+                    if peer_link.peer.is_some() {
                         if let Message::Bye(bye) = &message {
-                            peering.bye = bye.cause;
+                            peer_link.bye = bye.cause;
                         }
                         handoff.receive_message(conn, &message, now);
                     }
@@ -425,12 +429,12 @@ impl ControlLinks {
         handoff: &mut Handoff,
         now: Instant,
     ) {
-        let Some(peering) = self.links.get_mut(&conn) else { return };
+        let Some(peer_link) = self.links.get_mut(&conn) else { return };
         let Ok(Some(message)) = Message::decode(message.parts(), None) else {
             debug_assert!(false, "a message of our own does not decode");
             return;
         };
-        match peering.link.send(&message) {
+        match peer_link.link.send(&message) {
             Ok(()) => self.flush(conn, reactor, handoff, now),
             Err(error) => {
                 reactor.close(conn);
@@ -440,14 +444,14 @@ impl ControlLinks {
     }
 
     fn flush(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        let Some(peering) = self.links.get_mut(&conn) else { return };
-        let bytes = peering.link.transmit();
+        let Some(peer_link) = self.links.get_mut(&conn) else { return };
+        let bytes = peer_link.link.transmit();
         if bytes.is_empty() {
             return;
         }
         let count = bytes.len();
         match reactor.send(conn, bytes) {
-            Ok(()) => peering.link.transmitted(count),
+            Ok(()) => peer_link.link.transmitted(count),
             Err(error) => {
                 reactor.close(conn);
                 self.drop_link(conn, &LinkEnd::lost(error), reactor, handoff, now);
@@ -463,18 +467,18 @@ impl ControlLinks {
         handoff: &mut Handoff,
         now: Instant,
     ) {
-        let Some(peering) = self.links.remove(&conn) else { return };
+        let Some(peer_link) = self.links.remove(&conn) else { return };
         let LinkEnd { cause, ref why, closed } = *end;
-        let address = display(peering.address);
-        if peering.bye == Some(Cause::Draining) && closed {
+        let address = display(peer_link.address);
+        if peer_link.bye == Some(Cause::Draining) && closed {
             event!(Info, "peers", "link is down, as announced", address = address, why = why);
         } else {
             event!(Warn, "peers", "link is down", address = address, why = why);
         }
         self.shm_handshake.link_down(conn, reactor);
-        match &peering.dialled {
-            // It never opened, so the hand-off knows only the dial.
-            Some((worker, source)) if peering.peer.is_none() => {
+        match &peer_link.dialled {
+            // The link never opened, so the hand-off knows only the dial.
+            Some((worker, source)) if peer_link.peer.is_none() => {
                 self.directory.forget(source);
                 handoff.dial_failed(*worker, source, cause, now);
             }

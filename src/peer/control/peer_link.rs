@@ -1,6 +1,6 @@
 //! One link to a peer, and why it ends.
 //!
-//! Thread: `ctl`. Not here: what is done with it (`control`), its bytes (`wire::link`).
+//! Thread: `ctl`. Not here: the use of a link (`control`), its bytes (`wire::link`).
 
 use crate::cause::Cause;
 use crate::ids::{Peer, WorkerId};
@@ -21,14 +21,14 @@ pub(super) struct PeerLink {
     pub(super) peer: Option<(Peer, u64)>,
     /// The cause in the peer's Bye, if it has sent one.
     pub(super) bye: Option<Cause>,
-    /// When it connected. The time for the proof counts from here.
+    /// Time of the connection. The limit for the proof counts from here.
     pub(super) since: Instant,
     pub(super) heard: Instant,
     pub(super) next_ping: Instant,
 }
 
 impl PeerLink {
-    /// Why the peer closed the link, as far as it has said.
+    /// Why the link ended, after the peer closed it: the cause of the peer's Bye, if it sent one.
     pub(super) fn closed(&self) -> LinkEnd {
         match self.bye {
             Some(cause) => LinkEnd::closed(format!("closed by the peer: {cause}")),
@@ -43,11 +43,11 @@ impl PeerLink {
 /// Why a link has ended.
 #[derive(Debug)]
 pub(super) struct LinkEnd {
-    /// The cause for requests that wait for it.
+    /// The cause for requests that wait for the link.
     pub(super) cause: Cause,
     /// For the log.
     pub(super) why: String,
-    /// Whether the peer has closed it.
+    /// Whether the peer closed the link.
     pub(super) closed: bool,
 }
 
@@ -60,7 +60,7 @@ impl LinkEnd {
         LinkEnd { closed: true, ..LinkEnd::lost(why) }
     }
 
-    /// A new attempt would fail in the same way.
+    /// The end of a link for which a new attempt would fail in the same way.
     pub(super) fn incompatible(why: impl ToString) -> LinkEnd {
         LinkEnd { cause: Cause::Incompatible, ..LinkEnd::lost(why) }
     }

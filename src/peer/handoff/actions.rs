@@ -1,7 +1,7 @@
-//! Actions of the managers that are more than a command in a ring. Inside this process they are
-//! done here; the others go to `control`.
+//! Actions of the managers, other than commands in a ring. This module runs those inside this
+//! process; `control` runs the others.
 //!
-//! Thread: `ctl`. Invariant: an action runs after the call that wanted it has returned, so one
+//! Thread: `ctl`. Invariant: an action runs after the call that asked for it has returned, so one
 //! manager never runs inside another. Not here: how managers ask for actions (`effects`), the
 //! set-up of transports (`sessions`).
 
@@ -84,7 +84,7 @@ pub enum RemoteAction {
         worker: WorkerId,
         /// The prefill worker.
         source: Source,
-        /// When it is given up.
+        /// Deadline of the dial.
         until: Instant,
     },
     /// Close a link.
@@ -97,8 +97,8 @@ pub enum RemoteAction {
 
 impl Handoff {
     /// The next action that needs another process. Skips the set-up of a source session that has
-    /// ended: its index can belong to another link's session. That peer would get memory or queue
-    /// pairs of the wrong session.
+    /// ended, because its index can belong to a session of another link. The peer would then get
+    /// memory or queue pairs of the wrong session.
     pub fn poll_remote(&mut self) -> Option<RemoteAction> {
         loop {
             match self.remote_actions.pop_front()? {
@@ -120,45 +120,13 @@ impl Handoff {
     fn pump(&mut self, now: Instant) {
         while let Some(action) = self.actions.pop_front() {
             match action {
-                // A worker's link to itself leads to the fake source. It accepts each session and
-                // reads nothing.
-                Action::Send { from, link: LinkId::Local { source, destination }, message }
-                    if source == destination =>
-                {
-                    self.take_fake(from, &message, now);
-                }
                 Action::Send { from, link: LinkId::Local { source, destination }, message } => {
-                    let to = if from == source { destination } else { source };
-                    let Ok(Some(message)) = Message::decode(message.parts(), None) else {
-                        debug_assert!(false, "a message of our own does not decode");
-                        continue;
-                    };
-                    self.deliver_message(to, LinkId::Local { source, destination }, &message, now);
+                    self.send_local(from, (source, destination), &message, now);
                 }
                 Action::Send { link: LinkId::Remote(conn), message, .. } => {
                     self.remote_actions.push_back(RemoteAction::Send(conn, message));
                 }
-                // Workers of one process need no handshake: they were started together.
-                Action::Dial { from, source: Source::Local(at) } => {
-                    self.link_up(
-                        from,
-                        &Source::Local(at),
-                        LinkId::Local { source: at, destination: from },
-                        now,
-                    );
-                }
-                Action::Dial { from, source: Source::Fake } => {
-                    self.link_up(
-                        from,
-                        &Source::Fake,
-                        LinkId::Local { source: from, destination: from },
-                        now,
-                    );
-                }
-                Action::Dial { from: worker, source } => {
-                    let until = now + SESSION_SETUP_DEADLINE;
-                    self.remote_actions.push_back(RemoteAction::Dial { worker, source, until });
-                }
+                Action::Dial { from, source } => self.dial_source(from, source, now),
                 Action::HangUp { link: LinkId::Local { .. } } => {}
                 Action::HangUp { link: LinkId::Remote(conn) } => {
                     self.remote_actions.push_back(RemoteAction::HangUp(conn))
@@ -174,7 +142,7 @@ impl Handoff {
                 }
                 Action::CloseDestination { worker, session } => {
                     self.offers.remove(&(worker, session));
-                    // Tokens of an ended session open nothing.
+                    // Tokens of an ended session are void.
                     self.tokens.retain(|_, held| *held != (worker, session));
                 }
                 Action::BindDestination { link: LinkId::Remote(conn), session } => {
@@ -198,10 +166,46 @@ impl Handoff {
                 }
                 Action::Grant { worker, session, token } => {
                     self.tokens.retain(|_, held| *held != (worker, session));
-                    self.tokens.insert(token.0, (worker, session));
+                    let before = self.tokens.insert(token.0, (worker, session));
+                    debug_assert!(before.is_none(), "a token opens one session");
                 }
             }
         }
+    }
+
+    /// Delivers a message between two workers of this process. A worker's link to itself leads to
+    /// the fake source, which accepts each session and reads nothing.
+    fn send_local(
+        &mut self,
+        from: WorkerId,
+        (source, destination): (WorkerId, WorkerId),
+        message: &Multipart,
+        now: Instant,
+    ) {
+        if source == destination {
+            return self.take_fake(from, message, now);
+        }
+        let to = if from == source { destination } else { source };
+        match Message::decode(message.parts(), None) {
+            Ok(Some(message)) => {
+                self.deliver_message(to, LinkId::Local { source, destination }, &message, now);
+            }
+            _ => debug_assert!(false, "a message of our own does not decode"),
+        }
+    }
+
+    /// Workers of one process need no handshake, because they start together.
+    fn dial_source(&mut self, worker: WorkerId, source: Source, now: Instant) {
+        let home = match source {
+            Source::Local(home) => home,
+            Source::Fake => worker,
+            Source::Remote(_) | Source::Named { .. } => {
+                let until = now + SESSION_SETUP_DEADLINE;
+                return self.remote_actions.push_back(RemoteAction::Dial { worker, source, until });
+            }
+        };
+        let link = LinkId::Local { source: home, destination: worker };
+        self.link_up(worker, &source, link, now);
     }
 
     pub(super) fn deliver_message(

@@ -1,5 +1,5 @@
-//! Effects of a manager's call. Commands go into its rings at once; other effects become actions
-//! that run after the call.
+//! Effects of a manager's call. Commands go into the worker's rings at once. Other effects become
+//! actions that run after the call.
 //!
 //! Thread: `ctl`. Not here: how actions run (`actions`).
 
@@ -26,7 +26,7 @@ use crate::wire::message::{
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What one worker announces about itself in a session. `lanes` lets the other side open TCP lanes.
+/// The rank that a worker announces in a session. `lanes` allows the other side to open TCP lanes.
 pub fn rank(
     worker: &LocalWorker,
     transports: &[Transport],
@@ -35,7 +35,7 @@ pub fn rank(
 ) -> Rank {
     let shm = transports.contains(&Transport::Shm).then(|| ShmGrant {
         host: offer.host,
-        // An offer, or a session inside a process, has no socket to dial.
+        // An offer has no socket to dial, and a session inside a process has none either.
         socket: SocketName::new(b"-").expect("one byte fits"),
         token: Token([0; 16]),
     });
@@ -57,7 +57,7 @@ pub struct Effects<'a, M> {
     pub mover: &'a mut M,
     /// Actions to run after the call.
     pub actions: &'a mut VecDeque<Action>,
-    /// What sessions are offered.
+    /// The transports that destinations offer.
     pub offer: &'a TransportOffer,
 }
 
@@ -69,12 +69,12 @@ impl<M> Effects<'_, M> {
     }
 
     fn chosen(&self, mut choice: TransportChoice, link: LinkId, generation: SessionGeneration) {
-        // Inside a process shm is the only offer.
+        // Inside a process, shm is the only transport.
         if let (LinkId::Local { .. }, Transport::Shm) = (link, choice.transport) {
             choice.why = ChoiceReason::SameHost;
         }
         let TransportChoice { transport, why } = choice;
-        // A self-test hands over to no real worker, so it is not counted.
+        // A self-test hands over to no real worker, so no counter includes it.
         if transport == Transport::Fake {
             return event!(
                 Debug,
@@ -113,6 +113,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
     }
 
     fn bind(&mut self, link: LinkId, session: SessionId, how: source::SourceSetup<'_>) {
+        debug_assert_eq!(how.announce.ranks.len(), 1, "an accepted Announce has one rank");
         let generation = how.announce.session;
         self.chosen(how.choice, link, generation);
         let session = SourceSession {
@@ -127,6 +128,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
     }
 
     fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]) {
+        debug_assert!(self.worker.tenant(slot).is_some(), "a grant is for a request with its slot");
         let Slot { id: slot, generation } = slot;
         if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
             rails.targets.store_from(slot, first, pages);
@@ -214,6 +216,8 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
                 Err(why) => event!(Warn, "handoff", "rdma cannot be offered", why = why),
             }
         }
+        let is_absent = |transport: &Transport| !offered.offers(*transport);
+        debug_assert!(without.iter().all(is_absent), "an offer leaves out what it must");
         let is_open = Transport::ALL.into_iter().any(|transport| offered.offers(transport));
         is_open.then_some(offered)
     }
@@ -239,6 +243,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
     }
 
     fn ready(&mut self, slot: Slot, session: SessionId) {
+        debug_assert!(self.worker.tenant(slot).is_some(), "a request waits in its slot");
         let Slot { id: slot, generation } = slot;
         self.worker.engine.send(EngineCommand::SessionReady {
             worker: self.worker.id,

@@ -11,21 +11,21 @@ use crate::transfer::manager::source::SourceManager;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Where a decode worker reaches a prefill worker.
+/// The place where a decode worker reaches a prefill worker.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
     /// A worker of this process.
     Local(WorkerId),
-    /// The fake source: there is no other worker, and the transport is fake.
+    /// The fake source: no other worker, and the transport `fake`.
     Fake,
     /// A worker of another process, by the address of its bootstrap registry.
     Remote(SocketAddr),
-    /// The same by a name, which is resolved before a manager sees it. One worker under two names
-    /// would get two sessions, and each would void the other.
+    /// A worker of another process, by a name. The name is resolved before a manager sees it,
+    /// because one worker under two names would get two sessions that void each other.
     Named {
-        /// As in `bootstrap_host`.
+        /// The `bootstrap_host` of a request.
         host: String,
-        /// As in `bootstrap_port`.
+        /// The `bootstrap_port` of a request.
         port: u16,
     },
 }
@@ -113,4 +113,18 @@ pub struct WorkerEndpoint {
     pub kind: EndpointKind,
     /// Reports of its mover.
     pub reports: Option<Reports>,
+}
+
+impl WorkerEndpoint {
+    /// Panics if slots, rooms or sessions of the worker contradict each other.
+    pub fn invariants(&self) {
+        self.worker.invariants();
+        let has_mover = !matches!(self.kind, EndpointKind::Mixed);
+        assert_eq!(self.reports.is_some(), has_mover, "a worker of hand-offs has a mover");
+        match &self.kind {
+            EndpointKind::Prefill { manager, .. } => manager.invariants(),
+            EndpointKind::Decode { manager, .. } => manager.invariants(),
+            EndpointKind::Mixed => {}
+        }
+    }
 }

@@ -1,11 +1,11 @@
 //! The hand-off: connects the managers of `transfer` to rings, to links between workers, and to the
 //! set-up of transports.
 //!
-//! Owns: the workers of this process and their managers. Thread: `ctl`. Invariant: a manager's
-//! action beyond its rings runs after the manager's call, so one manager never runs inside another.
-//! Not here: the table of requests (`worker::requests`) and the client that asks prefill
-//! (`worker::prefill_client`). The table calls the hand-off; the hand-off knows neither of them,
-//! and its answers go through the engine.
+//! Owns: the workers of this process and their managers. Thread: `ctl`. Invariant: an action of a
+//! manager other than a command in its rings runs after the manager's call, so one manager never
+//! runs inside another. Not here: the table of requests (`worker::requests`) and the client that
+//! asks prefill (`worker::prefill_client`). The table calls the hand-off. The hand-off imports
+//! neither of them; its answers go through the engine.
 
 mod actions;
 mod effects;
@@ -59,9 +59,9 @@ pub struct Handoff {
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
     /// Open source sessions, by the link that announced them.
     bound: HashMap<LinkId, (WorkerId, SessionId, SessionGeneration)>,
-    /// At most one per slot.
+    /// Slots that wait for a name, at most one entry for each.
     unresolved: Vec<Unresolved>,
-    /// The session that each token opens lanes of.
+    /// Session by token: a token opens lanes of one session.
     tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
     /// Queue pairs offered to a source that has not answered yet.
     offers: HashMap<(WorkerId, SessionId), RdmaOffer>,
@@ -70,22 +70,25 @@ pub struct Handoff {
     offer: TransportOffer,
 }
 
-/// What destinations of this process offer to sources.
+/// The offer that destinations of this process make to sources.
 #[derive(Clone, Debug)]
 pub struct TransportOffer {
     /// Transports, in order of preference.
     pub transports: Vec<Transport>,
     /// This host, for shm.
     pub host: HostId,
-    /// Where TCP lanes are accepted.
+    /// Address that accepts TCP lanes.
     pub data: Option<SocketAddr>,
-    /// Lanes of a session. The destination decides, because its mover has to keep up with them.
+    /// Lanes of a session. The destination sets the number, because its mover must keep up with
+    /// them.
     pub lanes: u16,
 }
 
 impl Handoff {
-    /// A process with these workers, in the order of their ids.
+    /// The hand-off of a process with these workers, in the order of their ids.
     pub fn new(endpoints: Vec<WorkerEndpoint>, offer: TransportOffer) -> Handoff {
+        let is_sorted = |(index, at): (usize, &WorkerEndpoint)| at.worker.id.index() == index;
+        assert!(endpoints.iter().enumerate().all(is_sorted), "workers are in the order of ids");
         Handoff {
             endpoints,
             actions: VecDeque::new(),
@@ -110,14 +113,14 @@ impl Handoff {
         &self.endpoints[id.index()].worker
     }
 
-    /// A worker, to take slots from.
+    /// A worker, mutable, so that a caller can take slots.
     pub fn worker_mut(&mut self, id: WorkerId) -> &mut LocalWorker {
         &mut self.endpoints[id.index()].worker
     }
 
     /// Gives a request to its worker. On a decode worker, `source` computes the prompt. On a
-    /// prefill worker, [`Source::Fake`] means that no decode worker will ask for the KV. A failure
-    /// is reported through the engine.
+    /// prefill worker, [`Source::Fake`] means that no decode worker will ask for the KV. The engine
+    /// reports a failure.
     pub fn submit_request(
         &mut self,
         request: Box<EngineRequest>,
@@ -168,7 +171,8 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// A name is resolved, or cannot be. Its slots enter their session, or fail.
+    /// Takes the outcome of a name's resolution: the slots that wait for the name enter their
+    /// session, or fail.
     pub fn resolved(&mut self, name: &str, address: Result<IpAddr, String>, now: Instant) {
         if let Err(why) = &address {
             event!(Warn, "handoff", "prefill worker cannot be found", host = name, why = why);
@@ -215,7 +219,7 @@ impl Handoff {
         }
     }
 
-    /// The scheduler of a decode worker has leased pages. Sends Destination.
+    /// The scheduler of a decode worker has leased pages: sends Destination.
     pub fn handle_expecting(&mut self, id: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) {
         let WorkerEndpoint { worker, kind: EndpointKind::Decode { manager, mover, .. }, .. } =
             &mut self.endpoints[id.index()]
@@ -253,8 +257,8 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// Number of hand-offs that ended here but can be unseen at their destinations. A link that
-    /// ended now would fail them there.
+    /// Number of hand-offs that have ended here, but perhaps not yet at their destinations. They
+    /// would fail there if their link ended now.
     pub fn unheard(&self) -> usize {
         let unheard = |member: &WorkerEndpoint| match &member.kind {
             EndpointKind::Prefill { manager, .. } => manager.unheard_rooms(),
@@ -263,12 +267,13 @@ impl Handoff {
         self.endpoints.iter().map(unheard).sum()
     }
 
-    /// Whether a decode worker has asked for a prompt of this worker, or none ever will.
+    /// Whether a decode worker has asked for the prompt in this slot, or no decode worker ever
+    /// will.
     pub fn is_asked_for(&self, id: WorkerId, slot: Slot) -> bool {
         let WorkerEndpoint { worker, kind: role, .. } = &self.endpoints[id.index()];
         match role {
             EndpointKind::Prefill { manager, .. } => {
-                // A fake hand-off was granted at once, and a failed one waits for no decode worker.
+                // A fake hand-off is granted at once, and a failed one waits for no decode worker.
                 manager.is_asked_for(slot)
                     || worker.status.load(slot.id).state != State::Bootstrapping
             }
@@ -311,7 +316,7 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// The scheduler has returned a request. Frees its slot.
+    /// The scheduler has returned a request: frees its slot.
     pub fn release_slot(&mut self, id: WorkerId, slot: Slot) {
         self.endpoints[id.index()].worker.release(slot);
     }
@@ -323,7 +328,7 @@ impl Handoff {
             .any(|member| member.reports.as_ref().is_some_and(|reports| !reports.is_empty()))
     }
 
-    /// Takes reports of movers. True if there were any.
+    /// Takes reports of movers. Returns whether there were any.
     pub fn step(&mut self, now: Instant) -> bool {
         let mut busy = false;
         for index in 0..self.endpoints.len() {
@@ -356,11 +361,11 @@ impl Handoff {
         busy
     }
 
-    /// Asserts what holds between calls; debug builds call it at each tick.
+    /// Asserts the rules that hold between calls. Debug builds call it at each tick.
     ///
     /// # Panics
-    /// An action is left undone, a slot waits for two names, or a session, an offer or a token is of
-    /// a worker that is not here.
+    /// An action was not run, or a slot waits for two names. A session, an offer or a token belongs
+    /// to a worker of another process.
     pub fn invariants(&self) {
         assert!(!self.pumping && self.actions.is_empty(), "actions are done when a call returns");
         for (index, waiting) in self.unresolved.iter().enumerate() {
@@ -382,15 +387,20 @@ impl Handoff {
                 "a session is of a worker of this process"
             );
         }
-        for endpoint in &self.endpoints {
-            endpoint.worker.invariants();
+        self.endpoints.iter().for_each(WorkerEndpoint::invariants);
+        for (link, &(worker, session, _)) in &self.bound {
+            let EndpointKind::Prefill { manager, .. } = &self.endpoints[worker.index()].kind else {
+                panic!("a source session is of a prefill worker");
+            };
+            let is_open = manager.usage(session).is_some();
+            assert!(is_open, "the session of link {link} is bound while it is open");
         }
         let mut granted: Vec<_> = self.tokens.values().collect();
         granted.sort_unstable_by_key(|session| (session.0.0, session.1.0));
         assert!(granted.windows(2).all(|pair| pair[0] != pair[1]), "a session has one token");
     }
 
-    /// Ends what is overdue in the managers, and sends commands that found a full ring.
+    /// Ends overdue rooms and sessions in the managers, and sends commands that found a full ring.
     pub fn expire(&mut self, now: Instant) {
         for index in 0..self.endpoints.len() {
             let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
@@ -431,7 +441,7 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// What destinations of this process offer.
+    /// The offer of destinations of this process.
     pub fn offer(&self) -> &TransportOffer {
         &self.offer
     }
@@ -495,14 +505,15 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// Takes a message of another process. It is for the only worker that has links to others.
+    /// Takes a message of another process. Only one worker of a process has links to other
+    /// processes, and the message is for that worker.
     pub fn receive_message(&mut self, conn: ConnId, message: &Message<'_>, now: Instant) {
         self.deliver_message(WorkerId(0), LinkId::Remote(conn), message, now);
         self.run_actions(now);
     }
 }
 
-/// Grants a prefill worker's hand-off to the fake destination. No manager knows this room.
+/// Grants a prefill worker's hand-off to the fake destination. No manager has this room.
 fn grant_to_nobody(worker: &mut LocalWorker, slot: Slot, room: Room) -> Result<(), Cause> {
     let Slot { id: slot, generation } = slot;
     worker.status.advance(slot, generation, Move::Grant).map_err(|_| Cause::OtherLeg)?;
@@ -511,7 +522,7 @@ fn grant_to_nobody(worker: &mut LocalWorker, slot: Slot, room: Room) -> Result<(
     Ok(())
 }
 
-/// A prompt in the form that both legs compare.
+/// The digest of a prompt, which both legs compare.
 pub fn prompt_of(ids: &[u32]) -> Prompt {
     Prompt { tokens: ids.len() as u32, hash: crate::wire::message::ids_hash(ids) }
 }
@@ -529,7 +540,7 @@ fn sequence() -> u32 {
 /// Unguessable random bytes.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // The kernel's generator does not fail once it is seeded.
+    // The kernel's generator cannot fail after it is seeded.
     let _ = getrandom::fill(&mut bytes);
     bytes
 }

@@ -1,8 +1,8 @@
 //! Transports of sessions: their set-up at both ends, and the hand-over to managers and movers.
 //!
-//! Thread: `ctl`. Invariant: the parts of a session's transport end with it and open nothing later.
-//! Not here: sessions themselves (`transfer::manager`), connections (`control`, `tcp_handshake`,
-//! `shm_handshake`).
+//! Thread: `ctl`. Invariant: the parts of a session's transport end with the session, and nothing
+//! can use them later. Not here: sessions themselves (`transfer::manager`), connections (`control`,
+//! `tcp_handshake`, `shm_handshake`).
 
 use super::actions::{DestinationSession, SourceSession};
 use super::effects::{Effects, rank};
@@ -30,12 +30,12 @@ impl Handoff {
         }
     }
 
-    /// The session that this token opens lanes of.
+    /// The session of this token. The token opens its lanes.
     pub fn session_of(&self, token: &[u8; 16]) -> Option<(WorkerId, SessionId)> {
         self.tokens.get(token).copied()
     }
 
-    /// A source's half of a transport is set up, or cannot be. The other side may still have to
+    /// Takes the outcome of the set-up of a source's half. The other side can still have to
     /// connect.
     pub fn bound_source(
         &mut self,
@@ -72,7 +72,7 @@ impl Handoff {
         }
     }
 
-    /// Gives a source's mover a half that moves nothing. Returns the rank for Welcome.
+    /// Gives a source's mover a half that moves no bytes. Returns the rank for Welcome.
     pub fn open_fake_source(&mut self, id: WorkerId, session: SessionId) -> Rank {
         self.open_source(id, session, Box::new(Fake));
         rank(self.worker(id), &[Transport::Fake], &self.offer, None)
@@ -82,7 +82,7 @@ impl Handoff {
     /// Returns the rank for Welcome.
     ///
     /// # Errors
-    /// There is no RDMA here, the destination offers none, or the queue pairs cannot be set up.
+    /// This worker has no RDMA, the destination offers none, or the queue pairs cannot be set up.
     pub fn open_rdma_source(
         &mut self,
         session: SourceSession,
@@ -105,7 +105,7 @@ impl Handoff {
     /// Connects the queue pairs that this destination offered to those of the source.
     ///
     /// # Errors
-    /// No queue pairs were offered or named, or they cannot be connected.
+    /// This destination offered no queue pairs, the source names none, or they cannot be connected.
     pub fn rdma_destination(
         &mut self,
         session: &DestinationSession,
@@ -126,7 +126,7 @@ impl Handoff {
         }
     }
 
-    /// A destination's half of a transport is set up, or cannot be.
+    /// Takes the outcome of the set-up of a destination's half.
     pub fn bound_destination(
         &mut self,
         id: WorkerId,
@@ -164,7 +164,10 @@ impl Handoff {
         };
         let outcome = ring.map(|ring| {
             match ring {
-                Some(ring) => drop(self.rings.insert((id, session), ring)),
+                Some(ring) => {
+                    let before = self.rings.insert((id, session), ring);
+                    debug_assert!(before.is_none(), "a session has one ring");
+                }
                 None => {
                     let generation = manager.usage(session).unwrap_or(SessionGeneration(0));
                     mover.send(SourceCommand::Open {
@@ -186,6 +189,7 @@ impl Handoff {
         link: LinkId,
         asked: &DestinationSession,
     ) -> Result<Box<DestinationBinding>, String> {
+        debug_assert!(matches!(link, LinkId::Local { .. }), "the source is in this process");
         if asked.transport == Transport::Fake {
             return Ok(Box::new(Fake));
         }

@@ -1,4 +1,4 @@
-//! Tests of the actions that a hand-off needs from other processes.
+//! Tests of the invariants, and of the actions that a hand-off needs from other processes.
 
 use super::*;
 use crate::ids::DecodeAllocation;
@@ -6,6 +6,7 @@ use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
 use crate::peer::local_worker::Ring;
 use crate::stdx::event_count::EventCount;
+use crate::stdx::failpoint::panic_of;
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::manager::identity::WorkerIdentity;
 use crate::transfer::manager::source::SourceManager;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 const HOST: HostId = HostId([7; 16]);
 const SESSIONS: usize = 4;
 
-/// A prefill worker, and what a decode worker with the same memory announces to it.
+/// A prefill worker, and the Announce of a decode worker with the same memory.
 fn source() -> (Handoff, Announce) {
     let layout = KvLayout::page_major(16, 1, 1, 8, KvDtype::F16);
     let memory = Memory {
@@ -73,7 +74,7 @@ fn a_session_that_went_before_it_was_bound_is_not_bound_in_the_name_of_the_next(
     let (mut handoff, announce) = source();
     let now = Instant::now();
     let [gone, stands] = [ConnId::outside(1), ConnId::outside(2)];
-    // In one turn of `ctl`, before it runs the actions for other processes.
+    // Both come in one turn of `ctl`, before it runs the actions for other processes.
     handoff.receive_message(gone, &Message::Announce(Box::new(announce.clone())), now);
     handoff.link_down(gone, Cause::PeerLost, now);
     handoff.receive_message(stands, &Message::Announce(Box::new(announce)), now);
@@ -85,4 +86,35 @@ fn a_session_that_went_before_it_was_bound_is_not_bound_in_the_name_of_the_next(
         }
     }
     assert_eq!(bound, [stands]);
+}
+
+#[test]
+fn invariants_find_a_link_that_keeps_its_ended_session() {
+    let (mut handoff, announce) = source();
+    let (now, conn) = (Instant::now(), ConnId::outside(1));
+    let mut begin_and_end = || {
+        handoff.receive_message(conn, &Message::Announce(Box::new(announce.clone())), now);
+        handoff.invariants();
+        handoff.link_down(conn, Cause::PeerLost, now);
+        handoff.invariants();
+    };
+    begin_and_end();
+    let message = panic_of("link keeps its ended session", begin_and_end);
+    assert!(message.contains("a link leads to a session that is open"), "{message}");
+}
+
+#[test]
+fn invariants_find_a_free_slot_that_keeps_its_request() {
+    let (mut handoff, _) = source();
+    let now = Instant::now();
+    let worker = handoff.worker_mut(WorkerId(0));
+    let mut take_and_release = || {
+        let slot = worker.take_slot(prompt_of(&[1]), now).unwrap();
+        worker.invariants();
+        worker.release(slot);
+        worker.invariants();
+    };
+    take_and_release();
+    let message = panic_of("free slot keeps its request", take_and_release);
+    assert!(message.contains("a slot is free or has a request"), "{message}");
 }

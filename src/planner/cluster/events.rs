@@ -1,8 +1,8 @@
 //! Events of workers: tokens, Destinations, ends.
 //!
-//! Owns: when an event takes effect. Events sent before a turn's forward pass take effect at once,
-//! the others when the pass is over. Not here: what follows for a request (`requests`) and for its
-//! KV (`links`).
+//! Owns: the time at which an event takes effect. Events before the forward pass of a turn take
+//! effect at once, the others after the pass. Not here: the effects on a request (`requests`) and
+//! on its KV (`links`).
 
 use super::super::host::{MoverStub, TurnResult};
 use super::super::report::Served;
@@ -14,11 +14,12 @@ use crate::routing::attempts::{AttemptAction, AttemptContext, AttemptEvent};
 use crate::sched::messages::{EngineEvent, FinishReason, RequestEvent, TransferEvent};
 use crate::sched::worker::Activity;
 use crate::sim::checkers::{Checker, Finding};
+use crate::stdx::event_queue::Nanos;
 use crate::transfer::target::{SessionId, Target};
 use std::mem;
 
 impl LoadCluster<'_> {
-    /// Delivers the events of the last step, because its time has passed. Then takes the next step,
+    /// Delivers the events of the last step, because its time has passed. Then runs the next step,
     /// and delivers its early events.
     pub(super) fn turn(&mut self, index: usize) -> Result<(), Finding> {
         let now = self.agenda.now();
@@ -36,11 +37,11 @@ impl LoadCluster<'_> {
         Ok(())
     }
 
-    /// Takes in at most `commands` commands to the mover, and delivers at most `events` events.
+    /// Takes at most `commands` commands to the mover, and delivers at most `events` events.
     fn tell(&mut self, index: usize, commands: usize, events: usize) -> Result<(), Finding> {
         match &mut self.hosts[index].half {
             MoverStub::Source(half) => half.take(commands, index, &mut self.flows),
-            // What is expected matters only after Destination was sent.
+            // A decode worker's expectation matters only after Destination was sent.
             MoverStub::Destination(half) => half.take(),
         }
         self.leave();
@@ -58,25 +59,7 @@ impl LoadCluster<'_> {
         let role = self.hosts[index].role;
         match event {
             EngineEvent::Request(RequestEvent::Token { request, .. }) if role == Leg::Decode => {
-                let is_sampled_before = self.plan.engine == SimEngine::Recorded;
-                let open = self.named(request)?;
-                open.sampled += 1;
-                if is_sampled_before && open.sampled == 1 {
-                    return Ok(());
-                }
-                let last = mem::replace(&mut open.last, now);
-                open.tokens += 1;
-                if open.tokens == 1 {
-                    open.first = now;
-                    if let Some(Open { booked: [None, Some(reservation)], .. }) =
-                        self.open.get_mut(&(request.0 as usize))
-                    {
-                        self.router.mark_read(reservation, self.bench.instant(now));
-                    }
-                } else {
-                    self.samples.gap(now - last);
-                }
-                self.last_token = now;
+                self.count_token(request, now)?;
             }
             EngineEvent::Request(RequestEvent::Token { .. }) => {}
             EngineEvent::Transfer(TransferEvent::Expecting {
@@ -131,6 +114,30 @@ impl LoadCluster<'_> {
         Ok(())
     }
 
+    /// Records a token of a decode worker and the time since the previous one.
+    fn count_token(&mut self, request: RequestId, now: Nanos) -> Result<(), Finding> {
+        let is_sampled_before = self.plan.engine == SimEngine::Recorded;
+        let open = self.named(request)?;
+        open.sampled += 1;
+        if is_sampled_before && open.sampled == 1 {
+            return Ok(());
+        }
+        let last = mem::replace(&mut open.last, now);
+        open.tokens += 1;
+        if open.tokens == 1 {
+            open.first = now;
+            if let Some(Open { booked: [None, Some(reservation)], .. }) =
+                self.open.get_mut(&(request.0 as usize))
+            {
+                self.router.mark_read(reservation, self.bench.instant(now));
+            }
+        } else {
+            self.samples.gap(now - last);
+        }
+        self.last_token = now;
+        Ok(())
+    }
+
     fn finished(
         &mut self,
         role: Leg,
@@ -161,7 +168,7 @@ impl LoadCluster<'_> {
             open.cached = cached;
         }
         if role == Leg::Prefill {
-            // Its tokens are reported by decode.
+            // Decode reports its tokens.
         } else if open.tokens != arrival.output {
             let what = format!("{} of {} tokens were generated", open.tokens, arrival.output);
             return Err(Finding::about(Checker::Tokens, id, what));

@@ -1,8 +1,8 @@
-//! KV in transit: chunks leave through the NIC of one host, and land when they have passed the NIC
-//! of the other.
+//! KV in transit: a chunk leaves through the NIC of one host, and has landed when it has passed the
+//! NIC of the other.
 //!
-//! Owns: when a flow leaves and when it has landed. With the recorded engine, each KV transfer has
-//! its link alone.
+//! Owns: the times at which a flow leaves and lands. With the recorded engine, each KV transfer has
+//! its own link.
 
 use super::super::host::MoverStub;
 use super::super::transfers::{ChunkTransfer, SlotUse};
@@ -20,8 +20,8 @@ impl LoadCluster<'_> {
         for flow in mem::take(&mut self.flows) {
             self.moved += u64::from(flow.tokens);
             if self.plan.engine == SimEngine::Recorded {
-                // All KV at once when the prompt is computed, as if no other transfer used the
-                // link.
+                // All KV leaves at once when the prompt is computed, as if no other transfer used
+                // the link.
                 if flow.last.is_some() && self.takes_late_as_recorded() {
                     self.agenda
                         .schedule(now, SimEvent::Done { host: flow.from, source: flow.source });
@@ -39,13 +39,14 @@ impl LoadCluster<'_> {
     }
 
     /// Whether the engine is the recorded one with late allocation. Its decode workers take pages
-    /// when a prompt is computed. Its KV leaves then, whatever the prefill worker does meanwhile.
+    /// when a prompt is computed. Its KV leaves then, independent of the prefill worker's next
+    /// pass.
     pub(super) fn takes_late_as_recorded(&self) -> bool {
         self.plan.engine == SimEngine::Recorded && self.plan.allocation == DecodeAllocation::Late
     }
 
-    /// Decode has pages. The KV lands when its transfer time has passed since it was computed. The
-    /// prefill worker, which hears of the pages between two passes, sends nothing more.
+    /// Decode has pages: schedules the landing of the KV, one transfer time after its computation.
+    /// The prefill worker sends no KV itself when it learns of the pages.
     pub(super) fn come_at_once(&mut self, to: usize, destination: SlotUse, room: Room) {
         let id = room.0 as usize;
         let takes = self.plan.fabric.time_of(self.arrivals.list()[id].input);

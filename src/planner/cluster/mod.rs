@@ -1,12 +1,12 @@
 //! A cluster under load: requests arrive, the router chooses workers, workers take turns, KV moves.
 //!
-//! Owns: the event queue, the hosts, the open requests. A turn's events take effect when its time
-//! has passed; those before its forward pass take effect at once if the worker rings for them.
-//! Each message between hosts takes one latency. The order is that of production: both legs leave,
+//! Owns: the event queue, the hosts, the open requests. The events of a turn take effect when its
+//! time has passed. Events before its forward pass take effect at once if the worker wakes `ctl`.
+//! Each message between hosts takes one latency. The order is as in production: both legs leave,
 //! decode grants pages, prefill sends each computed chunk, decode sends Done. With late allocation,
-//! decode announces interest, and grants when the prompt is computed. A worker without a free slot
-//! refuses before anything travels. A worker with a full queue refuses when the request has come,
-//! and the other leg is aborted.
+//! decode announces interest, and grants pages when the prompt is computed. A worker without a free
+//! slot refuses a request at once. A worker with a full queue refuses it at its arrival, and the
+//! other leg is aborted.
 
 mod events;
 mod links;
@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Longer than any run: in the load mode no client gives up.
+/// Longer than any run, because no client gives up in the load mode.
 const PATIENCE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// A scheduled event.
@@ -60,7 +60,7 @@ enum SimEvent {
     LandAlone { host: usize, destination: SlotUse, record: Box<AuxRecord> },
     /// A prefill worker receives Done.
     Done { host: usize, source: SlotUse },
-    /// A worker hears that the other leg was refused.
+    /// A worker learns that the other leg was refused.
     Abort { host: usize, leg: SlotUse },
 }
 
@@ -70,21 +70,21 @@ struct Open {
     core: Attempts,
     /// The reservations, by role.
     booked: [Option<Reservation>; 2],
-    /// Host and slot of each leg that was sent, by role. A worker that serves alone has no other
-    /// leg.
+    /// Host and slot of each leg that was sent, by role. If a worker serves alone, there is no
+    /// other leg.
     legs: [Option<(usize, SlotUse)>; 2],
     /// When its first and last token were generated.
     first: Nanos,
     last: Nanos,
     tokens: u32,
-    /// Number of tokens including the one that prefill samples, which not every engine reports.
+    /// Number of tokens, including prefill's token, which not every engine reports.
     sampled: u32,
     cached: u32,
-    /// When the prompt was computed, if decode takes pages then.
+    /// Time at which the prompt was computed, if decode takes pages then.
     computed: Nanos,
     /// Slots that it still holds.
     held: u32,
-    /// The role that has refused it. It is retried when this attempt holds nothing more.
+    /// The role that has refused it. The retry begins when this attempt holds no more slots.
     refused: Option<Leg>,
     /// By role, in an attempt that was refused: whether the leg has ended.
     ended: [bool; 2],
@@ -134,7 +134,7 @@ impl<'a> LoadCluster<'a> {
     /// A cluster that has just started.
     ///
     /// # Panics
-    /// There is no memory for it.
+    /// The memory is insufficient.
     pub fn new(plan: &'a LoadPlan, arrivals: &'a Arrivals) -> LoadCluster<'a> {
         let dice = Rng::new(plan.seed);
         let size = plan.size(arrivals.longest());
@@ -209,14 +209,14 @@ impl<'a> LoadCluster<'a> {
                 .least_good
                 .is_some_and(|share| self.samples.good_at_most(self.arrivals.list().len()) < share)
             {
-                // The requests still to come cannot change the result any more.
+                // The remaining requests cannot change the result.
                 return Ok(());
             }
         }
         self.check_end()
     }
 
-    /// Checks the end: all requests have ended, and nothing is left of any.
+    /// Checks the end: all requests have ended and hold nothing.
     fn check_end(&self) -> Result<(), Finding> {
         if let Some((&request, open)) = self.open.first_key_value() {
             return Err(Finding::about(Checker::Ends, request, format!("it hangs: {open:?}")));
@@ -278,7 +278,7 @@ impl<'a> LoadCluster<'a> {
                 let SlotUse { slot, generation } = source;
                 let granted = self.hosts[host].status.advance(slot, generation, Move::Grant);
                 if granted.is_err() {
-                    // It has refused the request meanwhile; decode is about to hear that.
+                    // It has already refused the request; decode will learn that soon.
                     return Ok(());
                 }
                 let command = EngineCommand::Granted { worker: WORKER, slot, generation, target };

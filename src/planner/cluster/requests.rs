@@ -1,8 +1,8 @@
-//! The course of a request: it is tried, goes to its workers, is refused and retried.
+//! The course of a request: attempt, service by its workers, refusal and retry.
 //!
-//! Owns: the calls to the router, and the commands to the workers. Each attempt holds a slot of
-//! each of its workers; the next attempt begins when all are back. Not here: the events of workers
-//! (`events`).
+//! Owns: the calls to the router, and the commands to the workers. Each attempt holds one slot of
+//! each of its workers; the next attempt begins when all slots are free again. Not here: the events
+//! of workers (`events`).
 
 use super::super::host::WORKER;
 use super::super::transfers::SlotUse;
@@ -74,7 +74,7 @@ impl LoadCluster<'_> {
         self.follow(id, next);
     }
 
-    /// Carries out the router's next action.
+    /// Performs the router's next action.
     fn follow(&mut self, id: usize, next: AttemptAction) {
         match next {
             AttemptAction::Send => self.send(id),
@@ -118,7 +118,7 @@ impl LoadCluster<'_> {
         self.agenda.schedule(at, SimEvent::Submit(id));
     }
 
-    /// All workers have the request; decode has a session with prefill.
+    /// Submits the request to all its workers. Decode has a session with prefill.
     pub(super) fn submit(&mut self, id: usize) {
         let now = self.agenda.now();
         let legs = self.open[&id].legs;
@@ -182,7 +182,8 @@ impl LoadCluster<'_> {
         }
     }
 
-    /// A worker's queue is full, or the worker hears that the other one's is.
+    /// Handles a refusal: a worker's queue is full, or the worker learns that the other worker's
+    /// queue is full.
     pub(super) fn refused(
         &mut self,
         role: Leg,
@@ -210,7 +211,7 @@ impl LoadCluster<'_> {
         Ok(())
     }
 
-    /// A refused attempt is over.
+    /// Ends a refused attempt.
     pub(super) fn try_again(&mut self, id: usize, role: Leg) {
         let (now, chance) = (self.bench.instant(self.agenda.now()), self.dice.next_u64());
         let open = self.open.get_mut(&id).expect("it is open");

@@ -1,12 +1,11 @@
-//! `baton sim place`: which fleet sustains the highest rate of a load within its limits.
+//! `baton sim place`: finds the fleet with the highest request rate within the latency limits.
 //!
-//! A fleet has prefill and decode workers, or mixed workers only. A rate is sustained if a share of
-//! all requests keeps both limits (DistServe, OSDI'24: goodput, found by simulation and bisection).
-//! A closed form of the cost model first estimates each role's capacity (as in Splitwise, ISCA'24).
-//! Then each fleet is tried with few requests, and those between the best ones next. At the end the
-//! best ones run with more requests, and so do fleets that few requests can misjudge. Owns: the
-//! search and its table. Invariant: everything follows from the seed. Fleets are tried in parallel
-//! on all CPUs, and the next tries do not depend on which one ends first.
+//! A fleet has prefill and decode workers, or only mixed workers. A fleet sustains a rate if a
+//! given share of the requests meets both limits (DistServe, OSDI'24: goodput, found by simulation
+//! and bisection). First, a closed form of the cost model estimates each role's capacity (as in
+//! Splitwise, ISCA'24). Then the search tries a grid of fleets with few requests, and fleets
+//! between the best of them. Last, it runs the best fleets with more requests. Owns: the search and
+//! its table. Invariant: the seed determines the result, although tries run in parallel.
 
 mod sample;
 
@@ -32,22 +31,23 @@ use std::{fmt, thread};
 const FEW: (usize, usize, usize) = (100, 500, 4000);
 /// The same for the last tries of the best fleets.
 const MANY: (usize, usize, usize) = (500, 2000, 16_384);
-/// Drawn requests arrive for at least this multiple of the TTFT limit. At a rate that is not
-/// sustained, the last ones have then waited for about that long.
+/// Random requests arrive for at least this multiple of the TTFT limit. At a rate that is not
+/// sustained, the last requests then wait about that long.
 const SPAN: f64 = 10.0;
-/// The ratio at which a search stops: the lowest rate that is not sustained over the highest one
-/// that is. First tries, then last tries.
+/// The ratio at which a search stops: the lowest unsustained rate divided by the highest sustained
+/// rate. `COARSE` is for first tries, `FINE` for last tries.
 const COARSE: f64 = 1.1;
 const FINE: f64 = 1.02;
-/// Ratio of two successive rates while only one side of the limit is known.
+/// Ratio of two successive rates while only sustained or only unsustained rates are known.
 const STRIDE: f64 = 1.4;
-/// Most rates tried per fleet. A fleet that fails at all of them sustains nothing.
+/// Maximum number of rates that are tried with a fleet. A fleet that fails at all of them sustains
+/// none.
 const PROBES: usize = 24;
-/// Most splits that are tried first, beside the fleet of mixed workers.
+/// Maximum number of splits in the first tries, in addition to the fleet of mixed workers.
 const GRID: usize = 8;
-/// How many of the best fleets are tried with more requests.
+/// Number of the best fleets that run with more requests.
 const FINALISTS: usize = 3;
-/// For percentages.
+/// Factor for percentages.
 const PERCENT: f64 = 100.0;
 
 /// Number of workers of each role. Without prefill workers, all are mixed.
@@ -79,7 +79,8 @@ pub struct FleetResult {
     pub requests_per_s_per_gpu: f64,
     /// The same as a multiple of the load's own rate.
     pub factor: f64,
-    /// Whether a higher rate was not sustained. If not, the requests were too few to show a limit.
+    /// Whether a higher rate was tried and not sustained. If false, the requests were too few to
+    /// show a limit.
     pub is_bounded: bool,
     /// Requests of the last try.
     pub requests: usize,
@@ -89,7 +90,7 @@ pub struct FleetResult {
     pub ttft_ms: Percentiles,
     /// Mean time per token after the first.
     pub tpot_ms: Percentiles,
-    /// Share of the time in which workers of each role computed.
+    /// Share of the time in which the workers of each role computed.
     pub busy: [f64; 2],
 }
 
@@ -101,7 +102,7 @@ pub struct Search {
     gpus_per_worker: u32,
     /// Share of requests that must be good.
     share: f64,
-    /// Whether decode workers beside prefill workers read prompts, too.
+    /// Whether decode workers also compute prompts if the fleet has prefill workers.
     reads_alone: bool,
     /// Requests of the last tries.
     most: Option<usize>,
@@ -112,7 +113,7 @@ impl Search {
     /// Reads the flags.
     ///
     /// # Errors
-    /// The first flag that is wrong.
+    /// The first invalid flag.
     pub fn new(flags: &PlaceFlags) -> Result<Search, ConfigError> {
         let each = flags.gpus_per_worker;
         let workers = flags.workers.or(flags.gpus.map(|gpus| gpus / each)).unwrap_or(0) as usize;
@@ -144,12 +145,12 @@ impl Search {
     /// Finds the best fleets, best first.
     ///
     /// # Errors
-    /// The trace cannot be used, or a run did not come to its end.
+    /// The trace cannot be used, or a run did not finish.
     pub fn run(&self) -> Result<Result<Vec<FleetResult>, LoadFailure>, ConfigError> {
         self.run_telling(&|_| {})
     }
 
-    /// The same, and reports progress: one line per fleet.
+    /// The same, with progress reports: one line per fleet.
     ///
     /// # Errors
     /// As [`Search::run`].
@@ -159,11 +160,11 @@ impl Search {
     ) -> Result<Result<Vec<FleetResult>, LoadFailure>, ConfigError> {
         let all = self.plan.arrivals()?;
         if all.span() == 0 {
-            let limit = "a rate needs two requests that come one after the other".into();
+            let limit = "a rate needs two requests with different arrival times".into();
             return Err(value("--requests", all.list().len(), limit));
         }
         if let Traffic::Drawn(drawn) = &self.plan.traffic {
-            // A higher rate draws more requests than were drawn just now.
+            // A higher rate draws more requests than the list has now.
             let longest = 2 * (drawn.input + drawn.output) - 2;
             if longest > self.plan.kv_tokens {
                 let limit = format!(
@@ -198,8 +199,8 @@ impl Search {
             if step == 1 {
                 break;
             }
-            // Next, the fleets on both sides of the best one, at half the distance of the last
-            // step.
+            // The next tries are the fleets on both sides of the best one, at half the distance of
+            // the last step.
             step /= 2;
             let split = coarse.values().filter(|one| one.fleet.prefill > 0);
             let best = sorted(split.cloned().collect()).first().map_or(1, |one| one.fleet.prefill);
@@ -211,9 +212,9 @@ impl Search {
             next.retain(|fleet| !coarse.contains_key(fleet));
         }
         let ranked = sorted(coarse.into_values().collect());
-        // The first requests of a trace find nothing cached. A fleet that sustains nothing with few
-        // requests can sustain something with more. Mixed workers suffer most from this, and can
-        // still be the best.
+        // The first requests of a trace find empty caches. A fleet that sustains no rate with few
+        // requests can sustain one with more. Mixed workers suffer most from this, and can still be
+        // the best.
         let is_finalist = |(at, one): &(usize, &FleetResult)| {
             *at < FINALISTS || one.fleet.prefill == 0 || one.factor == 0.0
         };
@@ -230,8 +231,8 @@ impl Search {
         Ok(best)
     }
 
-    /// The first `count` requests of a trace. Drawn requests arrive for a fixed time, in which the
-    /// best fleet is estimated to serve `count` of them.
+    /// The first `count` requests of a trace. Random requests arrive for a fixed time: by estimate,
+    /// the best fleet serves `count` of them in that time.
     fn sample(&self, all: &Arrivals, count: usize) -> Sample {
         match &self.plan.traffic {
             Traffic::File(_) => Sample::Same(all.first(count)),
@@ -256,7 +257,8 @@ impl Search {
         (each * self.workers).clamp(least, most)
     }
 
-    /// What each of these fleets sustains. The second value is the rate to begin with, as a factor.
+    /// The rate that each of these fleets sustains. The second value of an entry is the first rate
+    /// to try, as a factor.
     fn stand(
         &self,
         asked: Vec<(Fleet, f64)>,
@@ -348,9 +350,9 @@ impl Search {
         LoadCluster::new(&plan, arrivals).run()
     }
 
-    /// The capacity by the cost model alone, in requests per second: the busier role is busy all
-    /// the time. Decode runs as many sequences as keep the ITL limit; nothing waits, and no prefix
-    /// is cached.
+    /// The capacity by the cost model only, in requests per second: the busier role is always busy.
+    /// Decode runs as many sequences as the ITL limit allows; no request waits, and no prefix is
+    /// cached.
     fn capacity(&self, fleet: Fleet, arrivals: &Arrivals) -> f64 {
         let (forecast, limit) = (self.plan.forecast(), self.plan.objective.itl as f64 / 1e6);
         let list = arrivals.list();
@@ -374,7 +376,7 @@ impl Search {
     }
 }
 
-/// The highest rate first; of equal ones the fleet with fewer prefill workers.
+/// Sorts by rate, the highest first; among equal rates, the fleet with fewer prefill workers.
 fn sorted(mut standings: Vec<FleetResult>) -> Vec<FleetResult> {
     standings.sort_by(|one, other| {
         other.requests_per_s.total_cmp(&one.requests_per_s).then(one.fleet.cmp(&other.fleet))
@@ -382,7 +384,7 @@ fn sorted(mut standings: Vec<FleetResult>) -> Vec<FleetResult> {
     standings
 }
 
-/// Finds the best fleet and prints the results. Returns whether all runs came to their end.
+/// Finds the best fleet and prints the results. Returns whether all runs have finished.
 ///
 /// # Errors
 /// The trace cannot be used.
@@ -410,7 +412,7 @@ pub fn run(search: &Search) -> Result<bool, ConfigError> {
     Ok(true)
 }
 
-/// Progress, on a terminal.
+/// The progress line, on a terminal.
 struct Shown {
     is_terminal: bool,
 }
@@ -419,7 +421,7 @@ impl Shown {
     fn show(&self, words: &str) {
         if self.is_terminal {
             eprint!("\r{words}\x1b[K");
-            // A failure to show progress changes nothing.
+            // The result does not depend on the progress line.
             let _ = io::stderr().flush();
         }
     }
@@ -478,7 +480,7 @@ impl Search {
         if best.factor == 0.0 {
             return format!(
                 "no fleet of {} workers serves {:.1} % of requests within {limits}, \
-                 however slowly they come",
+                 even at the lowest rate",
                 self.workers,
                 self.share * PERCENT
             );

@@ -1,7 +1,7 @@
-//! The requests that a fleet is tried with, at any rate.
+//! The requests of a fleet's tries, at any rate.
 //!
-//! Invariant: fleets are compared by the same requests of a trace, or by all requests of the same
-//! time span. Not here: how many, and for how long (`place`).
+//! Invariant: all fleets get the same requests of a trace, or random requests of the same time
+//! span. Not here: their number and time span (`place`).
 
 use crate::limits::LOAD_REQUESTS_MAX;
 use crate::planner::arrivals::{Arrivals, Drawn};
@@ -11,9 +11,9 @@ use crate::stdx::rng::Rng;
 /// The requests of a try.
 #[derive(Debug)]
 pub(super) enum Sample {
-    /// These requests, faster or slower.
+    /// The same requests, faster or slower.
     Same(Arrivals),
-    /// Requests drawn from this seed for so many seconds: the higher the rate, the more.
+    /// Requests drawn from this seed for this many seconds. A higher rate gives more requests.
     Span { drawn: Drawn, seconds: f64, seed: u64 },
 }
 
@@ -32,7 +32,7 @@ impl Sample {
             Sample::Same(arrivals) => arrivals.faster(factor),
             Sample::Span { drawn, seconds, seed } => {
                 let rate = drawn.rate * factor;
-                // At least one request, so that something is served.
+                // At least one request, so that the run serves one.
                 let requests = ((rate * seconds) as usize).clamp(1, LOAD_REQUESTS_MAX);
                 let drawn = Drawn { requests, rate, ..drawn.clone() };
                 drawn.draw(&mut Rng::new(*seed).fork("arrivals"))

@@ -1,5 +1,5 @@
-//! A worker's entry in etcd. It is put under a lease; the lease is kept alive, and revoked at the
-//! end.
+//! A worker's entry in etcd. The worker puts it under a lease, keeps the lease alive, and revokes
+//! it at the end.
 //!
 //! ```text
 //!          no lease           granted          put                  alive       there
@@ -7,8 +7,8 @@
 //!     ▲                                   ▲            │ withdrawn: revoking ──▶ over     │
 //!     └── keeping: the lease has ended    └──────────────────────────────── not there ────┘
 //! ```
-//! Pure. The key is looked up after each keep-alive, because an etcd that was restored from a
-//! backup can have the lease without the key.
+//! Pure. After each keep-alive, the worker looks up the key, because an etcd that was restored from
+//! a backup can have the lease without the key.
 
 use super::{SCHEME, encode, key_of, refused, write};
 use crate::config::secret::Secret;
@@ -44,14 +44,14 @@ pub struct EtcdLease {
     due: Instant,
     /// The lease's ID, as etcd writes it.
     lease: Option<String>,
-    /// Some once etcd has stored the entry; true once that was reported.
+    /// `None` until etcd has stored the entry. True after that was reported.
     entered: Option<bool>,
     withdrawn: bool,
     paused: bool,
 }
 
 impl EtcdLease {
-    /// The first request is due at once. `cluster_key` is proven in the value.
+    /// Creates the task; its first request is due at once. The value in etcd proves `cluster_key`.
     pub fn new(entry: &Entry, cluster_key: Option<&Secret>, now: Instant) -> EtcdLease {
         EtcdLease {
             key: key_of(entry),
@@ -82,7 +82,7 @@ impl EtcdLease {
         }
     }
 
-    /// Pauses or resumes the renewals: a worker that hangs must look dead.
+    /// Pauses or resumes the renewals, because a worker that hangs must look dead.
     pub fn pause(&mut self, paused: bool) {
         self.paused = paused;
     }
@@ -153,7 +153,8 @@ impl RegistryTask for EtcdLease {
         }
         let (stage, later) = (self.stage, now + REGISTRY_RENEWAL);
         if status != 200 {
-            // The lease can be unknown. After any other refusal, a new lease costs little.
+            // etcd may not know the lease any more. After another refusal, a new lease costs
+            // little.
             self.lease = None;
             self.handle_failure(now);
             return Err(refused(status, body));
@@ -255,7 +256,7 @@ mod tests {
         );
         assert_eq!(step(&mut ours, now, "{}"), "put");
         now += REGISTRY_RENEWAL;
-        // Neither is there: etcd was restarted empty.
+        // Lease and key are missing: etcd was restarted empty.
         assert_eq!(step(&mut ours, now, r#"{"result":{"ID":"77"}}"#), "keepalive");
         assert_eq!([step(&mut ours, now, GRANTED), step(&mut ours, now, "{}")], ["grant", "put"]);
         ours.withdraw(now);

@@ -1,12 +1,12 @@
-//! Workers' entries in etcd, over its JSON gateway (`/v3/…`, etcd 3.4 and later). Here are the
-//! forms that worker and router share; `lease` is the worker's side, `view` the router's.
+//! Workers' entries in etcd, over its JSON gateway (`/v3/…`, etcd 3.4 and later). `lease` is the
+//! worker's side and `view` the router's side. This file has the formats that both use.
 //!
 //! The key is `/baton/workers/ID`, under a lease of
 //! [`REGISTRY_ENTRY_LIFE`](crate::limits::REGISTRY_ENTRY_LIFE).
 //! The value is `{"entry": "…", "proof": "…"}`; the entry is JSON inside a string.
-//! The proof (`registry::proof`) is by the cluster key: method `etcd`, the key as path, the
-//! incarnation as nonce, the entry as body. No registry gives out the nonce. A writer to etcd can
-//! therefore restore an old value of the same incarnation.
+//! The proof (`registry::proof`) uses the cluster key: method `etcd`, the key of etcd as path, the
+//! incarnation as nonce, the entry as body. No registry issues this nonce. A client that can write
+//! to etcd can therefore restore an old value of the same incarnation.
 
 pub mod lease;
 pub mod view;
@@ -19,13 +19,13 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
-/// The scheme in the names of its hosts. The protocol is HTTP.
+/// The URL scheme of etcd's hosts in `--registry`. The protocol is HTTP.
 const SCHEME: &str = "etcd";
 /// Prefix of all keys of workers.
 const PREFIX: &str = "/baton/workers/";
-/// Stands for a request's method in proofs.
+/// Replaces the HTTP method in proofs.
 const METHOD: &str = "etcd";
-/// The first key after the prefix.
+/// The first key after all keys with the prefix.
 const PREFIX_END: &str = "/baton/workers0";
 
 fn key_of(entry: &Entry) -> String {
@@ -74,7 +74,7 @@ fn read(key: &str, value: &[u8], cluster_keys: &[Secret]) -> Result<Entry, Strin
     }
 }
 
-/// An answer's status as an error, with the text that etcd gives.
+/// The error for an answer's status, with etcd's text.
 fn refused(status: u16, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
     format!("it answers with status {status}: {}", text.trim())
@@ -88,12 +88,12 @@ mod tests {
     use crate::routing::compatibility::CompatDigest;
 
     pub fn entry(id: u8, incarnation: u8) -> Entry {
-        let seat = WorkerAddress {
+        let address = WorkerAddress {
             role: Leg::Decode,
             url: format!("http://10.0.0.{id}:1").parse().unwrap(),
         };
         let peer = Peer { id: [id; 16], incarnation: [incarnation; 16] };
-        Entry { peer, seat, bootstrap_port: None, kind: CompatDigest([3; 32]) }
+        Entry { peer, address, bootstrap_port: None, kind: CompatDigest([3; 32]) }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A router's view of the entries in etcd. It reads them all, page by page at one revision, and
-//! watches from that revision on. When the watch ends, it reads them again.
+//! A router's view of the entries in etcd. It reads all entries, page by page at one revision, and
+//! then watches for later revisions. When the watch ends, it reads all entries again.
 //!
 //! ```text
 //!              ┌──┐ more
@@ -8,9 +8,9 @@
 //!     ▲           │ failed    │ ended, or overdue
 //!     └───────────┴───────────┘
 //! ```
-//! Pure. Invariants: the reported changes are those of etcd, in its order. An etcd that is away
-//! changes nothing. An invalid entry is reported once, and the number of reports is bounded. Pages
-//! shrink until they can be read.
+//! Pure. Invariants: the view reports the changes of etcd in etcd's order. While etcd is
+//! unreachable, nothing changes. An invalid entry is reported once, and the number of reports is
+//! bounded. Pages shrink until they can be read.
 
 use super::{PREFIX, PREFIX_END, SCHEME, decode, encode, read, refused};
 use crate::config::secret::Secret;
@@ -29,11 +29,11 @@ pub enum EtcdChange {
     Entered(Entry),
     /// The entry of this incarnation is gone.
     Gone(WorkerAddress, [u8; 16]),
-    /// The addresses of all entries. It follows a complete read.
+    /// The addresses of all entries, after a complete read.
     Whole(HashSet<WorkerAddress>),
-    /// The value of this key is no valid entry, and why.
+    /// The value of this key is not a valid entry: key and reason.
     Odd(String, String),
-    /// More keys are invalid than are reported one by one.
+    /// Too many keys are invalid to report each of them.
     Odder,
 }
 
@@ -107,14 +107,16 @@ struct Event {
 }
 
 impl EtcdView {
-    /// Sets the keys that entries must prove. The caller then has the entries read again.
+    /// Sets the cluster keys; an entry must prove one of them. The caller must then start a new
+    /// read.
     pub fn set_keys(&mut self, cluster_keys: Vec<Secret>) {
         self.cluster_keys = cluster_keys;
-        // An entry that failed with the old keys and fails with the new ones is reported again.
+        // An entry that is also invalid with the new keys is reported again.
         self.odd.clear();
     }
 
-    /// The first read is due at once. If there are keys, entries must prove one of them.
+    /// Creates the view; its first read is due at once. If there are keys, entries must prove one
+    /// of them.
     pub fn new(cluster_keys: Vec<Secret>, now: Instant) -> EtcdView {
         EtcdView {
             cluster_keys,
@@ -140,7 +142,7 @@ impl EtcdView {
         if self.from.is_none() {
             self.known.clear();
             self.revision =
-                Some(range.header.revision.parse().map_err(|_| "a revision that is no number")?);
+                Some(range.header.revision.parse().map_err(|_| "its revision is not a number")?);
         }
         for pair in &range.kvs {
             self.put(pair)?;
@@ -152,8 +154,8 @@ impl EtcdView {
             return Ok(());
         }
         (self.from, self.page) = (None, ETCD_PAGE_MAX);
-        let seats = self.known.values().map(|(seat, _)| seat.clone()).collect();
-        self.changes.push_back(EtcdChange::Whole(seats));
+        let addresses = self.known.values().map(|(address, _)| address.clone()).collect();
+        self.changes.push_back(EtcdChange::Whole(addresses));
         Ok(())
     }
 
@@ -162,15 +164,15 @@ impl EtcdView {
         match read(&key, &decode(&pair.value)?, &self.cluster_keys) {
             Ok(entry) => {
                 self.odd.remove(&key);
-                self.known.insert(key, (entry.seat.clone(), entry.peer.incarnation));
+                self.known.insert(key, (entry.address.clone(), entry.peer.incarnation));
                 self.changes.push_back(EtcdChange::Entered(entry));
             }
             Err(why) => {
-                // The earlier entry under this key is gone.
+                // The key had another entry before; that entry is gone.
                 let gone = self
                     .known
                     .remove(&key)
-                    .map(|(seat, incarnation)| EtcdChange::Gone(seat, incarnation));
+                    .map(|(address, incarnation)| EtcdChange::Gone(address, incarnation));
                 self.changes.extend(gone);
                 if self.odd.len() >= ETCD_ODD_MAX || !self.odd.insert(key.clone()) {
                     return Ok(());
@@ -194,13 +196,14 @@ impl EtcdView {
                 let gone = self
                     .known
                     .remove(&key)
-                    .map(|(seat, incarnation)| EtcdChange::Gone(seat, incarnation));
+                    .map(|(address, incarnation)| EtcdChange::Gone(address, incarnation));
                 self.changes.extend(gone);
             } else {
                 self.put(kv)?;
             }
         }
-        // etcd no longer has the revisions before the watch. The entries are read again.
+        // etcd has already dropped the revision from which the watch starts. All entries are read
+        // again.
         if watched.canceled { Err("its watch was cancelled".into()) } else { Ok(()) }
     }
 }
@@ -234,7 +237,8 @@ impl RegistryTask for EtcdView {
                 (self.stage, self.revision) = (Stage::Watching, None);
                 self.line.clear();
                 let body = json!({ "create_request": {
-                    "key": key, "range_end": range_end, "start_revision": (revision + 1).to_string(),
+                    "key": key, "range_end": range_end,
+                    "start_revision": (revision + 1).to_string(),
                 }});
                 let request =
                     RegistryRequest::new(Verb::Post, "/v3/watch", body.to_string().into_bytes());
@@ -246,7 +250,7 @@ impl RegistryTask for EtcdView {
     fn handle_answer(&mut self, status: u16, body: &[u8], now: Instant) -> Result<(), String> {
         let taken = match (status, self.stage) {
             (200, Stage::Reading) => self.take_page(body),
-            (200, _) => Err("a whole answer to a watch".into()),
+            (200, _) => Err("it answered a watch with a complete answer".into()),
             _ => Err(refused(status, body)),
         };
         match taken {
@@ -272,7 +276,8 @@ impl RegistryTask for EtcdView {
 
     fn handle_failure(&mut self, now: Instant) {
         if self.stage == Stage::Reading {
-            // The answer was possibly too long. A single value always fits: etcd limits its size.
+            // The answer can have been too long. A page of one value always fits, because etcd
+            // limits the size of a value.
             self.page = (self.page / 2).max(1);
         }
         (self.stage, self.due) = (Stage::Waiting, now + REGISTRY_RETRY);
@@ -309,7 +314,7 @@ mod tests {
             matches!(&told[1], EtcdChange::Odd(key, _) if key == "/baton/workers/x"),
             "{told:?}"
         );
-        assert_eq!(told[2], EtcdChange::Whole(HashSet::from([a.seat.clone()])));
+        assert_eq!(told[2], EtcdChange::Whole(HashSet::from([a.address.clone()])));
         let watch = view.poll(now).unwrap();
         let body = String::from_utf8(watch.body).unwrap();
         assert!(watch.is_stream && body.contains(r#""start_revision":"42""#), "{body}");
@@ -322,7 +327,7 @@ mod tests {
         for byte in lines.as_bytes() {
             view.handle_piece(&[*byte], now).unwrap();
         }
-        let gone = EtcdChange::Gone(a.seat, a.peer.incarnation);
+        let gone = EtcdChange::Gone(a.address, a.peer.incarnation);
         assert_eq!(changes(&mut view), [EtcdChange::Entered(b), gone]);
         assert_eq!(view.poll(now), None);
     }
@@ -352,9 +357,9 @@ mod tests {
             (&next["revision"], &next["key"]),
             (&json!("41"), &json!(encode(key_of(&a) + "\0")))
         );
-        // Entries that were put meanwhile have a later revision. The watch finds them.
+        // Entries that were put during the read have a later revision. The watch finds them.
         view.handle_answer(200, page(44, &b, false).as_bytes(), now).unwrap();
-        let whole = EtcdChange::Whole(HashSet::from([a.seat.clone(), b.seat.clone()]));
+        let whole = EtcdChange::Whole(HashSet::from([a.address.clone(), b.address.clone()]));
         assert_eq!(changes(&mut view), [EtcdChange::Entered(b), whole]);
         assert_eq!(body_of(&mut view, now)["create_request"]["start_revision"], "42");
         view.handle_failure(now);
@@ -416,7 +421,7 @@ mod tests {
         let line = format!("{{\"result\":{{\"events\":[{{\"kv\":{odd}}}]}}}}\n");
         view.handle_piece(line.as_bytes(), now).unwrap();
         let told = changes(&mut view);
-        assert_eq!(told[0], EtcdChange::Gone(a.seat.clone(), a.peer.incarnation));
+        assert_eq!(told[0], EtcdChange::Gone(a.address.clone(), a.peer.incarnation));
         assert!(matches!(&told[1], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{told:?}");
     }
 
@@ -451,7 +456,7 @@ mod tests {
         assert!(matches!(&told[0], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{told:?}");
         assert_eq!(
             told[1..],
-            [EtcdChange::Entered(b.clone()), EtcdChange::Whole(HashSet::from([b.seat]))]
+            [EtcdChange::Entered(b.clone()), EtcdChange::Whole(HashSet::from([b.address]))]
         );
     }
 

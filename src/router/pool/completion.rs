@@ -1,10 +1,10 @@
-//! The end of calls to workers, and what it says about the worker: it has answered, drains, has
-//! broken off, or hangs.
+//! The end of calls to workers, and the resulting state of the worker: it has answered, drains, has
+//! broken the connection, or hangs.
 //!
 //! Thread: `ctl`.
-//! Invariants: a call's reservation is released when it ends, however it ends. Its connection is
-//! kept if another call can use it.
-//! Not here: what follows for the request (`requests`), whether the worker is down
+//! Invariants: every end of a call releases its reservation. Its connection is kept if another call
+//! can use it.
+//! Not here: the effect on the request (`requests`), the decision that a worker is down
 //! (`routing::health`).
 
 use super::{CallEvent, PoolEvent, WorkerPool};
@@ -40,7 +40,7 @@ impl WorkerPool {
                 },
             );
             if let Some(target) = self.targets.get_mut(&worker) {
-                // The next worker at this address possibly can change its role.
+                // The next worker at this address may be able to change its role.
                 target.keeps_role = false;
             }
             self.tell(worker, change, &reason);
@@ -83,7 +83,7 @@ impl WorkerPool {
         match owner {
             Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
             Owner::Introduction | Owner::Probe if is_outdated && answer.is_success() => {
-                // A success from before the drain says nothing about the present. The worker is
+                // A success from before the drain says nothing about the present, so the worker is
                 // probed at once.
                 self.balancer.declined(worker, now);
                 self.balancer.hasten_probe(worker, now);
@@ -122,7 +122,7 @@ impl WorkerPool {
                 self.balancer.unanswered(worker);
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
-            // Its load is unknown. Its health is a matter of probes.
+            // Its load is unknown. Only probes decide about its health.
             Owner::Report => self.balancer.reported(worker, None, now),
             Owner::Introduction | Owner::Probe => {
                 // The reason why there is no connection is more precise.
@@ -134,8 +134,8 @@ impl WorkerPool {
                 self.unwell(reactor, worker, now);
             }
             _ => {
-                // The close arrives after the data that was sent before it. Meanwhile a probe would
-                // have found a worker that is gone.
+                // A close arrives after all data that was sent before it. If the worker were gone,
+                // a probe would have found that by now.
                 let is_up = self.balancer.load(worker).is_some_and(|load| load.usable);
                 let is_behind = held_back.is_some_and(|at| now < at + ROUTER_CATCH_UP_TIME);
                 let lost = if lost == CallError::Closed && is_behind && is_up {
@@ -149,8 +149,8 @@ impl WorkerPool {
         }
     }
 
-    /// A probe has failed. After enough failures in a row the worker is down, and all calls to it
-    /// fail.
+    /// Handles a failed probe. After enough failures in a row, the worker is down, and all calls to
+    /// it fail.
     pub(super) fn unwell(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         self.probed(worker, false, now);
         if self.balancer.is_silent(worker) {
@@ -159,8 +159,8 @@ impl WorkerPool {
         }
     }
 
-    /// A probe found an untrusted certificate. The worker is there, and is possibly the same as
-    /// before. Its open calls continue on their established connections.
+    /// Handles a probe that found an untrusted certificate. The worker is reachable and can be the
+    /// same as before. Its open calls continue on their established connections.
     fn distrusted(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let worker = call.reservation.worker();
@@ -184,8 +184,8 @@ impl WorkerPool {
         debug_assert!(!self.serves(worker), "a worker that is given up has no calls of clients");
     }
 
-    /// A worker drains: it is not chosen from now on. Its idle connections are closed, so that no
-    /// request meets its end. Probes find out whether another process takes its place.
+    /// Marks a worker that drains: it is not chosen from now on. Its idle connections are closed,
+    /// so that no request arrives at its end. Probes detect another process in its place.
     pub(in crate::router) fn mark_draining(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
         if self.balancer.refused(worker).is_some()
             && let (Some(role), Some(target)) = (self.role_name(worker), self.targets.get(&worker))
@@ -193,7 +193,7 @@ impl WorkerPool {
             event!(Info, "router", "worker drains", role = role, worker = target.url);
         }
         let idle = self.targets.get_mut(&worker).map(|target| {
-            // Another process can answer there next.
+            // The next answer can come from another process.
             (target.drains, target.introduced) = (true, false);
             std::mem::take(&mut target.idle)
         });
@@ -206,7 +206,7 @@ impl WorkerPool {
         }
     }
 
-    /// A call without sent data has lost its connection.
+    /// Ends a call that has lost its connection before any data was sent.
     pub(super) fn refuse(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let owner = call.owner;
@@ -237,14 +237,14 @@ impl WorkerPool {
         }
     }
 
-    /// The worker of a call has computed the prompt, and now generates.
+    /// Records that the worker of a call has computed the prompt and now generates.
     pub fn mark_read(&mut self, conn: ConnId, now: Instant) {
         if let Some(call) = self.calls.get_mut(&conn) {
             self.balancer.mark_read(&mut call.reservation, now);
         }
     }
 
-    /// Ends a reservation. After the last one of a worker that has left, the worker is forgotten.
+    /// Ends a reservation. A worker that has left is forgotten after its last reservation.
     pub fn release(&mut self, reservation: Reservation, now: Instant) {
         let worker = reservation.worker();
         self.balancer.release(reservation, now);

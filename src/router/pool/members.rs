@@ -12,8 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 impl WorkerPool {
-    /// Adds a worker. It is probed at once, and used when it is up. The limit is checked by
-    /// `Membership`.
+    /// Adds a worker. It is probed at once, and used when it is up. `Membership` checks the limit.
     pub fn join(&mut self, role: Leg, target: WorkerTarget, now: Instant) -> WorkerNumber {
         let worker = self.balancer.join(role, now);
         let before = self.targets.insert(worker, target);
@@ -28,7 +27,7 @@ impl WorkerPool {
         }
     }
 
-    /// A worker leaves. It gets nothing new, and its calls continue.
+    /// Lets a worker leave. It gets no new calls, and its open calls continue.
     pub fn part_with(
         &mut self,
         reactor: &mut Reactor,
@@ -52,8 +51,8 @@ impl WorkerPool {
         }
     }
 
-    /// The cluster keys have changed. All workers are identified again, and their first probe is
-    /// due now. This repeats until each worker has had time to read its own keys.
+    /// Identifies all workers again after a change of cluster keys, with a probe now. This repeats
+    /// until each worker has had time to read its own keys.
     pub fn ask_anew(&mut self, now: Instant) {
         self.keys_change = Some(now + KEYS_CHANGE_TIME);
         for (&worker, target) in &mut self.targets {
@@ -65,12 +64,13 @@ impl WorkerPool {
     /// Applies finished lookups of names.
     pub fn resolve(&mut self, now: Instant) {
         while let Some((name, found)) = self.names.expire(now).or_else(|| self.names.poll(now)) {
-            // Workers with one name, on several ports, are lost and found one by one.
+            // Several workers can have one name and different ports. Each of them is lost and found
+            // separately.
             let is_meant = |target: &WorkerTarget| target.lost && target.url.host == name;
             for (&worker, target) in self.targets.iter_mut().filter(|(_, target)| is_meant(target))
             {
                 target.lost = false;
-                // A name that was not found is looked up again after the next failed connection.
+                // If the name was not found, the next failed connection starts another lookup.
                 if let Ok(addresses) = &found {
                     let was_known = target.address.is_some();
                     target.turn_to(addresses);
@@ -82,7 +82,8 @@ impl WorkerPool {
         }
     }
 
-    /// A worker refuses connections: its name possibly has another address now.
+    /// Looks up the name of a worker that refuses connections, because the name can have another
+    /// address now.
     pub(super) fn look_up_again(&mut self, worker: WorkerNumber, now: Instant) {
         let Some(target) = self.targets.get_mut(&worker) else { return };
         if target.url.host.parse::<IpAddr>().is_ok() {
@@ -106,8 +107,7 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Duration;
 
-    /// One of two workers with the same name has moved: nothing listens at its first address any
-    /// more.
+    /// One of two workers with the same name has moved, so nothing listens at its first address.
     #[test]
     fn a_name_that_leads_nowhere_is_resolved_again() {
         let worker = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,9 +1,10 @@
-//! All connections to workers: dialled, used for one call at a time, kept for the next, probed.
+//! All connections to workers. The pool dials them, uses each for one call at a time, keeps it for
+//! the next call, and probes workers.
 //!
 //! Thread: `ctl`.
-//! Invariants: a call's reservation is released when it ends, however it ends. A kept connection
-//! that its worker closes is dropped at once. A call is not read while too much waits for its
-//! client. A worker that leaves keeps its calls, and is known until they end.
+//! Invariants: every end of a call releases its reservation. A kept connection that its worker
+//! closes is dropped at once. The pool does not read a call while too many bytes wait for its
+//! client. A leaving worker keeps its calls, and is known until they end.
 //! Not here: the purpose of calls. `completion`: their end; `members`: workers and addresses;
 //! `probes`: health; `pressure`: roles and load.
 
@@ -16,8 +17,8 @@ pub use pressure::RoleReport;
 
 use crate::config::secret::Secret;
 use crate::limits::{
-    ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME,
-    ROUTER_PROBE_TIME,
+    ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX,
+    ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
 };
 use crate::net::resolver::Resolver;
 use crate::net::{Address, Authorities, CloseReason, ConnId, Event, Reactor};
@@ -27,7 +28,7 @@ use crate::routing::balancer::{LoadBalancer, Reservation};
 use crate::routing::load::WorkerNumber;
 use crate::upstream::answer::{CallError, UpstreamReply};
 use crate::upstream::request::{UpstreamHead, UpstreamRequest};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,20 +44,20 @@ pub struct PoolEvent {
     pub event: CallEvent,
 }
 
-/// What happens to a call.
+/// An event of a call, without its owner.
 #[derive(Debug)]
 pub enum CallEvent {
     /// Its connection is established; [`WorkerPool::send_request`] is due.
     Ready,
-    /// There is no connection, and nothing was sent.
+    /// The connection failed, and nothing was sent.
     Refused,
     /// The worker generates an answer that it sends as a whole.
     Processing,
     /// More of the answer has arrived; see [`WorkerPool::answer`].
     Arrived,
-    /// The answer is complete. The rest that was not read yet.
+    /// The answer is complete. Inside is the part that was not read yet.
     Ended(UpstreamReply),
-    /// No more of the answer will come.
+    /// The rest of the answer will not arrive.
     Lost(CallError),
 }
 
@@ -67,7 +68,7 @@ pub struct WorkerPool {
     /// The workers that `balancer` knows.
     targets: BTreeMap<WorkerNumber, WorkerTarget>,
     names: Resolver,
-    /// The workers of the idle connections.
+    /// Worker by idle connection.
     kept: HashMap<ConnId, WorkerNumber>,
     calls: HashMap<ConnId, Call>,
     news: VecDeque<PoolEvent>,
@@ -79,13 +80,13 @@ pub struct WorkerPool {
     health: (String, Duration),
     /// Workers that have reported another role.
     turned: VecDeque<RoleReport>,
-    /// Until then, other processes have possibly not read their new keys.
+    /// Until this time, other processes may not have read their new keys yet.
     keys_change: Option<Instant>,
 }
 
 impl WorkerPool {
-    /// A pool without workers. `balancer` decides over them. `names` resolves their names, again if
-    /// an address does not work.
+    /// A pool without workers. `balancer` chooses workers. `names` resolves their names, and again
+    /// if an address does not work.
     pub fn new(balancer: LoadBalancer, names: Resolver) -> WorkerPool {
         WorkerPool {
             balancer,
@@ -122,8 +123,8 @@ impl WorkerPool {
         self.authorities.is_some()
     }
 
-    /// Replaces the certificate authorities. Calls on earlier TLS connections continue; no new ones
-    /// use them.
+    /// Replaces the certificate authorities. Open calls on earlier TLS connections continue, but no
+    /// new call uses such a connection.
     pub fn trust(&mut self, authorities: Authorities, reactor: &mut Reactor) {
         self.authorities = Some(authorities);
         let is_secured = |worker| self.targets.get(worker).is_some_and(|target| target.url.tls);
@@ -173,12 +174,12 @@ impl WorkerPool {
         self.news.pop_front()
     }
 
-    /// Opens a connection to the reserved worker for a call, or takes a kept one. The flag says
-    /// whether it is established already; otherwise [`CallEvent::Ready`] or [`CallEvent::Refused`]
-    /// follows.
+    /// Opens a connection to the reserved worker for a call, or takes a kept connection. The flag
+    /// says whether it is already established. If not, [`CallEvent::Ready`] or
+    /// [`CallEvent::Refused`] follows.
     ///
     /// # Errors
-    /// There are too many connections, or the worker's address is not known. The reservation is
+    /// There are too many connections, or the worker's address is unknown. The reservation is
     /// released.
     pub fn open_call(
         &mut self,
@@ -238,7 +239,7 @@ impl WorkerPool {
         now: Instant,
     ) {
         let Some(call) = self.calls.get(&conn) else { return };
-        // A worker is known as long as it has a call.
+        // A worker stays known while it has a call.
         let worker = call.reservation.worker();
         let is_asked = call.owner != Owner::Introduction;
         let host = self.targets.get(&worker).map(WorkerTarget::host).unwrap_or_default();
@@ -250,7 +251,7 @@ impl WorkerPool {
         }
     }
 
-    /// Sends a worker a request and ignores the answer. The time for it is short.
+    /// Sends a request to a worker and ignores the answer. The deadline is short.
     pub fn notify(
         &mut self,
         reactor: &mut Reactor,
@@ -272,6 +273,16 @@ impl WorkerPool {
         self.calls.get_mut(&conn).and_then(|call| call.answer.as_mut())
     }
 
+    /// The purpose of a call, while it is open.
+    pub fn owner(&self, conn: ConnId) -> Option<Owner> {
+        self.calls.get(&conn).map(|call| call.owner)
+    }
+
+    /// Number of calls that are legs of clients' requests.
+    pub fn legs(&self) -> usize {
+        self.calls.values().filter(|call| call.owner.is_leg()).count()
+    }
+
     /// Changes the deadline of a call.
     pub fn set_deadline(&mut self, conn: ConnId, until: Instant) {
         if let Some(call) = self.calls.get_mut(&conn) {
@@ -286,8 +297,8 @@ impl WorkerPool {
         }
     }
 
-    /// Lets a call end by itself within a short time, because its worker is notified in another
-    /// way. Its events are dropped.
+    /// Gives a call a short time to end by itself, because its worker is notified in another way.
+    /// Its events are dropped.
     pub fn let_end(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         match self.calls.get_mut(&conn) {
             Some(call) if call.is_begun() => {
@@ -297,7 +308,8 @@ impl WorkerPool {
         }
     }
 
-    /// Ends a call. A connection with sent data is closed, which tells the worker to cancel.
+    /// Ends a call. If data was sent, its connection is closed; for the worker, that is a
+    /// cancellation.
     pub fn cancel_call(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let is_reusable = call.connected && !call.is_begun();
@@ -309,7 +321,7 @@ impl WorkerPool {
         self.read(reactor, conn, now);
     }
 
-    /// Handles a reactor's event. Returns false if it belongs to no worker's connection.
+    /// Handles an event of the reactor. Returns false if it belongs to no connection of a worker.
     pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) -> bool {
         let (Event::Connected(conn)
         | Event::Received(conn)
@@ -321,8 +333,8 @@ impl WorkerPool {
         };
         if self.kept.contains_key(&conn) {
             if !matches!(event, Event::Drained(_)) {
-                // Closed, or data without a request. The worker can have been replaced, so it is
-                // identified again.
+                // The connection was closed, or got data without a request. The worker can have
+                // been replaced, so it is identified again.
                 let worker = self.drop_idle(reactor, conn);
                 if let Some(target) = worker.and_then(|worker| self.targets.get_mut(&worker)) {
                     target.introduced = false;
@@ -334,7 +346,7 @@ impl WorkerPool {
         match event {
             Event::Connected(_) => {
                 call.connected = true;
-                // The worker can be reached after all.
+                // The worker is reachable after all.
                 if let Some(target) = self.targets.get_mut(&call.reservation.worker()) {
                     target.lost = false;
                 }
@@ -359,11 +371,11 @@ impl WorkerPool {
         true
     }
 
-    /// Asserts what holds between turns; debug builds call it at each tick.
+    /// Asserts the rules that hold between turns. Debug builds call it at each tick.
     ///
     /// # Panics
-    /// A connection is idle and in use, is listed as idle in one place only, or belongs to a worker
-    /// that is not known.
+    /// A connection is idle and in use, is listed as idle in only one of two places, or belongs to
+    /// an unknown worker. A worker that drains can be chosen, or a worker has two probes.
     pub fn invariants(&self) {
         for (conn, worker) in &self.kept {
             assert!(!self.calls.contains_key(conn), "an idle connection carries no call");
@@ -377,15 +389,23 @@ impl WorkerPool {
         for worker in self.targets.keys() {
             assert!(self.balancer.knows(*worker), "a worker of the pool can be chosen or leaves");
         }
+        for (worker, _, load) in self.balancer.workers() {
+            let target = self.targets.get(&worker).expect("a worker that can be chosen is known");
+            assert!(!(target.drains && load.usable), "a worker that drains is not chosen");
+        }
         let listed: usize = self.targets.values().map(|target| target.idle.len()).sum();
         assert_eq!(listed, self.kept.len(), "each idle connection is listed once");
+        assert!(listed <= ROUTER_IDLE_MAX, "idle connections are bounded");
+        let mut probed = HashSet::new();
         for call in self.calls.values() {
             let worker = call.reservation.worker();
             assert!(self.targets.contains_key(&worker), "a worker is known while it has calls");
+            let is_probe = matches!(call.owner, Owner::Introduction | Owner::Probe);
+            assert!(!is_probe || probed.insert(worker), "a worker has one probe at a time");
         }
     }
 
-    /// Gives up overdue calls, and closes connections that are idle for too long.
+    /// Ends overdue calls, and closes connections that are idle for too long.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
         let is_late = |(&conn, call): (&ConnId, &Call)| (call.until <= now).then_some(conn);
         for conn in self.calls.iter().filter_map(is_late).collect::<Vec<_>>() {
@@ -411,7 +431,8 @@ impl WorkerPool {
             return;
         }
         if !call.is_begun() && !reactor.received(conn).is_empty() {
-            // An answer without a request. Its rest would be taken for this request's answer.
+            // The connection has data without a request. Its rest would look like the answer to
+            // this request.
             return self.refuse(reactor, conn, now);
         }
         let mut some = false;

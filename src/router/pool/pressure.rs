@@ -1,4 +1,4 @@
-//! The roles of workers, and their pressure.
+//! The roles of workers, and their load for the role balancer.
 
 use super::WorkerPool;
 use crate::ids::{Leg, Role};
@@ -6,7 +6,7 @@ use crate::routing::load::{WorkerLoad, WorkerNumber};
 use crate::routing::role_balancer::{DecodeCapacity, WorkerSnapshot};
 use std::time::Instant;
 
-/// A worker has reported another role.
+/// A worker's report that its role is another one.
 #[derive(Clone, Copy, Debug)]
 pub struct RoleReport {
     /// The worker.
@@ -25,7 +25,7 @@ impl WorkerPool {
         Some(if is_mixed { Role::Mixed.to_string() } else { role.to_string() })
     }
 
-    /// The role that a request to the worker names. With the number of its role changes, because
+    /// The role that a request to the worker names. It includes the number of role changes, because
     /// ports differ after a change and a change back.
     pub(super) fn taken_for(&self, worker: WorkerNumber) -> Option<String> {
         let name = self.role_name(worker)?;
@@ -36,12 +36,13 @@ impl WorkerPool {
         })
     }
 
-    /// A snapshot of all workers for the role balancer, as far as this router knows.
+    /// A snapshot of all workers for the role balancer, from this router's knowledge.
     pub fn rows(&self, now: Instant) -> Vec<WorkerSnapshot> {
         let is_ready = self.balancer.is_ready();
         let row = |(worker, role, load): (WorkerNumber, Leg, WorkerLoad)| {
             // A mixed worker belongs to neither role.
             let target = self.targets.get(&worker).filter(|target| !target.is_mixed)?;
+            debug_assert!(!(target.drains && load.usable), "a worker that drains is not chosen");
             Some(WorkerSnapshot {
                 worker,
                 role,
@@ -61,7 +62,7 @@ impl WorkerPool {
         self.balancer.workers().filter_map(row).collect()
     }
 
-    /// The total capacity of the usable decode workers. `None` if one does not report it.
+    /// The total capacity of the usable decode workers. `None` if a worker does not report it.
     pub fn room(&self) -> Option<DecodeCapacity> {
         let mut all: Option<DecodeCapacity> = None;
         let usable =
@@ -77,8 +78,8 @@ impl WorkerPool {
         all
     }
 
-    /// Tokens of KV in use at the usable decode workers, by their last reports. `None` if one does
-    /// not report them, or if reports are not requested.
+    /// Tokens of KV in use at the usable decode workers, by their last reports. The result is
+    /// `None` if a worker does not report them, or if the router requests no reports.
     pub fn used(&self) -> Option<u64> {
         let usable =
             self.balancer.workers().filter(|(_, role, load)| *role == Leg::Decode && load.usable);
@@ -86,7 +87,7 @@ impl WorkerPool {
         used.reduce(|all, one| Some(all?.saturating_add(one?)))?
     }
 
-    /// Marks that a worker cannot change its role. It is not ordered to again until its identity
+    /// Marks that a worker cannot change its role. It gets no further order until its identity
     /// changes.
     pub fn keeps_role(&mut self, worker: WorkerNumber) {
         if let Some(target) = self.targets.get_mut(&worker) {

@@ -1,6 +1,7 @@
 //! Probes of workers: their identity first, then their health.
 
 use super::{RoleReport, WorkerPool};
+use crate::config::values::WorkerUrl;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::router::call::Owner;
@@ -14,7 +15,7 @@ use crate::upstream::request::UpstreamHead;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The fault of a worker that has another role and does not report it without an API key.
+/// The fault of a worker that has another role and reports it only with an API key.
 const WITHHELD: &str =
     "it has another role and hides it from this router: it needs a key (--api-key-file)";
 
@@ -32,11 +33,12 @@ impl WorkerPool {
 
     /// Queries a worker's identity, or probes its health if the identity is known.
     fn ask(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        debug_assert!(self.targets.contains_key(&worker), "a worker that is probed is known");
         let Some(target) = self.targets.get(&worker) else { return };
         if target.address.is_none() {
             self.look_up_again(worker, now);
         }
-        // A worker that leaves is only probed for its health, for the sake of its calls.
+        // A leaving worker is probed only for its health, because its calls still run.
         let is_known = |target: &WorkerTarget| target.introduced || !self.balancer.has(worker);
         match self.targets.get(&worker).is_some_and(is_known) {
             false => self.call(reactor, worker, Owner::Introduction, now),
@@ -45,6 +47,7 @@ impl WorkerPool {
     }
 
     fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, now: Instant) {
+        debug_assert!(self.balancer.knows(worker), "a call is counted at its worker");
         let reservation = self.balancer.reserve_visit(worker);
         match self.open_call(reactor, owner, reservation, now + self.health.1, now) {
             Ok((conn, _)) => {
@@ -79,8 +82,8 @@ impl WorkerPool {
         }
     }
 
-    /// A worker has answered the load query. If it does not know the path, it is not asked again
-    /// before its next identification.
+    /// Handles the answer to a load query. If the worker does not know the path, it gets no further
+    /// load query before its next identification.
     pub(super) fn reported(&mut self, worker: WorkerNumber, answer: &UpstreamReply, now: Instant) {
         let report = if answer.is_success() { load_report::of(&answer.body) } else { None };
         if let Some(target) = self.targets.get_mut(&worker) {
@@ -97,9 +100,9 @@ impl WorkerPool {
         }
     }
 
-    /// A probe found a worker that drains, or (`of_role`) has another role than this router
-    /// believes. In the second case, its new role was queried before. If the worker hides its role,
-    /// only its operator can help.
+    /// Handles a probe of a worker that drains, or (`of_role`) that does not have the expected
+    /// role. In the second case, its new role was already queried. If the worker does not report
+    /// its role, only an operator can help.
     pub(super) fn declined(&mut self, worker: WorkerNumber, of_role: bool, now: Instant) {
         if let Some(target) = self.targets.get_mut(&worker) {
             target.told_down = true;
@@ -121,7 +124,7 @@ impl WorkerPool {
         self.balancer.declined(worker, now);
     }
 
-    /// A worker that drained is gone.
+    /// Handles the end of a worker that drained.
     pub(super) fn is_gone(&mut self, worker: WorkerNumber) {
         let role = self.role_name(worker);
         let here = self.targets.get_mut(&worker).filter(|target| target.drains);
@@ -138,7 +141,7 @@ impl WorkerPool {
         }
     }
 
-    /// An identity query has ended, with this answer, or without one for this reason.
+    /// Handles the end of an identity query: the answer, or the reason why there is none.
     pub(super) fn introduced(
         &mut self,
         reactor: &mut Reactor,
@@ -151,24 +154,14 @@ impl WorkerPool {
         if let Some(words) = &words {
             self.balancer.set_reads_alone(worker, words.reads_alone);
         }
-        // A worker that does not answer keeps what it reported before.
-        let misfit =
-            words.as_ref().and_then(|words| self.balancer.introduced(worker, words.kind.clone()));
-        let is_mixed = words.as_ref().is_some_and(WorkerInfo::is_mixed);
-        // A worker with outdated cluster keys will report others soon.
+        // A worker with old cluster keys will soon report new ones.
         let is_settled = self.keys_change.is_none_or(|until| until <= now);
-        if let Some((other, why)) = misfit.filter(|_| !is_mixed && is_settled) {
-            let (worker, other) = (self.url(worker), self.url(other));
-            event!(
-                Warn,
-                "router",
-                "two workers are never paired",
-                one = worker,
-                other = other,
-                why = why
-            );
+        // A worker that does not answer keeps its earlier report.
+        if let Some(words) = &words {
+            self.note_compatibility(worker, words, is_settled);
         }
-        // The worker can have left during the query. It is still probed for the sake of its calls.
+        // The worker can have left during the query. It is still probed, because its calls still
+        // run.
         if !self.balancer.has(worker) && self.targets.contains_key(&worker) {
             return self.call(reactor, worker, Owner::Probe, now);
         }
@@ -179,18 +172,9 @@ impl WorkerPool {
             target.hear(&words, role);
             identity::identify_worker(role, target.bootstrap_port, target.has_turned, &words)
         });
-        let (verdict, asked) = match (judged, answer) {
-            (Some(verdict), _) => (verdict, true),
-            (None, Ok(answer)) => {
-                let why = format!("{} {}", identity::PATH, answer.complaint());
-                // It does not know the path, or needs a key that only clients have.
-                let asked = matches!(answer.status, 401 | 403 | 404 | 405);
-                (Identification::Doubtful(why), asked)
-            }
-            (None, Err(why)) => (
-                Identification::Doubtful(format!("{} is not answered: {why}", identity::PATH)),
-                false,
-            ),
+        let (verdict, asked) = match judged {
+            Some(verdict) => (verdict, true),
+            None => doubt(answer),
         };
         (target.introduced, target.reports) = (asked && is_settled, true);
         if !asked && target.told_down {
@@ -198,26 +182,15 @@ impl WorkerPool {
             return self.call(reactor, worker, Owner::Probe, now);
         }
         let is_news = target.verdict != verdict;
-        match &verdict {
-            Identification::Unfit(why) if is_news => {
-                event!(Error, "router", "worker cannot be used", worker = target.url, why = why);
-            }
-            Identification::Doubtful(why) if is_news => {
-                event!(
-                    Warn,
-                    "router",
-                    "worker may be misconfigured",
-                    worker = target.url,
-                    why = why
-                );
-            }
-            _ => {}
+        if is_news {
+            tell_verdict(&target.url, &verdict);
         }
         target.verdict = verdict;
         match target.verdict {
             Identification::Turned(to) => {
                 (target.introduced, target.fault) =
                     (false, Some(format!("it is a {to} worker now")));
+                debug_assert_ne!(to, role, "a worker that has turned has another role");
                 self.turned.push_back(RoleReport { worker, role: to, is_news });
                 let change = self.balancer.refused(worker);
                 self.tell(worker, change, &"its role");
@@ -227,11 +200,30 @@ impl WorkerPool {
                 // The log already says that it cannot be used, and why.
                 (target.introduced, target.fault) = (false, Some(why.clone()));
                 target.tell_fault();
-                // Unfit, whatever its health.
+                // The worker is unfit, even if it is healthy.
                 self.balancer.refused(worker);
                 self.probed(worker, false, now);
             }
             _ => self.call(reactor, worker, Owner::Probe, now),
+        }
+    }
+
+    /// Determines the workers with which this worker can be paired. Logs a pair that is never
+    /// possible.
+    fn note_compatibility(&mut self, worker: WorkerNumber, words: &WorkerInfo, is_settled: bool) {
+        let Some((other, why)) = self.balancer.introduced(worker, words.kind.clone()) else {
+            return;
+        };
+        if !words.is_mixed() && is_settled {
+            let (one, other) = (self.url(worker), self.url(other));
+            event!(
+                Warn,
+                "router",
+                "two workers are never paired",
+                one = one,
+                other = other,
+                why = why
+            );
         }
     }
 
@@ -246,7 +238,7 @@ impl WorkerPool {
         if is_well {
             target.is_well();
         }
-        // Another process can answer there next, unless the worker is only slow.
+        // The next answer can come from another process, unless the worker is only slow.
         target.introduced &= is_well || is_usable;
         if !is_well && !is_usable {
             self.tell_why_not(worker);
@@ -275,7 +267,7 @@ impl WorkerPool {
         target.tell_fault();
     }
 
-    /// Logs that a worker is up or down. The reason is its fault, otherwise `by`.
+    /// Logs that a worker is up or down. The reason is its fault, or `by` if it has none.
     pub(super) fn tell(
         &mut self,
         worker: WorkerNumber,
@@ -286,7 +278,7 @@ impl WorkerPool {
         let (Some(role), Some(target)) = (role, self.targets.get_mut(&worker)) else { return };
         let url = &target.url;
         match change {
-            // A worker that leaves is probed for as long as clients wait for it.
+            // A leaving worker is probed while clients wait for it.
             Some(HealthChange::Up) if has_left => {}
             Some(HealthChange::Up) => {
                 event!(Info, "router", "worker is up", role = role, worker = url)
@@ -301,6 +293,34 @@ impl WorkerPool {
             }
             None => {}
         }
+    }
+}
+
+/// The verdict on a worker that did not identify itself, and whether that answer is final.
+fn doubt(answer: Result<UpstreamReply, String>) -> (Identification, bool) {
+    match answer {
+        Ok(answer) => {
+            let why = format!("{} {}", identity::PATH, answer.complaint());
+            // The worker does not know the path, or requires a key that only clients have.
+            let asked = matches!(answer.status, 401 | 403 | 404 | 405);
+            (Identification::Doubtful(why), asked)
+        }
+        Err(why) => {
+            let why = format!("{} is not answered: {why}", identity::PATH);
+            (Identification::Doubtful(why), false)
+        }
+    }
+}
+
+fn tell_verdict(url: &WorkerUrl, verdict: &Identification) {
+    match verdict {
+        Identification::Unfit(why) => {
+            event!(Error, "router", "worker cannot be used", worker = url, why = why);
+        }
+        Identification::Doubtful(why) => {
+            event!(Warn, "router", "worker may be misconfigured", worker = url, why = why);
+        }
+        _ => {}
     }
 }
 
@@ -333,8 +353,8 @@ mod tests {
         }
     }
 
-    /// The role of a worker that has left does not matter any more. Its health matters as long as a
-    /// client waits for it.
+    /// The role of a worker that has left does not matter. Its health matters while a client waits
+    /// for it.
     #[test]
     fn who_leaves_is_asked_how_it_is_as_long_as_somebody_waits_for_it() {
         for leaves_while_it_is_asked in [false, true] {

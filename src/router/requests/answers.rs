@@ -1,5 +1,4 @@
-//! Events of calls to workers. Answers are passed on to the client, and events to
-//! `routing::attempts`.
+//! Events of calls to workers. Answers go to the client, and events go to `routing::attempts`.
 
 use super::proxied::{BodyMode, ProxiedRequest};
 use super::{Payload, ProxiedRequests, RouterContext};
@@ -25,61 +24,60 @@ impl ProxiedRequests {
         what: CallEvent,
         cx: &mut RouterContext<'_>,
     ) {
-        let Some(mut flight) = self.open.remove(&client) else { return };
-        if flight.lead != Some(conn) {
-            self.open.insert(client, flight);
-            return;
+        let Some(mut proxied) = self.open.remove(&client) else { return };
+        if proxied.lead != Some(conn) {
+            return self.keep(client, proxied);
         }
         match what {
-            CallEvent::Ready => self.apply_event(client, flight, AttemptEvent::Connected, cx),
+            CallEvent::Ready => self.apply_event(client, proxied, AttemptEvent::Connected, cx),
             CallEvent::Refused => {
-                flight.lead = None;
-                self.refused(client, flight, Leg::Decode, cx);
+                proxied.lead = None;
+                self.refused(client, proxied, Leg::Decode, cx);
             }
             CallEvent::Processing => {
                 cx.pool.mark_read(conn, cx.now);
-                flight.release(cx);
-                self.keep(client, flight);
+                proxied.release(cx);
+                self.keep(client, proxied);
             }
             CallEvent::Arrived => {
-                let Some(answer) = cx.pool.answer(conn) else { return self.keep(client, flight) };
+                let Some(answer) = cx.pool.answer(conn) else { return self.keep(client, proxied) };
                 if !answer.is_success() {
-                    // The complete body will say why.
-                    cx.cancel(flight.prefill.take());
-                    return self.keep(client, flight);
+                    // The complete body will have the reason.
+                    cx.cancel(proxied.prefill.take());
+                    return self.keep(client, proxied);
                 }
                 let (media, is_stream) = (answer.media.clone(), answer.is_stream());
                 let mut body = std::mem::take(&mut answer.body);
-                let news = self.pass(client, &mut flight, &media, is_stream, &mut body, cx);
+                let news = self.pass(client, &mut proxied, &media, is_stream, &mut body, cx);
                 if let Some(answer) = cx.pool.answer(conn) {
                     answer.body = body;
                 }
-                self.follow(client, flight, news, cx);
+                self.follow(client, proxied, news, cx);
             }
             CallEvent::Ended(answer) => {
-                flight.lead = None;
-                self.ended(client, flight, answer, cx);
+                proxied.lead = None;
+                self.ended(client, proxied, answer, cx);
             }
-            CallEvent::Lost(_) if flight.relay.is_done() => {
-                flight.lead = None;
-                self.apply_event(client, flight, AttemptEvent::Finished, cx);
+            CallEvent::Lost(_) if proxied.relay.is_done() => {
+                proxied.lead = None;
+                self.apply_event(client, proxied, AttemptEvent::Finished, cx);
             }
-            // Only the client is to blame, and another worker would not help.
+            // Only the client is at fault, so another worker would not help.
             CallEvent::Lost(CallError::SlowClient) => {
-                flight.lead = None;
+                proxied.lead = None;
                 let (cause, why) = failure::explain_call_error(CallError::SlowClient);
-                flight.last = Some(UpstreamReply::error(&failure::error(cause, why)));
-                self.fail(client, flight, cause, cx);
+                proxied.last = Some(UpstreamReply::error(&failure::error(cause, why)));
+                self.fail(client, proxied, cause, cx);
             }
             CallEvent::Lost(lost) => {
-                flight.lead = None;
+                proxied.lead = None;
                 let (cause, why) = failure::explain_call_error(lost);
-                // If prefill was lost and decode had little time left, the client gets that earlier
-                // error.
-                if !(flight.attempts.has_lost_prefill() && cause == Cause::Deadline) {
-                    flight.last = Some(UpstreamReply::error(&failure::error(cause, why)));
+                // If prefill was lost and decode exceeded its shortened deadline, the client gets
+                // the error of prefill.
+                if !(proxied.attempts.has_lost_prefill() && cause == Cause::Deadline) {
+                    proxied.last = Some(UpstreamReply::error(&failure::error(cause, why)));
                 }
-                self.apply_event(client, flight, AttemptEvent::Lost(Leg::Decode, cause), cx);
+                self.apply_event(client, proxied, AttemptEvent::Lost(Leg::Decode, cause), cx);
             }
         }
     }
@@ -92,121 +90,124 @@ impl ProxiedRequests {
         what: CallEvent,
         cx: &mut RouterContext<'_>,
     ) {
-        let Some(mut flight) = self.open.remove(&client) else { return };
-        if flight.prefill != Some(conn) {
-            self.open.insert(client, flight);
-            return;
+        let Some(mut proxied) = self.open.remove(&client) else { return };
+        if proxied.prefill != Some(conn) {
+            return self.keep(client, proxied);
         }
         match what {
             CallEvent::Ready => {
-                return self.apply_event(client, flight, AttemptEvent::Connected, cx);
+                return self.apply_event(client, proxied, AttemptEvent::Connected, cx);
             }
             CallEvent::Refused => {
-                flight.prefill = None;
-                return self.refused(client, flight, Leg::Prefill, cx);
+                proxied.prefill = None;
+                return self.refused(client, proxied, Leg::Prefill, cx);
             }
             CallEvent::Processing => {}
             CallEvent::Arrived => {
                 let answer = cx.pool.answer(conn).filter(|answer| answer.is_success());
                 // An error body is read when it is complete.
-                let Some(answer) = answer else { return self.keep(client, flight) };
+                let Some(answer) = answer else { return self.keep(client, proxied) };
                 let mut body = std::mem::take(&mut answer.body);
-                let news = self.pass_ahead(client, &mut flight, &mut body, cx);
+                let news = self.pass_ahead(client, &mut proxied, &mut body, cx);
                 if let Some(answer) = cx.pool.answer(conn) {
                     answer.body = body;
                 }
-                return self.follow(client, flight, news, cx);
+                return self.follow(client, proxied, news, cx);
             }
             CallEvent::Ended(mut answer) if answer.is_success() => {
-                flight.prefill = None;
-                let news = self.pass_ahead(client, &mut flight, &mut answer.body, cx);
-                return self.follow(client, flight, news, cx);
+                proxied.prefill = None;
+                let news = self.pass_ahead(client, &mut proxied, &mut answer.body, cx);
+                return self.follow(client, proxied, news, cx);
             }
             CallEvent::Ended(answer) => {
-                flight.prefill = None;
-                if !flight.has_begun(cx) {
+                proxied.prefill = None;
+                if !proxied.has_begun(cx) {
                     let news = UpstreamFailure::from_reply(&answer).attempt_event(Leg::Prefill);
-                    flight.last = Some(answer);
-                    return self.apply_event(client, flight, news, cx);
+                    proxied.last = Some(answer);
+                    return self.apply_event(client, proxied, news, cx);
                 }
             }
-            // The client's deadline has passed. It ends decode's leg too, and the client gets that
+            // The client's deadline has passed. It also ends decode's leg, and the client gets that
             // leg's error.
-            CallEvent::Lost(CallError::Deadline) => flight.prefill = None,
+            CallEvent::Lost(CallError::Deadline) => proxied.prefill = None,
             CallEvent::Lost(lost) => {
-                flight.prefill = None;
-                if !flight.has_begun(cx) {
-                    // The outcome is logged when it is known.
-                    event!(
-                        Debug,
-                        "router",
-                        "prefill leg lost",
-                        request = flight.request.id,
-                        why = lost
-                    );
-                    let why = "the prefill worker was lost before there was an answer";
-                    flight.last =
-                        Some(UpstreamReply::error(&failure::error(Cause::PeerLost, why.into())));
-                    return self.apply_event(
-                        client,
-                        flight,
-                        AttemptEvent::Lost(Leg::Prefill, Cause::PeerLost),
-                        cx,
-                    );
+                proxied.prefill = None;
+                if !proxied.has_begun(cx) {
+                    return self.lose_prefill(client, proxied, lost, cx);
                 }
             }
         }
-        self.keep(client, flight);
+        self.keep(client, proxied);
     }
 
-    /// Passes on what is ready, and returns the event that follows for the attempt.
+    /// Handles the loss of the prefill worker before the client has an answer.
+    fn lose_prefill(
+        &mut self,
+        client: ConnId,
+        mut proxied: ProxiedRequest,
+        lost: CallError,
+        cx: &mut RouterContext<'_>,
+    ) {
+        // The outcome is logged when it is known.
+        event!(Debug, "router", "prefill leg lost", request = proxied.request.id, why = lost);
+        let why = "the prefill worker was lost before the answer began";
+        proxied.last = Some(UpstreamReply::error(&failure::error(Cause::PeerLost, why.into())));
+        let event = AttemptEvent::Lost(Leg::Prefill, Cause::PeerLost);
+        self.apply_event(client, proxied, event, cx);
+    }
+
+    /// Passes ready bytes to the client. Returns the event for the attempt.
     pub(super) fn pass(
         &mut self,
         client: ConnId,
-        flight: &mut ProxiedRequest,
+        proxied: &mut ProxiedRequest,
         media: &str,
         is_stream: bool,
         body: &mut Vec<u8>,
         cx: &mut RouterContext<'_>,
     ) -> Option<AttemptEvent> {
-        if flight.body.is_none() && !is_stream && body.len() <= ROUTER_ANSWER_MAX {
+        if proxied.body.is_none() && !is_stream && body.len() <= ROUTER_ANSWER_MAX {
             return None;
         }
-        let passed = match (flight.body, is_stream) {
+        let passed = match (proxied.body, is_stream) {
             (Some(BodyMode::Stream), false) => Relayed::Broken,
-            (_, true) => flight.relay.take(body),
+            (_, true) => proxied.relay.take(body),
             (_, false) => Relayed::Bytes(std::mem::take(body)),
         };
         let (bytes, news) = match passed {
             Relayed::Bytes(bytes) => (bytes, None),
             Relayed::Failed { bytes, cause, error } => {
-                (bytes, Some(flight.told(Leg::Decode, cause, error)))
+                (bytes, Some(proxied.told(Leg::Decode, cause, error)))
             }
             Relayed::Broken => {
-                let why = "the worker's answer is no stream of events".to_owned();
-                flight.last = Some(UpstreamReply::error(&failure::error(Cause::Internal, why)));
+                let why = "the worker's answer is not a stream of events".to_owned();
+                proxied.last = Some(UpstreamReply::error(&failure::error(Cause::Internal, why)));
                 (Vec::new(), Some(AttemptEvent::Lost(Leg::Decode, Cause::Internal)))
             }
         };
         if bytes.is_empty() {
             return news;
         }
-        if flight.body.is_none() || flight.attempts.is_retry() {
+        debug_assert!(
+            proxied.body != Some(BodyMode::Long) || !is_stream,
+            "no worker continues an answer that is no stream"
+        );
+        if proxied.body.is_none() || proxied.attempts.is_retry() {
             // A worker that serves the request alone has computed the prompt.
-            flight.lead.into_iter().for_each(|lead| cx.pool.mark_read(lead, cx.now));
+            proxied.lead.into_iter().for_each(|lead| cx.pool.mark_read(lead, cx.now));
             // The prefill worker that decode has asked has finished its part.
-            flight.release(cx);
+            proxied.release(cx);
         }
-        if flight.body.is_none() {
-            self.open_body(client, flight, media, is_stream, cx);
-            flight.acquit(cx);
-        } else if flight.attempts.is_retry() {
+        if proxied.body.is_none() {
+            self.open_body(client, proxied, media, is_stream, cx);
+            proxied.acquit(cx);
+        } else if proxied.attempts.is_retry() {
             self.metrics.resumed.inc();
-            flight.acquit(cx);
+            proxied.acquit(cx);
         }
         self.passed += 1;
         cx.connections.send_chunk(cx.reactor, client, &bytes);
-        let passes = AttemptEvent::Passes { resumable: is_stream && flight.relay.is_resumable() };
+        let passes = AttemptEvent::Passes { resumable: is_stream && proxied.relay.is_resumable() };
         // Successful pieces need no random number and no deadline.
         let terms = &mut AttemptContext {
             now: cx.now,
@@ -214,37 +215,36 @@ impl ProxiedRequests {
             deadline: None,
             retries: &mut self.retries,
         };
-        let next = flight.attempts.apply_event(passes, terms);
-        if let (AttemptAction::RestoreDeadline, Some(lead)) = (next, flight.lead) {
-            cx.pool.set_deadline(lead, flight.until());
+        let next = proxied.attempts.apply_event(passes, terms);
+        if let (AttemptAction::RestoreDeadline, Some(lead)) = (next, proxied.lead) {
+            cx.pool.set_deadline(lead, proxied.until());
         }
         news
     }
 
-    /// Passes on the tokens that prefill sends ahead of decode, if the router uses them. Returns
-    /// the event that follows for the attempt. Everything else in the answer is dropped, except a
-    /// failure.
+    /// Passes on the tokens that prefill sends before decode, if the router uses them. Returns the
+    /// event for the attempt. Of the rest of the answer, only a failure is used.
     pub(super) fn pass_ahead(
         &mut self,
         client: ConnId,
-        flight: &mut ProxiedRequest,
+        proxied: &mut ProxiedRequest,
         body: &mut Vec<u8>,
         cx: &mut RouterContext<'_>,
     ) -> Option<AttemptEvent> {
-        if !self.is_ahead(flight)
-            || !(flight.body.is_none() || flight.body == Some(BodyMode::Stream))
+        if !self.is_ahead(proxied)
+            || !(proxied.body.is_none() || proxied.body == Some(BodyMode::Stream))
         {
             body.clear();
             return None;
         }
-        let (bytes, failed) = match flight.relay.take_ahead(body) {
+        let (bytes, failed) = match proxied.relay.take_ahead(body) {
             Relayed::Bytes(bytes) => (bytes, None),
             Relayed::Failed { bytes, cause, error } => (bytes, Some((cause, error))),
             Relayed::Broken => (Vec::new(), None),
         };
         if !bytes.is_empty() {
-            if flight.body.is_none() {
-                self.open_body(client, flight, sse::CONTENT_TYPE, true, cx);
+            if proxied.body.is_none() {
+                self.open_body(client, proxied, sse::CONTENT_TYPE, true, cx);
             }
             cx.connections.send_chunk(cx.reactor, client, &bytes);
             let terms = &mut AttemptContext {
@@ -253,63 +253,65 @@ impl ProxiedRequests {
                 deadline: None,
                 retries: &mut self.retries,
             };
-            let _ = flight.attempts.apply_event(AttemptEvent::FirstTokenPassed, terms);
+            let _ = proxied.attempts.apply_event(AttemptEvent::FirstTokenPassed, terms);
         }
-        let (cause, error) = failed.filter(|_| !flight.has_begun(cx))?;
-        Some(flight.told(Leg::Prefill, cause, error))
+        let (cause, error) = failed.filter(|_| !proxied.has_begun(cx))?;
+        Some(proxied.told(Leg::Prefill, cause, error))
     }
 
     /// Whether prefill is asked to send its first token to the client at once.
-    pub(super) fn is_ahead(&self, flight: &ProxiedRequest) -> bool {
+    pub(super) fn is_ahead(&self, proxied: &ProxiedRequest) -> bool {
         let is_stream =
-            matches!(&flight.request.payload, Payload::Routed(body) if body.is_stream());
+            matches!(&proxied.request.payload, Payload::Routed(body) if body.is_stream());
         self.first_token == FirstToken::Prefill && is_stream
     }
 
     pub(super) fn open_body(
         &self,
         client: ConnId,
-        flight: &mut ProxiedRequest,
+        proxied: &mut ProxiedRequest,
         media: &str,
         is_stream: bool,
         cx: &mut RouterContext<'_>,
     ) {
-        flight.body = Some(if is_stream { BodyMode::Stream } else { BodyMode::Long });
-        // Only in a stream the first byte is the first token.
-        if is_stream && flight.is_counted() {
-            self.metrics.first_byte(cx.now.duration_since(flight.begun));
+        let mode = if is_stream { BodyMode::Stream } else { BodyMode::Long };
+        let before = proxied.body.replace(mode);
+        debug_assert!(before.is_none(), "an answer begins once");
+        // Only in a stream, the first byte is the first token.
+        if is_stream && proxied.is_counted() {
+            self.metrics.first_byte(cx.now.duration_since(proxied.begun));
         }
         cx.connections.open_body(cx.reactor, client, 200, media);
     }
 
-    /// Decode's answer has ended.
+    /// Handles the end of decode's answer.
     pub(super) fn ended(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         mut answer: UpstreamReply,
         cx: &mut RouterContext<'_>,
     ) {
         if !answer.is_success() {
             let news = UpstreamFailure::from_reply(&answer).attempt_event(Leg::Decode);
-            flight.last = Some(answer);
-            return self.apply_event(client, flight, news, cx);
+            proxied.last = Some(answer);
+            return self.apply_event(client, proxied, news, cx);
         }
         let (media, is_stream) = (answer.media.clone(), answer.is_stream());
         let mut body = std::mem::take(&mut answer.body);
-        let news = self.pass(client, &mut flight, &media, is_stream, &mut body, cx);
-        let news = news.unwrap_or_else(|| match flight.body {
-            // The worker knows how to end the stream, and did not.
-            Some(BodyMode::Stream) if flight.relay.is_resumable() && !flight.relay.is_done() => {
+        let news = self.pass(client, &mut proxied, &media, is_stream, &mut body, cx);
+        let news = news.unwrap_or_else(|| match proxied.body {
+            // A complete stream has an end mark, and this one has none.
+            Some(BodyMode::Stream) if proxied.relay.is_resumable() && !proxied.relay.is_done() => {
                 let (cause, why) = failure::explain_call_error(CallError::Closed);
-                flight.last = Some(UpstreamReply::error(&failure::error(cause, why)));
+                proxied.last = Some(UpstreamReply::error(&failure::error(cause, why)));
                 AttemptEvent::Lost(Leg::Decode, cause)
             }
             _ => AttemptEvent::Finished,
         });
-        if news == AttemptEvent::Finished && flight.body.is_none() {
-            flight.last = Some(UpstreamReply { body, ..answer });
+        if news == AttemptEvent::Finished && proxied.body.is_none() {
+            proxied.last = Some(UpstreamReply { body, ..answer });
         }
-        self.apply_event(client, flight, news, cx);
+        self.apply_event(client, proxied, news, cx);
     }
 }

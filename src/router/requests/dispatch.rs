@@ -1,4 +1,4 @@
-//! An attempt of a request: choose its workers, connect to them, and send its legs once the
+//! An attempt of a request: it chooses workers, connects to them, and sends the legs when the
 //! connections are established.
 
 use super::proxied::ProxiedRequest;
@@ -15,22 +15,23 @@ use crate::router::call::Owner;
 use crate::router::target::WorkerTarget;
 use crate::routing::attempts::AttemptEvent;
 use crate::routing::balancer::{NoWorker, Reservation};
+use crate::sys::clock;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 impl ProxiedRequests {
     /// Chooses the workers and opens the connections.
     pub(super) fn attempt(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         cx: &mut RouterContext<'_>,
     ) {
-        flight.due = None;
-        let (router, avoid) = (cx.pool.balancer(), flight.attempts.avoid());
-        let booked = match &flight.request.payload {
+        debug_assert!(proxied.is_at_rest(), "an attempt begins without calls and reservations");
+        proxied.due = None;
+        let (router, avoid) = (cx.pool.balancer(), proxied.attempts.avoid());
+        let booked = match &proxied.request.payload {
             Payload::Routed(body) => router
                 .choose_serving(body.work(), avoid, cx.now)
                 .map(|(prefill, decode)| (decode, prefill)),
@@ -43,42 +44,44 @@ impl ProxiedRequests {
             Ok(booked) => booked,
             Err(late @ NoWorker::Late { .. }) => {
                 let late = ApiError { message: late.to_string(), ..ApiError::overloaded(1) };
-                flight.last = Some(UpstreamReply::error(&late));
-                let next = flight.attempts.late();
-                return self.perform_action(client, flight, next, cx);
+                proxied.last = Some(UpstreamReply::error(&late));
+                let next = proxied.attempts.late();
+                return self.perform_action(client, proxied, next, cx);
             }
             Err(none) => {
-                flight
+                proxied
                     .last
                     .get_or_insert_with(|| UpstreamReply::error(&unavailable(none.to_string())));
-                let deadline = flight.deadline();
-                let next = flight
+                let deadline = proxied.deadline();
+                let next = proxied
                     .attempts
                     .handle_no_worker(none.may_come(), &terms(&mut self.retries, deadline, cx));
-                return self.perform_action(client, flight, next, cx);
+                return self.perform_action(client, proxied, next, cx);
             }
         };
-        flight.attempts.set_workers(prefill.as_ref().map(Reservation::worker), Some(lead.worker()));
+        proxied
+            .attempts
+            .set_workers(prefill.as_ref().map(Reservation::worker), Some(lead.worker()));
         let result = match (self.flow, prefill) {
             (Flow::PrefillFirst, Some(prefill)) => {
-                flight.attempts.in_turn();
-                flight.held = Some(lead);
-                flight.open([(Owner::PrefillFirst(client), prefill)], cx)
+                proxied.attempts.in_turn();
+                proxied.hold(lead);
+                proxied.open([(Owner::PrefillFirst(client), prefill)], cx)
             }
             (Flow::DecodeFirst, Some(prefill)) => {
-                flight.held = Some(prefill);
-                flight.open([(Owner::Lead(client), lead)], cx)
+                proxied.hold(prefill);
+                proxied.open([(Owner::Lead(client), lead)], cx)
             }
             (_, prefill) => {
                 let prefill = prefill.map(|prefill| (Owner::Prefill(client), prefill));
-                flight.open(prefill.into_iter().chain([(Owner::Lead(client), lead)]), cx)
+                proxied.open(prefill.into_iter().chain([(Owner::Lead(client), lead)]), cx)
             }
         };
         match result {
-            Ok(awaited) => self.apply_event(client, flight, AttemptEvent::Opened(awaited), cx),
+            Ok(awaited) => self.apply_event(client, proxied, AttemptEvent::Opened(awaited), cx),
             Err(reason) => {
-                flight.last = Some(UpstreamReply::error(&unavailable(reason.to_string())));
-                self.fail(client, flight, Cause::Overloaded, cx);
+                proxied.last = Some(UpstreamReply::error(&unavailable(reason.to_string())));
+                self.fail(client, proxied, Cause::Overloaded, cx);
             }
         }
     }
@@ -86,34 +89,35 @@ impl ProxiedRequests {
     pub(super) fn refused(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         role: Leg,
         cx: &mut RouterContext<'_>,
     ) {
         let why = "no chosen worker accepted a connection";
-        flight.last.get_or_insert_with(|| {
+        proxied.last.get_or_insert_with(|| {
             UpstreamReply::error(&failure::error(Cause::PeerLost, why.into()))
         });
-        self.apply_event(client, flight, AttemptEvent::Refused(role), cx);
+        self.apply_event(client, proxied, AttemptEvent::Refused(role), cx);
     }
 
     /// Sends the request on all open connections at once. A pair in the dual flow gets a new room.
     pub(super) fn send(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         cx: &mut RouterContext<'_>,
     ) {
+        debug_assert!(proxied.calls() > 0, "a request is sent over its calls");
         let room = Room(random() >> 1);
-        flight.relay.turn(flight.request.payload.choices());
-        let Some(order) = flight.request.head.after_wait(cx.now.duration_since(flight.begun))
+        proxied.relay.turn(proxied.request.payload.choices());
+        let Some(order) = proxied.request.head.after_wait(cx.now.duration_since(proxied.begun))
         else {
-            let why = "the client's deadline passed before there was an answer".to_owned();
-            flight.last = Some(UpstreamReply::error(&failure::error(Cause::Deadline, why)));
-            return self.fail(client, flight, Cause::Deadline, cx);
+            let why = "the client's deadline passed before the answer began".to_owned();
+            proxied.last = Some(UpstreamReply::error(&failure::error(Cause::Deadline, why)));
+            return self.fail(client, proxied, Cause::Deadline, cx);
         };
-        let body = match &flight.request.payload {
-            Payload::Routed(body) => self.addressed(&flight, body, room, cx),
+        let body = match &proxied.request.payload {
+            Payload::Routed(body) => self.addressed(&proxied, body, room, cx),
             Payload::Decode(body) => body.clone(),
             Payload::Any => Vec::new(),
         };
@@ -122,31 +126,32 @@ impl ProxiedRequests {
             Debug,
             "router",
             "sent",
-            request = flight.request.id,
+            request = proxied.request.id,
             room = room,
             target = order.target
         );
-        for conn in [flight.prefill, flight.lead].into_iter().flatten() {
+        for conn in [proxied.prefill, proxied.lead].into_iter().flatten() {
             cx.pool.send_request(cx.reactor, conn, &order, &body, cx.now);
         }
-        self.keep(client, flight);
+        self.keep(client, proxied);
     }
 
     /// The body for the legs that are sent now.
     fn addressed(
         &self,
-        flight: &ProxiedRequest,
+        proxied: &ProxiedRequest,
         body: &RoutedBody,
         room: Room,
         cx: &RouterContext<'_>,
     ) -> Vec<u8> {
-        let source = flight.attempts.worker(Leg::Prefill).and_then(|worker| cx.pool.target(worker));
-        let is_ahead = source.is_some() && self.is_ahead(flight);
+        let source =
+            proxied.attempts.worker(Leg::Prefill).and_then(|worker| cx.pool.target(worker));
+        let is_ahead = source.is_some() && self.is_ahead(proxied);
         let is_marked = is_ahead || (self.retries.most() > 0 && body.is_stream());
-        let mut resume = is_marked.then(|| flight.relay.resume().clone());
+        let mut resume = is_marked.then(|| proxied.relay.resume().clone());
         if let Some(resume) = resume.as_mut().filter(|_| is_ahead) {
             // Two workers send parts of one answer, so they need the same creation time.
-            resume.created.get_or_insert_with(unix);
+            resume.created.get_or_insert_with(|| clock::since_epoch().as_secs());
         }
         let address = |source: &WorkerTarget| PrefillAddress {
             host: source.url.host.clone(),
@@ -154,7 +159,7 @@ impl ProxiedRequests {
             tls: source.url.tls,
             bootstrap_port: source.registry_port(),
         };
-        let place = match (self.flow, source, &flight.kept) {
+        let place = match (self.flow, source, &proxied.kept) {
             (_, None, _) => None,
             (_, Some(_), Some(kept)) => Some(KvLocation::Kept(&kept.params)),
             (Flow::PrefillFirst, Some(source), None) => {
@@ -175,9 +180,4 @@ impl ProxiedRequests {
         };
         body.address(place, resume.as_ref(), is_ahead)
     }
-}
-
-/// Unix time in seconds.
-fn unix() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,4 +1,4 @@
-//! How requests end, and what their clients receive then.
+//! The end of requests, and the answers that their clients receive then.
 
 use super::proxied::{BodyMode, ProxiedRequest};
 use super::{ProxiedRequests, RouterContext};
@@ -14,51 +14,55 @@ impl ProxiedRequests {
     pub(super) fn land(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         cx: &mut RouterContext<'_>,
     ) {
-        match (flight.body, &flight.last) {
+        debug_assert!(!self.open.contains_key(&client), "a request that ends is not served");
+        let has_answer = proxied.body.is_some() || proxied.last.is_some();
+        debug_assert!(has_answer, "a request that ends well has an answer");
+        match (proxied.body, &proxied.last) {
             (None, Some(answer)) => {
                 cx.connections.send_response(cx.reactor, client, &answer.whole(), cx.now);
             }
             _ => cx.connections.end_stream(cx.reactor, client, cx.now),
         }
-        flight.acquit(cx);
-        flight.release(cx);
-        if flight.is_counted() {
-            self.metrics.ended(cx.now.duration_since(flight.begun));
+        proxied.acquit(cx);
+        proxied.release(cx);
+        if proxied.is_counted() {
+            self.metrics.ended(cx.now.duration_since(proxied.begun));
         }
-        if let Some(prefill) = flight.prefill {
+        if let Some(prefill) = proxied.prefill {
             cx.pool.detach_call(prefill);
         }
-        cx.cancel(flight.lead);
+        cx.cancel(proxied.lead);
     }
 
     /// Ends a request without a complete answer.
     pub(super) fn fail(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         cause: Cause,
         cx: &mut RouterContext<'_>,
     ) {
-        flight.tell("request failed", Leg::Decode, cause, cx);
-        self.failed(&flight, cause);
-        // A worker can report that the client is gone. That is wrong for a client that is still
-        // here.
+        debug_assert!(!self.open.contains_key(&client), "a request that ends is not served");
+        proxied.tell("request failed", Leg::Decode, cause, cx);
+        self.failed(&proxied, cause);
+        // A worker can report that the client is gone. That is wrong if the client is still
+        // connected.
         let is_true = |told: &UpstreamReply| {
             told.own.is_some() || UpstreamFailure::from_reply(told).cause != Cause::ClientGone
         };
-        let told = flight.last.take().filter(is_true);
+        let told = proxied.last.take().filter(is_true);
         let told = told.unwrap_or_else(|| {
             UpstreamReply::error(&failure::error(cause, "the request could not be served".into()))
         });
-        match flight.body {
+        match proxied.body {
             None => cx.connections.send_response(cx.reactor, client, &told.whole(), cx.now),
             Some(BodyMode::Stream) => {
                 let mut last = Vec::new();
-                if !flight.relay.is_resumable() {
-                    // The last event is possibly cut off. Empty lines end it, and have no other
+                if !proxied.relay.is_resumable() {
+                    // The last event can be incomplete. Empty lines end it and have no other
                     // effect.
                     last.extend_from_slice(b"\n\n");
                 }
@@ -68,11 +72,11 @@ impl ProxiedRequests {
             }
             Some(BodyMode::Long) => cx.connections.cut_response(cx.reactor, client),
         }
-        flight.cancel(cx);
+        proxied.cancel(cx);
     }
 
-    pub(super) fn failed(&self, flight: &ProxiedRequest, cause: Cause) {
-        if flight.is_counted() {
+    pub(super) fn failed(&self, proxied: &ProxiedRequest, cause: Cause) {
+        if proxied.is_counted() {
             self.metrics.failed(cause);
         }
     }

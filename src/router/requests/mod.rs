@@ -1,11 +1,12 @@
-//! Requests on their way: to a pair, back to the client, and to another pair if one fails. The flow
-//! is the order in which the pair is asked. Both at once: `dispatch`. Prefill first:
-//! `prefill_first`. Decode first: decode asks prefill itself (`worker::prefill_client`).
+//! Requests in the router: they go to a pair, the answer goes back to the client, and a failed
+//! request goes to another pair. The flow is the order of the pair's workers. Both at once:
+//! `dispatch`. Prefill first: `prefill_first`. Decode first: decode asks prefill itself
+//! (`worker::prefill_client`).
 //!
-//! Thread: `ctl`. Owns: the calls of each request, and what its client has of the answer (`relay`).
-//! Performs the actions of `routing::attempts`.
-//! Invariants: when a request ends or waits for its next attempt, its calls end. Exception: a
-//! prefill leg that is still running when decode's answer is complete.
+//! Thread: `ctl`. Owns: the calls of each request, and the client's part of the answer (`relay`).
+//! Runs the actions of `routing::attempts`.
+//! Invariants: the calls of a request end when it ends or waits for its next attempt. Exception: a
+//! prefill leg that still runs when decode's answer is complete.
 //! Not here: the choice of workers, the time of retries (`routing`).
 
 mod answers;
@@ -17,9 +18,10 @@ mod request;
 
 pub use request::{ClientRequest, Payload};
 
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
 use crate::cause::Cause;
 use crate::config::{FirstToken, Flow, RequestConfig};
+use crate::http::response::{JSON, Response};
 use crate::limits::ROUTER_PROBE_INTERVAL;
 use crate::net::{ConnId, Reactor};
 use crate::obs::log::event;
@@ -30,14 +32,15 @@ use crate::router::relay::Relay;
 use crate::routing::attempts::{AttemptAction, AttemptContext, AttemptEvent, Attempts as Core};
 use crate::routing::retries::RetryBudget;
 use crate::server::connections::Connections;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure;
 use proxied::ProxiedRequest;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::time::Instant;
 
-/// What a step works with.
+/// The reactor, the connections and the time that one step works with.
 #[derive(Debug)]
 pub struct RouterContext<'a> {
     /// Sockets.
@@ -56,34 +59,42 @@ impl RouterContext<'_> {
         self.connections.send_error(self.reactor, client, error, self.now);
     }
 
+    /// Answers a client with a JSON body.
+    pub fn send_json(&mut self, client: ConnId, status: u16, body: &[u8]) {
+        let answer = Response { status, media: JSON, body, retry_after: None };
+        self.connections.send_response(self.reactor, client, &answer, self.now);
+    }
+
     fn cancel(&mut self, call: Option<ConnId>) {
-        if let Some(conn) = call {
+        if let Some(conn) = call
+            && !is_failpoint_active("call outlives its request")
+        {
             self.pool.cancel_call(self.reactor, conn, self.now);
         }
     }
 }
 
-/// All requests that are being served.
+/// All requests of the router.
 #[derive(Debug)]
 pub struct ProxiedRequests {
     /// By client; each has one request at a time.
     open: HashMap<ConnId, ProxiedRequest>,
     /// Requests that wait while the limit of running requests is reached.
     line: AdmissionQueue<ProxiedRequest>,
-    /// The order in which the workers of a pair are asked.
+    /// The order in which the workers of a pair get a request.
     flow: Flow,
     /// The leg that sends the first token of a stream.
     first_token: FirstToken,
-    /// Requests that are retried, by time. Some can have ended.
+    /// Requests that wait for a retry, by time. Some can have ended already.
     due: BinaryHeap<Reverse<(Instant, ConnId)>>,
     retries: RetryBudget,
     metrics: RouterMetrics,
-    /// Pieces of answers that were passed on since the last [`ProxiedRequests::take_passed`].
+    /// Number of relayed pieces of answers since the last [`ProxiedRequests::take_passed`].
     passed: usize,
 }
 
 impl ProxiedRequests {
-    /// No requests yet.
+    /// Creates the state without requests.
     pub fn new(retries: RetryBudget, metrics: RouterMetrics) -> ProxiedRequests {
         ProxiedRequests {
             open: HashMap::new(),
@@ -108,27 +119,27 @@ impl ProxiedRequests {
         }
     }
 
-    /// How many pieces of answers were passed on since the last call.
+    /// Number of relayed pieces of answers since the last call.
     pub fn take_passed(&mut self) -> usize {
         std::mem::take(&mut self.passed)
     }
 
-    /// Whether no request is being served.
+    /// Whether there is no request.
     pub fn is_idle(&self) -> bool {
         self.open.is_empty() && self.line.is_empty()
     }
 
-    /// How many requests are at workers, or between two attempts.
+    /// Number of requests at workers or between two attempts.
     pub fn served(&self) -> usize {
         self.open.len()
     }
 
-    /// How many requests there are.
+    /// Number of all requests.
     pub fn count(&self) -> usize {
         self.open.len() + self.line.len()
     }
 
-    /// How many requests wait for others to end.
+    /// Number of requests that wait for the end of others.
     pub fn waiting(&self) -> usize {
         self.line.len()
     }
@@ -145,7 +156,8 @@ impl ProxiedRequests {
         request: ClientRequest,
         cx: &mut RouterContext<'_>,
     ) {
-        let flight = ProxiedRequest {
+        debug_assert!(!self.open.contains_key(&client), "a client has one request at a time");
+        let proxied = ProxiedRequest {
             request,
             begun: cx.now,
             attempts: Core::default(),
@@ -158,90 +170,89 @@ impl ProxiedRequests {
             body: None,
             last: None,
         };
-        if flight.is_counted() {
+        if proxied.is_counted() {
             self.metrics.requests.inc();
             if self.line.is_needed(self.running()) {
-                return self.queue(client, flight, cx);
+                return self.queue(client, proxied, cx);
             }
         }
-        self.attempt(client, flight, cx);
+        self.attempt(client, proxied, cx);
     }
 
     /// Running generation requests, for the limit.
     fn running(&self) -> usize {
         match self.line.is_open() {
-            // Without a limit the number is not needed.
+            // The number is needed only for the limit.
             true => 0,
-            false => self.open.values().filter(|flight| flight.is_counted()).count(),
+            false => self.open.values().filter(|proxied| proxied.is_counted()).count(),
         }
     }
 
-    fn queue(&mut self, client: ConnId, flight: ProxiedRequest, cx: &mut RouterContext<'_>) {
-        let deadline = flight.deadline();
-        if let Err(mut flight) = self.line.join(client, flight, deadline, cx.now) {
+    fn queue(&mut self, client: ConnId, proxied: ProxiedRequest, cx: &mut RouterContext<'_>) {
+        let deadline = proxied.deadline();
+        if let Err(mut proxied) = self.line.join(client, proxied, deadline, cx.now) {
             let most = self.line.length_max();
             let why = format!(
-                "{most} requests wait at this router, which is the limit (--queue-size); \
-                try again later"
+                "{most} requests already wait at this router, which is the limit \
+                (--queue-size); try again later"
             );
-            flight.last = Some(UpstreamReply::error(&ApiError::busy(why)));
-            self.fail(client, flight, Cause::Overloaded, cx);
+            proxied.last = Some(UpstreamReply::error(&ApiError::busy(why)));
+            self.fail(client, proxied, Cause::Overloaded, cx);
         }
     }
 
-    /// Starts waiting requests while the limit allows it, and fails those that have waited too
-    /// long.
+    /// Starts waiting requests while the limit allows it. Fails requests that have waited too long.
     pub fn admit(&mut self, cx: &mut RouterContext<'_>) {
-        while let Some((client, mut flight)) = self.line.overdue(cx.now) {
+        while let Some((client, mut proxied)) = self.line.overdue(cx.now) {
             let why = "the request waited too long for others to end".to_owned();
-            flight.last = Some(UpstreamReply::error(&failure::error(Cause::Deadline, why)));
-            self.fail(client, flight, Cause::Deadline, cx);
+            proxied.last = Some(UpstreamReply::error(&failure::error(Cause::Deadline, why)));
+            self.fail(client, proxied, Cause::Deadline, cx);
         }
         while !self.line.is_empty() {
-            let Some((client, flight)) = self.line.next(self.running()) else { return };
-            self.attempt(client, flight, cx);
+            let Some((client, proxied)) = self.line.next(self.running()) else { return };
+            self.attempt(client, proxied, cx);
         }
     }
 
-    /// A client has disconnected.
+    /// Ends the request of a client that has disconnected.
     pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
-        if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
-            self.failed(&flight, Cause::ClientGone);
-            event!(Debug, "router", "client gone", request = flight.request.id);
-            flight.cancel(cx);
+        if let Some(mut proxied) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
+            self.failed(&proxied, Cause::ClientGone);
+            event!(Debug, "router", "client gone", request = proxied.request.id);
+            proxied.cancel(cx);
         }
     }
 
-    /// Ends the generation requests with the ID `rid`, or with a client-given ID that begins with
-    /// it. `None` ends all. Returns how many there were.
+    /// Ends the generation requests with the ID `rid`, or with a client's ID that begins with it.
+    /// `None` ends all. Returns the number of ended requests.
     pub fn abort(&mut self, rid: Option<&str>, cx: &mut RouterContext<'_>) -> usize {
         let named = |request: &ClientRequest| match &request.payload {
             Payload::Routed(body) => rid.is_none_or(|rid| request.id == rid || body.is_named(rid)),
             Payload::Decode(_) | Payload::Any => false,
         };
         let all =
-            self.open.iter().map(|(&client, flight)| (client, flight)).chain(self.line.iter());
+            self.open.iter().map(|(&client, proxied)| (client, proxied)).chain(self.line.iter());
         let hit: Vec<ConnId> =
-            all.filter(|(_, flight)| named(&flight.request)).map(|(client, _)| client).collect();
+            all.filter(|(_, proxied)| named(&proxied.request)).map(|(client, _)| client).collect();
         for &client in &hit {
-            if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client))
+            if let Some(mut proxied) = self.open.remove(&client).or_else(|| self.line.leave(client))
             {
-                // The workers are asked to abort it too. Their connections stay open until then,
-                // because a closed connection would mean that the client is gone.
-                for leg in [flight.lead.take(), flight.prefill.take()].into_iter().flatten() {
+                // The workers also get the abort. Their connections stay open until then, because a
+                // closed connection would mean that the client is gone.
+                for leg in [proxied.lead.take(), proxied.prefill.take()].into_iter().flatten() {
                     cx.pool.let_end(cx.reactor, leg, cx.now);
                 }
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
-                flight.last = Some(UpstreamReply::error(&aborted));
-                self.fail(client, flight, Cause::Aborted, cx);
+                proxied.last = Some(UpstreamReply::error(&aborted));
+                self.fail(client, proxied, Cause::Aborted, cx);
             }
         }
         hit.len()
     }
 
-    /// The data queued for a client was sent.
+    /// Continues to read answers for a client after its queue was sent.
     pub fn drained(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
-        if let Some(lead) = self.open.get(&client).and_then(|flight| flight.lead) {
+        if let Some(lead) = self.open.get(&client).and_then(|proxied| proxied.lead) {
             cx.pool.resume(cx.reactor, lead, cx.now);
         }
     }
@@ -255,28 +266,52 @@ impl ProxiedRequests {
     pub fn try_again(&mut self, cx: &mut RouterContext<'_>) {
         while self.next_due().is_some_and(|at| at <= cx.now) {
             let Some(Reverse((at, client))) = self.due.pop() else { return };
-            if self.open.get(&client).is_some_and(|flight| flight.due == Some(at))
-                && let Some(flight) = self.open.remove(&client)
+            if self.open.get(&client).is_some_and(|proxied| proxied.due == Some(at))
+                && let Some(proxied) = self.open.remove(&client)
             {
-                self.attempt(client, flight, cx);
+                self.attempt(client, proxied, cx);
             }
         }
     }
 
-    fn keep(&mut self, client: ConnId, flight: ProxiedRequest) {
-        self.open.insert(client, flight);
+    /// Asserts the rules that hold between turns. Debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// A request has a call that is not its own, or a call of a leg has no request. A request that
+    /// waits for a retry has a call or is not listed. A queued request has begun.
+    pub fn invariants(&self, pool: &WorkerPool) {
+        let due: HashSet<_> = self.due.iter().map(|Reverse(entry)| *entry).collect();
+        for (&client, proxied) in &self.open {
+            proxied.invariants(client, pool);
+            if let Some(at) = proxied.due {
+                assert!(due.contains(&(at, client)), "a request that waits for a retry is listed");
+            }
+        }
+        let calls: usize = self.open.values().map(ProxiedRequest::calls).sum();
+        assert_eq!(calls, pool.legs(), "each call of a leg has its request");
+        self.line.invariants();
+        for (client, proxied) in self.line.iter() {
+            assert!(!self.open.contains_key(&client), "a request is served or queued, not both");
+            assert!(proxied.is_at_rest(), "a queued request has not begun");
+            assert!(proxied.is_counted(), "only generation requests are queued");
+        }
+    }
+
+    fn keep(&mut self, client: ConnId, proxied: ProxiedRequest) {
+        let before = self.open.insert(client, proxied);
+        debug_assert!(before.is_none(), "a client has one request at a time");
     }
 
     fn follow(
         &mut self,
         client: ConnId,
-        flight: ProxiedRequest,
+        proxied: ProxiedRequest,
         news: Option<AttemptEvent>,
         cx: &mut RouterContext<'_>,
     ) {
         match news {
-            Some(news) => self.apply_event(client, flight, news, cx),
-            None => self.keep(client, flight),
+            Some(news) => self.apply_event(client, proxied, news, cx),
+            None => self.keep(client, proxied),
         }
     }
 
@@ -284,17 +319,17 @@ impl ProxiedRequests {
     fn apply_event(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         news: AttemptEvent,
         cx: &mut RouterContext<'_>,
     ) {
-        let deadline = flight.deadline();
-        let next = flight.attempts.apply_event(news, &mut terms(&mut self.retries, deadline, cx));
+        let deadline = proxied.deadline();
+        let next = proxied.attempts.apply_event(news, &mut terms(&mut self.retries, deadline, cx));
         if matches!(
             next,
             AttemptAction::Retry(_) | AttemptAction::Fail(_) | AttemptAction::ReplaceDecode
         ) {
-            flight
+            proxied
                 .attempts
                 .accused()
                 .for_each(|worker| cx.pool.balancer().record_failure(worker, cx.now));
@@ -304,43 +339,44 @@ impl ProxiedRequests {
             AttemptEvent::Failed(role, cause) | AttemptEvent::Lost(role, cause),
         ) = (next, news)
         {
-            if flight.is_counted() {
+            if proxied.is_counted() {
                 self.metrics.retried(cause);
             }
-            flight.tell("tried again", role, cause, cx);
+            proxied.tell("tried again", role, cause, cx);
         }
-        self.perform_action(client, flight, next, cx);
+        self.perform_action(client, proxied, next, cx);
     }
 
     fn perform_action(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         next: AttemptAction,
         cx: &mut RouterContext<'_>,
     ) {
         match next {
             AttemptAction::Wait | AttemptAction::RestoreDeadline => {}
-            AttemptAction::Send => return self.send(client, flight, cx),
-            AttemptAction::StartDecode => return self.join(client, flight, cx),
-            AttemptAction::ReplaceDecode => return self.rejoin(client, flight, cx),
+            AttemptAction::Send => return self.send(client, proxied, cx),
+            AttemptAction::StartDecode => return self.join(client, proxied, cx),
+            AttemptAction::ReplaceDecode => return self.rejoin(client, proxied, cx),
             AttemptAction::ShortenDeadline(until) => {
-                if let Some(lead) = flight.lead {
-                    cx.pool.set_deadline(lead, until.min(flight.until()));
+                debug_assert!(proxied.lead.is_some(), "a request that was sent has a lead call");
+                if let Some(lead) = proxied.lead {
+                    cx.pool.set_deadline(lead, until.min(proxied.until()));
                 }
             }
             AttemptAction::Retry(at) => {
-                flight.cancel(cx);
+                proxied.cancel(cx);
                 if at <= cx.now {
-                    return self.attempt(client, flight, cx);
+                    return self.attempt(client, proxied, cx);
                 }
-                flight.due = Some(at);
+                proxied.due = Some(at);
                 self.due.push(Reverse((at, client)));
             }
-            AttemptAction::Finish => return self.land(client, flight, cx),
-            AttemptAction::Fail(cause) => return self.fail(client, flight, cause, cx),
+            AttemptAction::Finish => return self.land(client, proxied, cx),
+            AttemptAction::Fail(cause) => return self.fail(client, proxied, cause, cx),
         }
-        self.keep(client, flight);
+        self.keep(client, proxied);
     }
 }
 
@@ -352,16 +388,19 @@ fn terms<'a>(
     AttemptContext { now: cx.now, chance: random(), deadline, retries }
 }
 
-/// An error 503. The client can retry after the next probes.
+/// An error with status 503. The client can retry after the next probes.
 pub fn unavailable(why: String) -> ApiError {
-    let error = ApiError::new(503, "no_worker", why);
+    let error = ApiError::new(503, ErrorCode::NoWorker, why);
     ApiError { retry_after: Some(ROUTER_PROBE_INTERVAL.as_secs() as u32), ..error }
 }
 
 /// 64 random bits for rooms and delays.
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // The kernel's generator cannot fail once it is seeded.
+    // The kernel's generator cannot fail after it is seeded.
     let _ = getrandom::fill(&mut bytes);
     u64::from_le_bytes(bytes)
 }
+
+#[cfg(test)]
+mod tests;

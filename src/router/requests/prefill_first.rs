@@ -1,8 +1,8 @@
 //! The prefill-first flow: prefill computes the prompt and keeps the KV, then decode continues.
 //!
-//! Invariants: decode claims the kept KV, or the KV is given up when the attempt ends. If the
-//! router dies, prefill drops it after `limits::KEPT_KV_LIFE`.
-//! Decode is reserved together with prefill, because the work will reach it later.
+//! Invariants: decode claims the kept KV, or the router releases it at the end of the attempt. If
+//! the router dies, prefill drops it after `limits::KEPT_KV_LIFE`.
+//! The router reserves decode together with prefill, because the work will reach decode later.
 
 use super::proxied::ProxiedRequest;
 use super::{Payload, ProxiedRequests, RouterContext, unavailable};
@@ -31,30 +31,30 @@ impl ProxiedRequests {
         what: CallEvent,
         cx: &mut RouterContext<'_>,
     ) {
-        let Some(mut flight) = self.open.remove(&client) else { return };
-        if flight.prefill != Some(conn) {
-            self.open.insert(client, flight);
-            return;
+        let Some(mut proxied) = self.open.remove(&client) else { return };
+        if proxied.prefill != Some(conn) {
+            return self.keep(client, proxied);
         }
         let news = match what {
             CallEvent::Ready => {
-                return self.apply_event(client, flight, AttemptEvent::Connected, cx);
+                return self.apply_event(client, proxied, AttemptEvent::Connected, cx);
             }
-            CallEvent::Processing | CallEvent::Arrived => return self.keep(client, flight),
+            CallEvent::Processing | CallEvent::Arrived => return self.keep(client, proxied),
             CallEvent::Refused => {
-                flight.prefill = None;
-                return self.refused(client, flight, Leg::Prefill, cx);
+                proxied.prefill = None;
+                return self.refused(client, proxied, Leg::Prefill, cx);
             }
             CallEvent::Ended(answer) if answer.is_success() => {
                 match KvTransferParams::of(&answer.body) {
                     Some(told) => {
-                        flight.kept = Some(told);
+                        let before = proxied.kept.replace(told);
+                        debug_assert!(before.is_none(), "an attempt has one place of kept KV");
                         AttemptEvent::PrefillDone
                     }
                     None => {
                         let why =
-                            "the prefill worker does not say where it keeps the KV".to_owned();
-                        flight.last =
+                            "the prefill worker did not report where it keeps the KV".to_owned();
+                        proxied.last =
                             Some(UpstreamReply::error(&failure::error(Cause::Incompatible, why)));
                         AttemptEvent::Failed(Leg::Prefill, Cause::Incompatible)
                     }
@@ -62,27 +62,28 @@ impl ProxiedRequests {
             }
             CallEvent::Ended(answer) => {
                 let cause = UpstreamFailure::from_reply(&answer).cause;
-                flight.last = Some(answer);
+                proxied.last = Some(answer);
                 AttemptEvent::Failed(Leg::Prefill, cause)
             }
             CallEvent::Lost(lost) => {
                 let (cause, why) = failure::explain_call_error(lost);
-                flight.last = Some(UpstreamReply::error(&failure::error(cause, why)));
+                proxied.last = Some(UpstreamReply::error(&failure::error(cause, why)));
                 AttemptEvent::Lost(Leg::Prefill, cause)
             }
         };
-        flight.prefill = None;
-        self.apply_event(client, flight, news, cx);
+        proxied.prefill = None;
+        self.apply_event(client, proxied, news, cx);
     }
 
-    /// Prefill has answered: opens the connection to decode.
+    /// Opens the connection to decode after prefill has answered.
     pub(super) fn join(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         cx: &mut RouterContext<'_>,
     ) {
-        let chosen = flight.held.as_ref().map(Reservation::worker);
+        debug_assert_eq!(proxied.calls(), 0, "decode is called after prefill has answered");
+        let chosen = proxied.held.as_ref().map(Reservation::worker);
         let load = chosen.and_then(|worker| cx.pool.balancer().load(worker));
         if !load.is_some_and(|load| load.usable) {
             // The worker has begun to drain, has left, or is down.
@@ -90,40 +91,41 @@ impl ProxiedRequests {
                 let drains = cx.pool.target(worker).is_none_or(|target| target.drains);
                 drains || !cx.pool.balancer().has(worker)
             });
-            flight.release(cx);
+            proxied.release(cx);
             return match is_going {
                 true => self.apply_event(
                     client,
-                    flight,
+                    proxied,
                     AttemptEvent::Failed(Leg::Decode, Cause::Draining),
                     cx,
                 ),
-                false => self.refused(client, flight, Leg::Decode, cx),
+                false => self.refused(client, proxied, Leg::Decode, cx),
             };
         }
-        let lead = flight.held.take().map(|lead| (Owner::Lead(client), lead));
-        match flight.open(lead, cx) {
-            Ok(awaited) => self.apply_event(client, flight, AttemptEvent::Opened(awaited), cx),
+        let lead = proxied.held.take().map(|lead| (Owner::Lead(client), lead));
+        match proxied.open(lead, cx) {
+            Ok(awaited) => self.apply_event(client, proxied, AttemptEvent::Opened(awaited), cx),
             Err(reason) => {
-                flight.last = Some(UpstreamReply::error(&unavailable(reason.to_string())));
-                self.fail(client, flight, Cause::Overloaded, cx);
+                proxied.last = Some(UpstreamReply::error(&unavailable(reason.to_string())));
+                self.fail(client, proxied, Cause::Overloaded, cx);
             }
         }
     }
 }
 
 impl ProxiedRequests {
-    /// Decode refuses connections. The kept KV is not claimed, so another worker can claim it.
+    /// Chooses another decode worker if the first one refuses connections. The kept KV is not
+    /// claimed, so another worker can claim it.
     pub(super) fn rejoin(
         &mut self,
         client: ConnId,
-        mut flight: ProxiedRequest,
+        mut proxied: ProxiedRequest,
         cx: &mut RouterContext<'_>,
     ) {
-        let chosen = match (&flight.request.payload, flight.attempts.worker(Leg::Prefill)) {
+        let chosen = match (&proxied.request.payload, proxied.attempts.worker(Leg::Prefill)) {
             (Payload::Routed(body), Some(prefill)) => {
                 let router = cx.pool.balancer();
-                router.choose_behind(prefill, body.work(), flight.attempts.avoid(), cx.now).ok()
+                router.choose_behind(prefill, body.work(), proxied.attempts.avoid(), cx.now).ok()
             }
             _ => None,
         };
@@ -133,16 +135,16 @@ impl ProxiedRequests {
                     Debug,
                     "router",
                     "another decode worker claims the kept KV",
-                    request = flight.request.id,
+                    request = proxied.request.id,
                     worker = cx.pool.url(decode.worker())
                 );
-                flight.attempts.rejoin(decode.worker());
-                flight.held = Some(decode);
-                self.join(client, flight, cx);
+                proxied.attempts.rejoin(decode.worker());
+                proxied.hold(decode);
+                self.join(client, proxied, cx);
             }
             None => self.apply_event(
                 client,
-                flight,
+                proxied,
                 AttemptEvent::Lost(Leg::Decode, Cause::PeerLost),
                 cx,
             ),
@@ -151,7 +153,7 @@ impl ProxiedRequests {
 }
 
 impl ProxiedRequest {
-    /// Tells prefill to drop the kept KV, because decode will not claim it.
+    /// Lets prefill drop the kept KV, because decode will not claim it.
     pub(super) fn give_up_kept(&mut self, cx: &mut RouterContext<'_>) {
         let room = self.kept.take().and_then(|kept| kept.room);
         if let (Some(room), Some(worker)) = (room, self.attempts.worker(Leg::Prefill)) {

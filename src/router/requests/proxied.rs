@@ -1,4 +1,4 @@
-//! One request on its way: its calls, and what its client has of the answer.
+//! One request in the router: its calls, and the part of the answer that its client has.
 //!
 //! Invariants: it has at most one call for each leg.
 //! Not here: the reaction to events (`routing::attempts`).
@@ -12,6 +12,7 @@ use crate::net::{CloseReason, ConnId};
 use crate::obs::log;
 use crate::obs::log::LogLevel;
 use crate::router::call::Owner;
+use crate::router::pool::WorkerPool;
 use crate::router::relay::Relay;
 use crate::routing::attempts::{AttemptEvent, Attempts as Core};
 use crate::routing::balancer::Reservation;
@@ -30,20 +31,20 @@ pub(super) struct ProxiedRequest {
     pub(super) lead: Option<ConnId>,
     /// The prefill leg, while it can still fail the request.
     pub(super) prefill: Option<ConnId>,
-    /// The reservation of a worker without a call: prefill while decode asks it, or decode until
+    /// The reservation of a worker without a call: prefill while decode asks it, or decode before
     /// prefill has answered.
     pub(super) held: Option<Reservation>,
     /// The KV that this attempt's prefill worker keeps for decode.
     pub(super) kept: Option<KvTransferParams>,
-    /// When it is retried.
+    /// Time of the retry.
     pub(super) due: Option<Instant>,
-    /// How the answer is sent to the client, once it has begun.
+    /// The form in which the answer is sent, after it has begun.
     pub(super) body: Option<BodyMode>,
     /// The answer for the client if no later attempt replaces it.
     pub(super) last: Option<UpstreamReply>,
 }
 
-/// How an answer is sent that has begun.
+/// The form of an answer that has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum BodyMode {
     Stream,
@@ -51,7 +52,7 @@ pub(super) enum BodyMode {
 }
 
 impl ProxiedRequest {
-    /// A leg has reported a failure in its stream.
+    /// Handles a failure that a leg reports in its stream.
     pub(super) fn told(&mut self, role: Leg, cause: Cause, error: Vec<u8>) -> AttemptEvent {
         let media = crate::http::response::JSON.to_owned();
         let status = cause.http_status();
@@ -64,7 +65,8 @@ impl ProxiedRequest {
         news
     }
 
-    /// The deadline of its calls. A worker observes the client's deadline itself, unless it hangs.
+    /// The deadline of its calls. It is later than the client's deadline, which a worker observes
+    /// itself unless it hangs.
     pub(super) fn until(&self) -> Instant {
         self.deadline().map_or(self.begun + REQUEST_TIME_MAX, |deadline| deadline + ROUTER_GRACE)
     }
@@ -74,12 +76,12 @@ impl ProxiedRequest {
         Some(self.begun + self.request.head.patience()?)
     }
 
-    /// Whether the metrics count it: generation requests only.
+    /// Whether the metrics count it. They count only generation requests.
     pub(super) fn is_counted(&self) -> bool {
         matches!(self.request.payload, Payload::Routed(_))
     }
 
-    /// Opens the connections. Returns how many are not established yet.
+    /// Opens the connections. Returns the number of connections that are not established yet.
     pub(super) fn open(
         &mut self,
         calls: impl IntoIterator<Item = (Owner, Reservation)>,
@@ -100,7 +102,8 @@ impl ProxiedRequest {
                     } else {
                         &mut self.prefill
                     };
-                    *leg = Some(conn);
+                    let before = leg.replace(conn);
+                    debug_assert!(before.is_none(), "a request has one call for each leg");
                 }
                 Err(reason) => result = Err(reason),
             }
@@ -108,15 +111,15 @@ impl ProxiedRequest {
         result
     }
 
-    /// Whether decode has begun to answer, with success or not. Prefill's outcome then no longer
-    /// counts.
+    /// Whether decode has begun to answer, with success or with an error. Prefill's outcome is then
+    /// ignored.
     pub(super) fn has_begun(&self, cx: &mut RouterContext<'_>) -> bool {
         let answer = self.lead.and_then(|lead| cx.pool.answer(lead));
         !self.attempts.is_waiting() || answer.is_some_and(|a| !a.body.is_empty() || !a.is_success())
     }
 
-    /// Logs the fate of a request and the worker concerned. Failures that the client caused are
-    /// logged at debug level.
+    /// Logs the outcome of a request and its worker. Failures that the client caused have level
+    /// debug.
     pub(super) fn tell(&self, what: &str, role: Leg, cause: Cause, cx: &RouterContext<'_>) {
         let level = match cause {
             Cause::Refused | Cause::Aborted => LogLevel::Debug,
@@ -143,7 +146,7 @@ impl ProxiedRequest {
         }
     }
 
-    /// Both workers have done their part.
+    /// Records the success of both workers.
     pub(super) fn acquit(&self, cx: &mut RouterContext<'_>) {
         let workers =
             [Leg::Prefill, Leg::Decode].into_iter().filter_map(|role| self.attempts.worker(role));
@@ -157,10 +160,45 @@ impl ProxiedRequest {
         self.give_up_kept(cx);
     }
 
+    /// Keeps the reservation of the worker without a call.
+    pub(super) fn hold(&mut self, reservation: Reservation) {
+        let before = self.held.replace(reservation);
+        debug_assert!(before.is_none(), "a reservation is released before the next one is held");
+    }
+
     /// Releases the reservation of the worker without a call.
     pub(super) fn release(&mut self, cx: &mut RouterContext<'_>) {
         if let Some(held) = self.held.take() {
             cx.pool.release(held, cx.now);
+        }
+    }
+
+    /// Whether it has no call, no reservation and no kept KV, as before each attempt.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.calls() == 0 && self.held.is_none() && self.kept.is_none()
+    }
+
+    /// The number of its calls.
+    pub(super) fn calls(&self) -> usize {
+        usize::from(self.lead.is_some()) + usize::from(self.prefill.is_some())
+    }
+
+    /// Panics if the calls and reservations of a request that is served do not belong to it.
+    pub(super) fn invariants(&self, client: ConnId, pool: &WorkerPool) {
+        let waits = self.due.is_some();
+        assert_ne!(waits, self.calls() > 0, "a request has a call or waits for a retry");
+        assert!(!waits || self.is_at_rest(), "a request that waits for a retry holds nothing");
+        if let Some(lead) = self.lead {
+            assert_eq!(pool.owner(lead), Some(Owner::Lead(client)), "the lead call is its own");
+        }
+        if let Some(prefill) = self.prefill {
+            let owner = pool.owner(prefill).and_then(Owner::prefill_client);
+            assert_eq!(owner, Some(client), "the prefill call is its own");
+        }
+        if let Some(held) = &self.held {
+            let leg = if self.lead.is_some() { Leg::Prefill } else { Leg::Decode };
+            let chosen = self.attempts.worker(leg);
+            assert_eq!(chosen, Some(held.worker()), "it reserves the worker without a call");
         }
     }
 }

@@ -8,14 +8,14 @@ use crate::upstream::request::UpstreamHead;
 pub enum Payload {
     /// Served by a pair.
     Routed(RoutedBody),
-    /// Served by a decode worker alone.
+    /// Served by only a decode worker.
     Decode(Vec<u8>),
     /// Served by any worker; has no body.
     Any,
 }
 
 impl Payload {
-    /// How many choices are generated in parallel.
+    /// Number of choices that are generated in parallel.
     pub(super) fn choices(&self) -> usize {
         if let Payload::Routed(body) = self { body.choices() as usize } else { 1 }
     }

@@ -1,8 +1,7 @@
-//! Feedback about workers: ended probes, load reports, requests that fail or succeed.
+//! Feedback about workers: results of probes, load reports, requests that fail or succeed.
 //!
-//! Invariants: a worker is usable for choices while its last probes say so. When it becomes
-//! unusable, its known prompts and foreign load are cleared, because it can return as another
-//! process.
+//! Invariants: a worker can be chosen while its last probes succeed. When it becomes unusable, its
+//! known prompts and foreign load are cleared, because it can return as another process.
 
 use super::{LoadBalancer, Member};
 use crate::routing::health::{Health, HealthChange};
@@ -13,7 +12,7 @@ use std::time::Instant;
 impl LoadBalancer {
     /// The next worker to probe now. The caller reports the result with [`LoadBalancer::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> Option<WorkerNumber> {
-        // A worker that leaves is still probed while clients wait for it.
+        // A leaving worker is still probed while clients wait for it.
         let tables = &self.tables;
         let is_loaded = |member: &Member| {
             tables[member.role as usize].load(member.number).is_some_and(|load| load.booked > 0)
@@ -23,14 +22,14 @@ impl LoadBalancer {
         asked.find_map(|member| member.health.begin_probe(now).then_some(member.number))
     }
 
-    /// Makes a worker's next probe due now, because it has probably changed.
+    /// Makes a worker's next probe due now, because the worker has probably changed.
     pub fn hasten_probe(&mut self, worker: WorkerNumber, now: Instant) {
         if let Some(place) = self.place(worker) {
             self.members[place].health.hasten(now);
         }
     }
 
-    /// A probe has ended.
+    /// Applies the result of a probe.
     pub fn probed(
         &mut self,
         worker: WorkerNumber,
@@ -40,12 +39,12 @@ impl LoadBalancer {
         self.turn(worker, |health| health.probed(is_well, now))
     }
 
-    /// A probe has ended: the worker is there and takes no new requests.
+    /// Applies the result of a probe: the worker is alive, but takes no new requests.
     pub fn declined(&mut self, worker: WorkerNumber, now: Instant) -> Option<HealthChange> {
         self.turn(worker, |health| health.declined(now))
     }
 
-    /// A worker did not answer the query for its identity, which precedes a probe.
+    /// Records that a worker did not answer the identity query before a probe.
     pub fn unanswered(&mut self, worker: WorkerNumber) {
         if let Some(place) = self.place(worker) {
             self.members[place].health.unanswered();
@@ -57,7 +56,8 @@ impl LoadBalancer {
         self.policies.prefill.compares_loads() || self.policies.decode.compares_loads()
     }
 
-    /// A load report is requested now. The caller passes it to [`LoadBalancer::reported`].
+    /// Records that a load report is requested now. The caller passes it to
+    /// [`LoadBalancer::reported`].
     pub fn ask_report(&mut self, worker: WorkerNumber) {
         let booked = self.load(worker).map(|load| load.booked());
         if let Some(place) = self.place(worker) {
@@ -65,8 +65,8 @@ impl LoadBalancer {
         }
     }
 
-    /// Applies a load report, or its absence. It replaces the worker's foreign load until the next
-    /// report.
+    /// Applies a load report, or its absence. The result is the worker's foreign load until the
+    /// next report.
     pub fn reported(&mut self, worker: WorkerNumber, report: Option<LoadReport>, now: Instant) {
         let Some(place) = self.place(worker) else { return };
         let before = self.members[place].asked.take();
@@ -90,33 +90,36 @@ impl LoadBalancer {
             && self.member(worker).is_some_and(|member| member.health.is_silent())
     }
 
-    /// A worker refused a connection.
+    /// Records that a worker refused a connection.
     pub fn refused(&mut self, worker: WorkerNumber) -> Option<HealthChange> {
         self.turn(worker, Health::refused)
     }
 
-    /// The next worker to give up: it did not come up in the time for that.
+    /// The next worker that did not come up in time. It is not probed any more.
     pub fn give_up(&mut self, now: Instant) -> Option<WorkerNumber> {
         let late = self
             .members
             .iter_mut()
             .find_map(|member| member.health.give_up(now).then_some(member.number));
+        let is_down = |worker| self.load(worker).is_some_and(|load| !load.usable);
+        debug_assert!(late.is_none_or(is_down), "a worker that is up is not given up");
         late.filter(|&worker| self.has(worker))
     }
 
-    /// Never gives this worker up, however long it takes to come up.
+    /// Keeps probing this worker, even if it takes long to come up.
     pub fn keep_looking(&mut self, worker: WorkerNumber) {
         if let Some(place) = self.place(worker) {
             self.members[place].health.keep_looking();
         }
     }
 
-    /// This worker was announced again. Returns whether it had been given up and is probed again.
+    /// Probes this worker again if the router had stopped to probe it. Returns whether it had.
+    /// Called when the worker is announced again.
     pub fn await_anew(&mut self, worker: WorkerNumber, now: Instant) -> bool {
         self.place(worker).is_some_and(|place| self.members[place].health.await_anew(now))
     }
 
-    /// A request failed at this worker, or because of it.
+    /// Records a request that failed at this worker, or because of it.
     pub fn record_failure(&mut self, worker: WorkerNumber, now: Instant) {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];
@@ -125,7 +128,7 @@ impl LoadBalancer {
         }
     }
 
-    /// A request succeeded there.
+    /// Records a request that succeeded at this worker.
     pub fn record_success(&mut self, worker: WorkerNumber) {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];

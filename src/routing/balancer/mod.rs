@@ -1,9 +1,9 @@
 //! The router's decisions: which pair serves a request, and which workers are probed.
 //!
 //! Owns: the known workers, their load and health.
-//! Invariants: a worker's load is the sum of its open reservations and of its foreign load. A
-//! worker that leaves is not chosen again, and is known until its last reservation is released. A
-//! worker's number is never reused.
+//! Invariants: a worker's load is the sum of its open reservations and its foreign load. A leaving
+//! worker is not chosen again, and stays known until its last reservation is released. A worker's
+//! number is never reused.
 //! Not here: choices (`selection`), the rows of workers (`table`).
 
 mod feedback;
@@ -23,17 +23,19 @@ use crate::routing::forecast::Forecast;
 use crate::routing::health::Health;
 use crate::routing::load::{ReservedLoad, WorkerLoad, WorkerNumber};
 use crate::routing::prefixes::Prefixes;
+use crate::stdx::failpoint::is_failpoint_active;
 pub use reservation::{NoWorker, Reservation, ReservedPair};
 use selection::Scratch;
 use std::time::{Duration, Instant};
 use table::{LoadTable, WorkerRow};
 
-/// A worker that is present, or that leaves and still has reservations.
+/// A worker that is present, or that is leaving and still has reservations.
 #[derive(Debug)]
 struct Member {
     number: WorkerNumber,
     role: Leg,
-    /// What it reports in its entry and in answers. A worker that reports nothing fits every other.
+    /// Its reported properties, from its entry and its answers. A worker that reports nothing fits
+    /// every other.
     kind: Compatibility,
     health: Health,
     breaker: Breaker,
@@ -41,7 +43,7 @@ struct Member {
     reservations: u32,
     /// Its reservations at the time when a load report was requested.
     asked: Option<ReservedLoad>,
-    /// It leaves, and is known only for its reservations.
+    /// Whether it is leaving, and known only because of its reservations.
     is_leaving: bool,
 }
 
@@ -60,11 +62,11 @@ pub struct LoadBalancer {
     next: usize,
     /// The last choice, by role.
     last: [Option<WorkerNumber>; 2],
-    /// The prompts that workers are believed to have KV of, by role.
+    /// The prompts of which each worker probably has KV, by role.
     prefixes: [Prefixes; 2],
     forecast: Forecast,
     cache: CacheAwareConfig,
-    /// Seed of all random numbers, and how many were drawn.
+    /// Seed of all random numbers, and the number of draws.
     seed: u64,
     drawn: u64,
     /// Reused by the next choice.
@@ -108,7 +110,7 @@ impl LoadBalancer {
         LoadBalancer { seed, ..self }
     }
 
-    /// Sets how many blocks of prompts each worker's cache holds.
+    /// Sets the number of prompt blocks that each worker's cache holds.
     pub fn over_caches(self, blocks: usize) -> LoadBalancer {
         let mut prefixes = [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, blocks));
         for member in self.members.iter().filter(|member| !member.is_leaving) {
@@ -155,8 +157,8 @@ impl LoadBalancer {
         }
     }
 
-    /// Sets what a worker reported about itself. Returns the first worker of the other role that
-    /// does not fit, and the difference. Mixed workers are left out: they never hand over.
+    /// Sets the properties that a worker reported. Returns the first worker of the other role that
+    /// does not fit, and the difference. Mixed workers do not count, because they never hand over.
     pub fn introduced(
         &mut self,
         worker: WorkerNumber,
@@ -179,8 +181,8 @@ impl LoadBalancer {
         others.into_iter().find_map(difference)
     }
 
-    /// The first worker of the other role and why the two do not fit; mixed workers come last.
-    /// `None` if one fits, or if there is none.
+    /// The first worker of the other role and the reason why the two do not fit; mixed workers come
+    /// last. The result is `None` if a worker fits, or if there is no worker of the other role.
     pub fn misfit(&self, worker: WorkerNumber) -> Option<(WorkerNumber, Difference)> {
         let one = self.member(worker)?;
         let others =
@@ -204,7 +206,8 @@ impl LoadBalancer {
         self.tables[Leg::Decode as usize].set_reads_alone(worker, reads_alone);
     }
 
-    /// Compares what workers report. Done when they report, so that choices need not do it.
+    /// Compares the reported properties of all workers. It runs after each report, so that choices
+    /// need no comparison.
     fn sort(&mut self) {
         let (kinds, classes) =
             CompatibilityMatrix::of(self.members.iter().map(|member| &member.kind));
@@ -233,13 +236,15 @@ impl LoadBalancer {
         let member = &mut self.members[place];
         member.is_leaving = true;
         let role = member.role as usize;
-        self.tables[role].change(worker, |load| load.usable = false);
+        if !is_failpoint_active("leaving worker stays usable") {
+            self.tables[role].change(worker, |load| load.usable = false);
+        }
         self.prefixes[role].forget(worker);
         self.tables[role].set_held(worker, 0);
         self.remove_if_over(place);
     }
 
-    /// Forgets a worker that leaves and has no reservation.
+    /// Forgets a worker that is leaving and has no reservation.
     fn remove_if_over(&mut self, place: usize) {
         let Member { number, role, reservations, is_leaving, .. } = self.members[place];
         if is_leaving && reservations == 0 {
@@ -248,17 +253,17 @@ impl LoadBalancer {
         }
     }
 
-    /// Whether a worker is present, or has reservations left.
+    /// Whether a worker is present or still has reservations.
     pub fn knows(&self, worker: WorkerNumber) -> bool {
         self.place(worker).is_some()
     }
 
-    /// Whether a worker is present and does not leave.
+    /// Whether a worker is present and not leaving.
     pub fn has(&self, worker: WorkerNumber) -> bool {
         self.member(worker).is_some_and(|member| !member.is_leaving)
     }
 
-    /// A reservation without weight, for a request to this very worker.
+    /// A reservation without weight, for a request to this one worker.
     pub fn reserve_visit(&mut self, worker: WorkerNumber) -> Reservation {
         if let Some(place) = self.place(worker) {
             self.members[place].reservations += 1;
@@ -266,9 +271,8 @@ impl LoadBalancer {
         Reservation { worker, weight: 0, unread: 0, reading: Duration::ZERO, context: 0 }
     }
 
-    /// A usable worker of either role that has not refused the request. Prefill workers come first,
-    /// then the longest present. A worker that failed the request is used only if there is no
-    /// other.
+    /// A usable worker of either role that has not refused the request. Prefill workers come first;
+    /// within a role, the worker that joined first. A worker that failed the request comes last.
     ///
     /// # Errors
     /// No worker is usable, or all have refused the request.
@@ -288,7 +292,7 @@ impl LoadBalancer {
         })
     }
 
-    /// All workers were ordered to flush their caches.
+    /// Forgets all prompts, because all workers were ordered to flush their caches.
     pub fn forget_prompts(&mut self) {
         for member in &self.members {
             self.prefixes[member.role as usize].empty(member.number);
@@ -296,7 +300,7 @@ impl LoadBalancer {
         }
     }
 
-    /// A worker has computed the prompt of a reservation, and now generates.
+    /// Records that a worker has computed the prompt of a reservation and now generates.
     pub fn mark_read(&mut self, reservation: &mut Reservation, now: Instant) {
         let (unread, reading) =
             (std::mem::take(&mut reservation.unread), std::mem::take(&mut reservation.reading));
@@ -308,6 +312,7 @@ impl LoadBalancer {
     /// Ends a reservation.
     pub fn release(&mut self, reservation: Reservation, now: Instant) {
         let Some(place) = self.place(reservation.worker) else { return };
+        debug_assert!(self.members[place].reservations > 0, "a reservation is released once");
         self.change(reservation.worker, |load| {
             load.booked -= reservation.weight;
             load.context -= reservation.context;
@@ -319,11 +324,12 @@ impl LoadBalancer {
         self.remove_if_over(place);
     }
 
-    /// Asserts what holds between calls.
+    /// Asserts the rules that hold between calls.
     ///
     /// # Panics
-    /// A worker has no row in the table of its role or a row has no worker, a worker that leaves
-    /// can be chosen, or one without reservations is still known.
+    /// A worker has no row in the table of its role, or a row has no worker. A leaving worker can
+    /// be chosen, or is still known without reservations. A worker without reservations has a load.
+    /// A row does not agree with the health or the known prompts of its worker.
     pub fn invariants(&self) {
         assert!(self.members.is_sorted_by_key(|member| member.number), "members are sorted");
         for member in &self.members {
@@ -333,6 +339,19 @@ impl LoadBalancer {
             if member.is_leaving {
                 assert!(!load.usable, "a worker that leaves is not chosen");
                 assert!(member.reservations > 0, "a worker is known for its reservations");
+            } else {
+                assert_eq!(load.usable, member.health.is_up(), "usable workers are up");
+            }
+            if member.reservations == 0 {
+                let own = (load.booked, load.unread, load.context);
+                assert_eq!(own, (0, 0, 0), "a worker's load comes from its reservations");
+            }
+        }
+        for (table, prefixes) in self.tables.iter().zip(&self.prefixes) {
+            prefixes.invariants();
+            for (seat, row) in table.seats().iter().zip(table.rows()) {
+                let held = prefixes.held(seat.number);
+                assert_eq!(row.held as usize, held, "a row has the blocks that its worker holds");
             }
         }
         let rows: usize = self.tables.iter().map(LoadTable::invariants).sum();
@@ -344,7 +363,7 @@ impl LoadBalancer {
         self.has_pair() || self.usable(Leg::Decode).any(|decode| decode.reads_alone)
     }
 
-    /// The same without this worker.
+    /// The same, but without this worker.
     pub fn is_ready_without(&self, worker: WorkerNumber) -> bool {
         let others = |role| self.usable(role).filter(move |seat| seat.number != worker);
         let fits = |prefill: &WorkerRow| {
@@ -396,7 +415,7 @@ impl LoadBalancer {
         *self.tables[member.role as usize].load(member.number).expect("a member has a row")
     }
 
-    /// A number is in one table only.
+    /// A number is in only one of the tables.
     fn change(&mut self, worker: WorkerNumber, change: impl Fn(&mut WorkerLoad)) {
         self.tables.iter_mut().find_map(|table| table.change(worker, &change));
     }

@@ -1,4 +1,5 @@
-//! The result of a choice: the work that is charged to workers, or why no worker is chosen.
+//! The result of a choice: the work that is charged to workers, or the reason why no worker is
+//! chosen.
 //!
 //! Not here: the choice itself (`selection`).
 
@@ -13,7 +14,8 @@ use std::time::Duration;
 pub struct Reservation {
     pub(super) worker: WorkerNumber,
     pub(super) weight: u32,
-    /// Tokens that the worker has to compute, and the predicted time. Both are zero once computed.
+    /// Tokens that the worker must compute, and the predicted time. Both become zero when it has
+    /// computed them.
     pub(super) unread: u32,
     pub(super) reading: Duration,
     /// Prompt tokens of the sequences that it generates.
@@ -36,19 +38,19 @@ pub struct ReservedPair {
     pub decode: Reservation,
 }
 
-/// Why no worker is chosen.
+/// Reason why no worker is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoWorker {
     /// No worker of this role is usable.
     Of {
         /// The role.
         role: Leg,
-        /// Whether a worker that cannot be reached now could serve the request.
+        /// Whether a worker that is unreachable now could serve the request later.
         may_come: bool,
     },
     /// Every usable worker is predicted to exceed the limit.
     Late {
-        /// What the limit is about, as text of a message.
+        /// The limited time, as text of a message.
         until: &'static str,
         /// The shortest predicted time.
         foretold: Duration,
@@ -57,13 +59,13 @@ pub enum NoWorker {
     },
     /// No usable prefill worker fits a usable decode worker.
     Fitting {
-        /// Whether a worker that cannot be reached now could serve the request.
+        /// Whether a worker that is unreachable now could serve the request later.
         may_come: bool,
     },
 }
 
 impl NoWorker {
-    /// Whether a worker that cannot be reached now could serve the request.
+    /// Whether a worker that is unreachable now could serve the request later.
     pub fn may_come(self) -> bool {
         match self {
             NoWorker::Of { may_come, .. } | NoWorker::Fitting { may_come } => may_come,
@@ -73,7 +75,7 @@ impl NoWorker {
 }
 
 impl NoWorker {
-    /// The same error, with `may_come` set if `other` is.
+    /// The same error. `other` also sets `may_come`.
     pub(super) fn or_may_come(self, other: bool) -> NoWorker {
         match self {
             NoWorker::Of { role, may_come } => NoWorker::Of { role, may_come: may_come || other },
@@ -86,7 +88,7 @@ impl NoWorker {
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
+            NoWorker::Of { role, .. } => write!(f, "no {role} worker is reachable"),
             NoWorker::Late { until, foretold, allowed: (flag, most) } => {
                 let [foretold, most] = [foretold, most].map(|time| time.as_secs_f64() * 1e3);
                 write!(
@@ -95,9 +97,9 @@ impl fmt::Display for NoWorker {
                     the limit of {flag} is {most}"
                 )
             }
-            NoWorker::Fitting { .. } => f.write_str(
-                "no decode worker that can be reached fits a prefill worker that can be reached",
-            ),
+            NoWorker::Fitting { .. } => {
+                f.write_str("no reachable decode worker fits a reachable prefill worker")
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Chooses the workers of a request by policy and reserves the work on them.
 //!
 //! Invariants: a worker that failed the request comes last, and one that refused it is never
-//! chosen. A choice costs one pass over the rows of a role and the policy's own work. If all
-//! workers suit equally, which is usual, the rows are used directly; otherwise a copy is made.
+//! chosen. A choice costs one pass over the rows of a role and the policy's own work. Usually all
+//! workers suit equally, and the choice uses the rows directly; otherwise it makes a copy.
 
 use super::table::{LoadTable, WorkerRow};
 use super::{LoadBalancer, Member, NoWorker, Reservation, ReservedPair};
@@ -17,7 +17,7 @@ use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::rng::mix;
 use std::time::{Duration, Instant};
 
-/// Buffers that choices reuse, so that they need not allocate.
+/// Buffers that choices reuse, so that they do not allocate.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// A copy of the rows of a role.
@@ -28,7 +28,7 @@ pub(super) struct Scratch {
     classes: Vec<usize>,
 }
 
-/// An objection to a worker, smallest first.
+/// An objection to a worker; the smallest is first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Against {
     Nothing,
@@ -38,7 +38,7 @@ enum Against {
     Failed,
 }
 
-/// The workers that suit a leg.
+/// The set of workers that suit a leg.
 enum Suits<'a> {
     /// All workers.
     All,
@@ -53,7 +53,7 @@ enum Suits<'a> {
 struct Picked {
     worker: WorkerNumber,
     class: usize,
-    /// Tokens that it would have to compute, and the predicted time.
+    /// Prompt tokens that it must compute, and the predicted time.
     missing: u32,
     reading: Duration,
     foretold: Prediction,
@@ -79,8 +79,8 @@ impl LoadBalancer {
     /// Chooses the workers of a request: a pair, or a decode worker that serves it alone.
     ///
     /// A decode worker serves alone if no pair is left, or if the chosen prefill worker has failed
-    /// the request. A prefill worker that refuses is no reason. With the `conditional` policy, a
-    /// short rest of the prompt is one.
+    /// the request. The refusal of a prefill worker is no reason. With the policy `conditional`, a
+    /// decode worker also serves alone if it lacks only a short rest of the prompt.
     ///
     /// # Errors
     /// As [`LoadBalancer::choose_pair`].
@@ -93,7 +93,7 @@ impl LoadBalancer {
         let found = self.find(work, avoid, now);
         let is_wanted = match &found {
             Ok((prefill, _)) => avoid.failed.contains(&prefill.worker),
-            Err(_) => !self.has_pair() && !is_failpoint_active("nobody reads alone"),
+            Err(_) => !self.has_pair() && !is_failpoint_active("no worker reads alone"),
         };
         let alone = match &found {
             Ok((prefill, decode)) if !is_wanted => self.stays(prefill, decode, work, avoid, now),
@@ -126,7 +126,7 @@ impl LoadBalancer {
     /// Chooses a worker of one role.
     ///
     /// # Errors
-    /// None is usable.
+    /// No worker of the role is usable.
     pub fn choose_one(
         &mut self,
         role: Leg,
@@ -141,10 +141,10 @@ impl LoadBalancer {
     }
 
     /// Chooses a decode worker for KV that this prefill worker keeps, and reserves the work on it.
-    /// It has not failed the request.
+    /// Workers that failed the request are not chosen.
     ///
     /// # Errors
-    /// There is no usable worker that fits.
+    /// No usable worker fits.
     pub fn choose_behind(
         &mut self,
         prefill: WorkerNumber,
@@ -180,6 +180,9 @@ impl LoadBalancer {
             }
             false => self.find_fitting(work, avoid, now),
         };
+        if let Ok((prefill, decode)) = &found {
+            debug_assert!(self.fit(prefill.class, decode.class), "the workers of a pair fit");
+        }
         found.map_err(|_| {
             let willing =
                 |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
@@ -233,8 +236,8 @@ impl LoadBalancer {
     }
 
     /// The policy's choice among the suitable workers of a role. Workers without an objection come
-    /// first, then suspect ones, then those that failed the request. A worker that refused it is
-    /// never chosen.
+    /// first, then suspect workers, then workers that failed the request. A worker that refused the
+    /// request is never chosen.
     fn pick(
         &mut self,
         leg: Purpose,
@@ -253,8 +256,8 @@ impl LoadBalancer {
             true => prefixes.matches(&work.blocks, |worker, blocks| table.mark(worker, blocks)),
             false => 0,
         };
-        // The first turn is the first worker's. If the last worker has left, its neighbour counts
-        // as last.
+        // The first choice starts at the first worker. If the last chosen worker has left, its
+        // neighbour counts as the last choice.
         let last = table.place_up_to(self.last[role as usize]);
         let time = table.time(now);
         let (workers, forecast, cache) = (table.rows(), &self.forecast, self.cache);
@@ -286,6 +289,9 @@ impl LoadBalancer {
         };
         let picked = row.map(|row| {
             let (seat, mut worker) = (table.seats()[row], table.rows()[row]);
+            debug_assert!(worker.usable, "a chosen worker is usable");
+            let is_willing = !avoid.unwilling.contains(&seat.number);
+            debug_assert!(is_willing, "a worker that refused the request is not chosen");
             if !is_compared && policy::keeps_in_mind(policy, leg) {
                 worker.cached = prefixes.depth(seat.number, &work.blocks);
             }
@@ -313,8 +319,8 @@ impl LoadBalancer {
         };
         let (table, prefixes) =
             (&mut self.tables[Leg::Decode as usize], &self.prefixes[Leg::Decode as usize]);
-        // Only workers that have most of the prompt: the short rest bounds the delay of their other
-        // sequences.
+        // Only workers that have most of the prompt, because the short rest bounds the delay of
+        // their other sequences.
         let common = prefixes.matches(&work.blocks, |worker, blocks| {
             if conditional::is_short(work, blocks) {
                 table.mark(worker, blocks);
@@ -359,8 +365,9 @@ impl LoadBalancer {
         self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft, avoid)
     }
 
-    /// Checks the prediction against the limits, if the policy predicts. `before` has passed by
-    /// then. A request that failed elsewhere was admitted before and is not refused as too late.
+    /// Checks the prediction against the limits, if the policy predicts. The time `before` has
+    /// already passed. A request that failed at another worker was admitted before, so it is not
+    /// refused as too late.
     fn check(
         &self,
         policy: Policy,
@@ -412,6 +419,7 @@ impl LoadBalancer {
         let Picked { worker, missing, reading, .. } = picked;
         self.last[role as usize] = Some(worker);
         let place = self.place(worker).expect("a picked worker is present");
+        debug_assert!(!self.members[place].is_leaving, "a worker that leaves gets no new work");
         self.members[place].reservations += 1;
         let (unread, reading) = match leg {
             Purpose::Decode => (0, Duration::ZERO),
@@ -439,7 +447,8 @@ impl LoadBalancer {
 
 impl Scratch {
     /// The policy's choice among the suitable rows. Rows without an objection come first, then
-    /// suspect ones, then those that failed the request. A worker that refused it is never chosen.
+    /// suspect workers, then workers that failed the request. A worker that refused the request is
+    /// never chosen.
     fn pick(
         &mut self,
         policy: Policy,
@@ -455,6 +464,7 @@ impl Scratch {
         standing.clear();
         let rows = table.seats().iter().zip(table.loads());
         standing.extend(rows.map(|(seat, load)| against(seat, load, avoid, now, &suits)));
+        debug_assert_eq!(standing.len(), workers.len(), "each row has a standing");
         [Against::Nothing, Against::Suspect, Against::Failed].into_iter().find_map(|worst| {
             for (worker, standing) in workers.iter_mut().zip(&*standing) {
                 worker.usable = standing.is_some_and(|against| against <= worst);

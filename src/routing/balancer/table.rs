@@ -1,16 +1,16 @@
 //! The workers of one role in the form that choices need: one row each, in the order of joining.
-//! Rows are updated when something happens, so that a choice copies nothing that it does not
-//! change.
+//! Each event updates its row, so that a choice copies no unchanged data.
 //!
-//! Invariants: between choices no row has marked blocks. A worker that leaves is not usable, and
-//! its row goes with its last reservation.
+//! Invariants: between choices, no row has marked blocks. A leaving worker is not usable, and its
+//! row is removed with its last reservation.
 //! Not here: health and compatibility (`balancer`).
 
 use crate::routing::load::{WorkerLoad, WorkerNumber};
 use crate::routing::policy::Candidate;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::time::{Duration, Instant};
 
-/// What a choice needs of a worker besides its load.
+/// The properties of a worker, other than its load, that a choice needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerRow {
     pub number: WorkerNumber,
@@ -34,13 +34,15 @@ pub(super) struct LoadTable {
     marked: Vec<usize>,
     /// No row is suspect after this time.
     suspect: Option<Instant>,
-    /// How many workers serve requests alone.
+    /// Number of workers that serve requests alone.
     readers: usize,
 }
 
 impl LoadTable {
     /// Adds a worker at the end.
     pub fn join(&mut self, number: WorkerNumber, now: Instant) {
+        let is_last = self.seats.last().is_none_or(|seat| seat.number < number);
+        debug_assert!(is_last, "numbers only grow");
         self.base.get_or_insert(now);
         self.loads.push(WorkerLoad::default());
         self.seats.push(WorkerRow { number, class: 0, reads_alone: false });
@@ -50,7 +52,9 @@ impl LoadTable {
     /// Removes a worker.
     pub fn remove(&mut self, number: WorkerNumber) {
         if let Some(at) = self.place(number) {
-            self.readers -= usize::from(self.seats[at].reads_alone);
+            if !is_failpoint_active("absent worker serves alone") {
+                self.readers -= usize::from(self.seats[at].reads_alone);
+            }
             self.seats.remove(at);
             self.loads.remove(at);
             self.rows.remove(at);
@@ -119,7 +123,7 @@ impl LoadTable {
         nanos(since_base(self.base, now))
     }
 
-    /// Sets how many blocks a worker is believed to hold in total.
+    /// Sets the number of blocks that a worker probably holds in total.
     pub fn set_held(&mut self, number: WorkerNumber, blocks: usize) {
         if let Some(at) = self.place(number) {
             self.rows[at].held = blocks as u32;
@@ -142,7 +146,7 @@ impl LoadTable {
         }
     }
 
-    /// A request failed at a worker. Until then it is chosen last.
+    /// Makes a worker the last choice until this time, because a request failed at it.
     pub fn suspect(&mut self, number: WorkerNumber, until: Instant) {
         if self.change(number, |load| load.suspect = Some(until)).is_some() {
             self.suspect = self.suspect.max(Some(until));
@@ -164,9 +168,10 @@ impl LoadTable {
         self.seats.iter().zip(&self.rows).filter(|(_, row)| row.usable).map(|(seat, _)| seat)
     }
 
-    /// Marks how many blocks of the current prompt a worker has. The first mark counts. Marks in
-    /// the order of the rows need no search.
+    /// Marks the number of blocks of the current prompt that a worker has. Only the first mark
+    /// counts. Marks in the order of the rows need no search.
     pub fn mark(&mut self, number: WorkerNumber, blocks: u32) {
+        debug_assert!(blocks > 0, "a marked row has blocks");
         let next = self.marked.last().map_or(0, |at| at + 1);
         let is_next = self.seats.get(next).is_some_and(|seat| seat.number == number);
         let Some(at) = (if is_next { Some(next) } else { self.place(number) }) else { return };
@@ -188,7 +193,7 @@ impl LoadTable {
 }
 
 impl LoadTable {
-    /// Asserts what holds between choices. Returns the number of workers.
+    /// Asserts the rules that hold between choices. Returns the number of workers.
     ///
     /// # Panics
     /// The columns differ, or a choice has left marks.

@@ -7,6 +7,7 @@ use crate::routing::attempts::AvoidList;
 use crate::routing::demand::Demand;
 use crate::routing::health::HealthChange;
 use crate::routing::load::{LoadReport, WorkerLoad};
+use crate::stdx::failpoint::panic_of;
 use crate::stdx::rng::mix;
 
 fn router(policy: impl Into<Policies>, prefill: usize, decode: usize) -> LoadBalancer {
@@ -55,7 +56,7 @@ fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
     assert_eq!(serving(&mut router, &none), Ok((Some(prefill), first)));
     let failed = AvoidList { failed: vec![prefill], ..AvoidList::default() };
     assert_eq!(serving(&mut router, &failed), Ok((None, second)));
-    // The prefill worker is there and refused. The client gets its answer.
+    // The prefill worker is reachable and has refused. The client gets its answer.
     let unwilling = AvoidList { unwilling: vec![prefill], ..AvoidList::default() };
     let no = NoWorker::Of { role: Leg::Prefill, may_come: false };
     assert_eq!(serving(&mut router, &unwilling), Err(no));
@@ -324,7 +325,7 @@ fn who_fails_at_once_does_not_draw_all_requests() {
     assert_eq!(chosen(&mut router, later), 1);
 }
 
-/// A rolling update: two old workers, then one of each kind, then the new kind alone.
+/// A rolling update: two old workers, then one of each kind, then only the new kind.
 #[test]
 fn those_that_do_not_fit_are_never_paired() {
     let kind = |weights: &str| Compatibility::told(&serde_json::json!({ "weights": weights }));
@@ -412,7 +413,7 @@ fn who_has_failed_somewhere_is_not_too_late() {
     assert_eq!(decode.worker(), WorkerNumber(2));
 }
 
-/// A worker that is down can return as another process. A flush concerns all workers.
+/// A worker that is down can return as another process. A flush affects all workers.
 #[test]
 fn what_a_worker_has_is_forgotten_with_it() {
     let now = Instant::now();
@@ -599,9 +600,24 @@ fn invariants_hold_through_reservations_and_find_a_worker_that_leaves_and_can_be
     assert!(!router.knows(WorkerNumber(1)));
 
     let visit = router.reserve_visit(WorkerNumber(2));
-    router.members[1].is_leaving = true;
-    let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| router.invariants()));
-    let message = found.unwrap_err().downcast::<&str>().unwrap();
+    let message = panic_of("leaving worker stays usable", || {
+        router.leave(WorkerNumber(2));
+        router.invariants();
+    });
     assert!(message.contains("a worker that leaves is not chosen"), "{message}");
     router.release(visit, now);
+}
+
+#[test]
+fn invariants_find_an_absent_worker_that_is_counted_as_one_that_serves_alone() {
+    let leave = || {
+        let mut router = router(Policy::RoundRobin, 1, 2);
+        router.set_reads_alone(WorkerNumber(2), true);
+        router.invariants();
+        router.leave(WorkerNumber(2));
+        router.invariants();
+    };
+    leave();
+    let message = panic_of("absent worker serves alone", leave);
+    assert!(message.contains("workers that serve alone are counted"), "{message}");
 }

@@ -1,5 +1,6 @@
-//! The worker that has most of the prompt, unless the load is out of balance. This is the rule of
-//! SGLang's router. One difference: prompts shorter than a block go by load.
+//! Chooses the worker that has most of the prompt, unless the load is out of balance. This is the
+//! rule of SGLang's router, with one difference: for a prompt shorter than a block, the load
+//! decides.
 
 use super::PolicyInput;
 use crate::config::CacheAwareConfig;

@@ -1,25 +1,25 @@
-//! Like [`super::slo`], but a decode worker computes a prompt itself if it lacks little of the
-//! prompt and its sequences keep their time per token.
+//! Like [`super::slo`], with one addition: a decode worker can compute a prompt itself. It does so
+//! if it lacks only a small part and its sequences keep their time per token.
 
 use super::slo::{Prediction, foretell};
 use super::{Candidate, PolicyInput, Purpose};
 use crate::routing::demand::Demand;
 use std::time::Duration;
 
-/// A hand-off is worth its cost from this many missing tokens on.
+/// From this many missing tokens on, a hand-off is worth its cost.
 const TOKENS: u32 = 2048;
-/// Largest share of a prompt that can be missing. Both values are those of Dynamo's conditional
+/// Largest share of a prompt that can be missing. Both values are from Dynamo's conditional
 /// disaggregation.
 const SHARE: f64 = 0.7;
 
-/// Whether a worker with so many blocks of a prompt lacks little of it.
+/// Whether a worker with this many blocks of a prompt lacks only a small part.
 pub fn is_short(work: &Demand, cached: u32) -> bool {
     let missing = work.missing(cached);
     missing < TOKENS && f64::from(missing) <= SHARE * f64::from(work.tokens)
 }
 
-/// Whether this decode worker serves the request alone instead of a pair with the prediction
-/// `pair`. Its first token is not later, and the time per token stays within the limit.
+/// Whether this decode worker serves the request alone, instead of a pair with the prediction
+/// `pair`. Its first token must not be later, and its time per token must be within the limit.
 pub fn is_alone(question: &PolicyInput<'_>, worker: &Candidate, pair: Prediction) -> bool {
     let Prediction { ttft, tpot } =
         foretell(&PolicyInput { leg: Purpose::Whole, ..*question }, worker);

@@ -1,4 +1,4 @@
-//! The worker with the least known work.
+//! Chooses the worker with the fewest sequences.
 
 use super::PolicyInput;
 

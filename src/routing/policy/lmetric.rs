@@ -1,7 +1,9 @@
-//! Tokens to read, times sequences: no weight to be set (LMetric, arXiv 2603.15202).
+//! Chooses by the product of prompt tokens and sequences, which needs no weights (LMetric, arXiv
+//! 2603.15202).
 //!
-//! Tokens: what the worker lacks of the prompt plus what it has not computed of others. Sequences:
-//! those that it has, and this one. A decode leg computes no prompt, so sequences alone count.
+//! Tokens: the missing part of this prompt, plus the tokens of other prompts that are not computed
+//! yet. Sequences: the worker's sequences plus this one. A decode leg computes no prompt, so only
+//! sequences count.
 
 use super::{PolicyInput, Purpose};
 

@@ -1,9 +1,8 @@
-//! How a worker is chosen among those of one role: pure functions over their load, one file each.
+//! The choice of a worker among those of one role: pure functions over their load, one file each.
 //!
-//! A policy picks a usable worker whenever there is one. `last` is the index of the previous
-//! choice.
-//! The legs are chosen one after the other. A pair costs the sum of what its workers and the link
-//! cost, so the cheapest of each role make the cheapest pair.
+//! If a worker is usable, a policy picks one. `last` is the index of the previous choice.
+//! The legs are chosen one after the other. The cost of a pair is the sum of the costs of its
+//! workers and the link. The cheapest worker of each role therefore gives the cheapest pair.
 
 pub mod cache_aware;
 pub mod conditional;
@@ -18,7 +17,7 @@ use crate::config::{CacheAwareConfig, Policy};
 use crate::routing::demand::Demand;
 use crate::routing::forecast::Forecast;
 
-/// The part of a request that a worker is chosen for.
+/// The part of a request for which a worker is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// Compute the prompt for another worker.
@@ -29,8 +28,8 @@ pub enum Purpose {
     Whole,
 }
 
-/// The values of a worker that policies compare. They lie close together, because a choice reads up
-/// to a thousand.
+/// The values of a worker that policies compare. They are compact in memory, because a choice reads
+/// up to a thousand of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Candidate {
     /// Whether it can be chosen.
@@ -39,13 +38,13 @@ pub struct Candidate {
     pub sequences: u32,
     /// Prompt tokens that it has not computed.
     pub to_read: u32,
-    /// When it has computed them, by the forecast: nanoseconds as in [`PolicyInput::now`].
+    /// Predicted time at which it has computed them: nanoseconds as in [`PolicyInput::now`].
     pub has_read: u64,
     /// Prompt tokens of its sequences.
     pub stands_on: u32,
-    /// Blocks of the prompt that it is believed to have, if more than all workers have.
+    /// Blocks of the prompt that it probably has, if it has more than all workers have.
     pub cached: u32,
-    /// Blocks that it is believed to have in total.
+    /// Blocks that it probably has in total.
     pub held: u32,
 }
 
@@ -54,11 +53,11 @@ pub struct Candidate {
 pub struct PolicyInput<'a> {
     /// The leg.
     pub leg: Purpose,
-    /// What the request needs.
+    /// The demand of the request.
     pub demand: &'a Demand,
     /// The workers of the role.
     pub workers: &'a [Candidate],
-    /// Blocks of the prompt that all workers are believed to have.
+    /// Blocks of the prompt that all workers probably have.
     pub common: u32,
     /// The index of the previous choice.
     pub last: usize,
@@ -72,7 +71,7 @@ pub struct PolicyInput<'a> {
     pub cache: CacheAwareConfig,
 }
 
-/// Whether the policy compares how much of the prompt workers have.
+/// Whether the policy compares the cached part of the prompt of each worker.
 pub fn compares_caches(policy: Policy, leg: Purpose) -> bool {
     match policy {
         Policy::LeastLoaded | Policy::RoundRobin | Policy::Random | Policy::PowerOfTwo => false,
@@ -81,8 +80,8 @@ pub fn compares_caches(policy: Policy, leg: Purpose) -> bool {
     }
 }
 
-/// Whether a router records the prompts that it sends for this leg. For a decode leg that helps
-/// only if the worker can compute prompts itself, or is chosen by its cache.
+/// Whether a router records the prompts that it sends for this leg. For a decode leg, that helps
+/// only if the worker can compute prompts itself, or if its cache decides the choice.
 pub fn keeps_in_mind(policy: Policy, leg: Purpose) -> bool {
     match policy {
         Policy::CacheAware | Policy::Conditional => true,
@@ -111,7 +110,7 @@ impl PolicyInput<'_> {
         (after..count).chain(0..after).filter(|&place| self.workers[place].usable)
     }
 
-    /// The usable worker with the least cost; among equals the first after the last choice.
+    /// The usable worker with the least cost; among equal workers, the first after the last choice.
     fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
         let after = (self.last + 1).min(self.workers.len());
         let mut best: Option<(usize, K)> = None;
@@ -126,7 +125,7 @@ impl PolicyInput<'_> {
         best.map(|(place, _)| place)
     }
 
-    /// The worker of these with the least cost; among equals the first.
+    /// The worker of these with the least cost; among equal workers, the first.
     fn cheapest_of<K: PartialOrd>(
         &self,
         places: impl Iterator<Item = usize>,
@@ -137,23 +136,23 @@ impl PolicyInput<'_> {
         best.map(|(place, _)| place)
     }
 
-    /// Nanoseconds until a worker has computed the prompts that it was given.
+    /// Nanoseconds until a worker has computed its prompts.
     fn queue(&self, worker: &Candidate) -> u64 {
         worker.has_read.saturating_sub(self.now)
     }
 
-    /// Blocks of the prompt that a worker is believed to have.
+    /// Blocks of the prompt that a worker probably has.
     fn cached(&self, worker: &Candidate) -> u32 {
         worker.cached.max(self.common)
     }
 
-    /// Prompt tokens that it would have to compute.
+    /// Prompt tokens that a worker must compute.
     pub fn missing(&self, worker: &Candidate) -> u32 {
         self.demand.missing(self.cached(worker))
     }
 }
 
-/// Keeps the index with the lower cost; among equals the first.
+/// Keeps the index with the lower cost; among equal costs, the first.
 fn better<K: PartialOrd>(best: &mut Option<(usize, K)>, place: usize, cost: K) {
     if best.as_ref().is_none_or(|(_, least)| cost < *least) {
         *best = Some((place, cost));

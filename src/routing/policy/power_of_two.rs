@@ -1,4 +1,4 @@
-//! The better of two random workers (Mitzenmacher, 2001).
+//! Chooses the better of two random workers (Mitzenmacher, 2001).
 
 use super::random::nth;
 use super::{PolicyInput, Purpose};
@@ -8,7 +8,8 @@ use super::{PolicyInput, Purpose};
 pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
     let usable = question.usable().count() as u64;
     let first = nth(question, question.chance)?;
-    // The second worker differs from the first if there are two: the step is less than a round.
+    // If there are two workers, the second differs from the first, because the step is shorter than
+    // a round.
     let step = 1 + (question.chance >> 32).checked_rem(usable - 1).unwrap_or(usable - 1);
     let second = nth(question, question.chance % usable + step)?;
     let load = |place: usize| {

@@ -1,4 +1,4 @@
-//! A random worker.
+//! Chooses a random worker.
 
 use super::PolicyInput;
 
@@ -7,7 +7,7 @@ pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
     nth(question, question.chance)
 }
 
-/// The usable worker at this number modulo their count.
+/// The usable worker with this number, modulo the number of usable workers.
 pub(super) fn nth(question: &PolicyInput<'_>, number: u64) -> Option<usize> {
     let usable = question.usable().count() as u64;
     question.usable().nth(number.checked_rem(usable)? as usize)

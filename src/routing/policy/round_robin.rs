@@ -1,4 +1,4 @@
-//! The workers one after the other.
+//! Chooses the workers one after the other.
 
 use super::PolicyInput;
 

@@ -1,17 +1,18 @@
-//! The worker with the shortest predicted time (prefill) or step (decode), by the reservations. The
-//! cost for other requests counts too. The source is Mooncake, FAST'25, algorithm 1, with the
-//! reservations of both legs.
+//! Chooses the worker with the shortest predicted time (prefill) or step (decode). The prediction
+//! uses the reservations, and includes the delay of other requests. The source is Mooncake,
+//! FAST'25, algorithm 1, extended by the reservations of both legs.
 //!
 //! Time to first token: the queue, the missing part of the prompt, the transfer of the last chunk,
-//! and a decode step. Time per token: a step with all sequences reserved there, because those that
-//! wait generate then. A worker that does both computes prompts in passes between the steps.
+//! and a decode step. Time per token: a step with all sequences that are reserved there, because
+//! waiting sequences will generate, too. A worker that does both computes prompts in passes between
+//! the steps.
 
 use super::{Candidate, PolicyInput, Purpose};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Requests that are assumed to wait behind a prompt at a worker that also generates. The value was
-/// found by experiment (docs/internals/figures.md).
+/// Assumed number of requests that wait behind a prompt at a worker that also generates. The value
+/// comes from an experiment (docs/internals/figures.md).
 const BEHIND: f64 = 4.0;
 
 const MS_PER_NANO: f64 = 1e-6;
@@ -25,9 +26,9 @@ pub struct Prediction {
     pub tpot: Duration,
 }
 
-/// Picks the usable worker with the least cost in milliseconds: its own predicted time plus the
-/// delay of other requests there. Other requests will wait behind the prompt, so a prefill leg
-/// counts its own computation twice.
+/// Picks the usable worker with the least cost in milliseconds: the predicted time of this request,
+/// plus the delay of other requests. A prefill leg counts its own computation twice, because other
+/// requests will wait behind this prompt.
 pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
     let known = Readings::of(question);
     match question.leg {
@@ -38,7 +39,7 @@ pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
     }
 }
 
-/// The index with the least cost, among these, for a worker that does both.
+/// The index with the least cost among these, for a worker that does both.
 pub fn pick_whole(
     question: &PolicyInput<'_>,
     places: impl Iterator<Item = usize>,
@@ -75,7 +76,7 @@ fn queue_ms(question: &PolicyInput<'_>, worker: &Candidate) -> f64 {
     question.queue(worker).cast_signed().max(0) as f64 * MS_PER_NANO
 }
 
-/// Times to compute the prompt, by cached blocks. Most workers have as many as all have.
+/// Times to compute the prompt, by cached blocks. Most workers have only the common blocks.
 struct Readings {
     common: f64,
     more: [Cell<(u32, f64)>; 8],
@@ -107,7 +108,7 @@ impl Readings {
     }
 }
 
-/// Milliseconds to compute what is missing with this many cached blocks.
+/// Milliseconds to compute the rest of the prompt after this many cached blocks.
 fn reading_ms(question: &PolicyInput<'_>, cached: u32) -> f64 {
     let missing = question.demand.missing(cached);
     question.forecast.reading_ms(missing, question.demand.tokens.saturating_sub(missing))
@@ -132,7 +133,7 @@ pub fn foretell(question: &PolicyInput<'_>, worker: &Candidate) -> Prediction {
         }
         Purpose::Whole => {
             let (reading, step) = (reading(), step());
-            // Each of its tokens waits for the prompts that are computed meanwhile.
+            // Each of its tokens waits for the prompts that the worker computes in that time.
             let passes =
                 (worker.to_read.saturating_add(missing) / forecast.chunk).saturating_add(1);
             let shared = reading / forecast.output.max(1);

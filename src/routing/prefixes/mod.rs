@@ -1,20 +1,21 @@
-//! The beginnings of prompts that each worker is believed to have KV of, by what the router sent
-//! there. They form a tree of runs. A run is a series of blocks that always came together.
+//! The beginnings of prompts of which each worker probably has KV, because the router sent them
+//! there. They form a tree of runs. A run is a series of blocks that always occurred together.
 //!
 //! Owns: the holders of each run, and each worker's runs in the order of their last use.
-//! Invariants: no worker has more than its share. The least recently used blocks go first, the end
-//! of a prompt before its beginning. A holder of a run has all blocks before it. A run without
-//! holders is removed.
-//! A lookup costs by the runs of a prompt, which are few, not by its blocks.
+//! Invariants: no worker has more than its share. The least recently used blocks are removed first,
+//! and the end of a prompt before its beginning. A holder of a run has all blocks before it. A run
+//! without holders is removed.
+//! The cost of a lookup depends on the runs of a prompt, which are few, not on its blocks.
 
 mod lru;
 
 use crate::routing::load::WorkerNumber;
+use crate::stdx::failpoint::is_failpoint_active;
 use lru::{LruList, LruNodes, NotePlace};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Names of blocks are hashes already, and worker numbers count up.
+/// A cheap hasher: names of blocks are already hashes, and worker numbers count up.
 #[derive(Default, Debug)]
 struct Spread(u64);
 
@@ -43,7 +44,7 @@ type SpreadMap<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 struct Holder {
     worker: WorkerNumber,
     note: NotePlace,
-    /// How many blocks of the run it has, from the first. At least one.
+    /// Number of blocks of the run that it has, from the first. At least one.
     has: u32,
 }
 
@@ -54,7 +55,7 @@ struct Run {
     blocks: Vec<u64>,
     /// The run before it.
     before: Option<u32>,
-    /// How many runs follow it.
+    /// Number of runs that follow it.
     behind: u32,
     /// Sorted by worker.
     holders: Vec<Holder>,
@@ -65,7 +66,7 @@ impl Run {
         self.holders.binary_search_by_key(&worker, |holder| holder.worker)
     }
 
-    /// How many of these blocks it begins with.
+    /// Number of these blocks with which it begins.
     fn common(&self, blocks: &[u64]) -> usize {
         self.blocks.iter().zip(blocks).take_while(|(one, other)| one == other).count()
     }
@@ -105,8 +106,8 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Sets the limits in blocks: for all workers together, and for each. A worker has at least one
-    /// block.
+    /// Sets the limits in blocks, for all workers together and for each worker. Each worker's limit
+    /// is at least one block.
     pub fn new(most: usize, most_each: usize) -> Prefixes {
         Prefixes {
             most,
@@ -134,17 +135,17 @@ impl Prefixes {
 
     /// Removes a worker.
     pub fn forget(&mut self, worker: WorkerNumber) {
-        if let Some(mut shelf) = self.shelves.remove(&worker) {
-            self.shorten(worker, &mut shelf, 0);
+        if let Some(mut lru) = self.shelves.remove(&worker) {
+            self.shorten(worker, &mut lru, 0);
         }
     }
 
-    /// How many blocks a worker has.
+    /// Number of blocks that a worker has.
     pub fn held(&self, worker: WorkerNumber) -> usize {
-        self.shelves.get(&worker).map_or(0, |shelf| shelf.held)
+        self.shelves.get(&worker).map_or(0, |lru| lru.held)
     }
 
-    /// How many of these blocks a worker has, from the first.
+    /// Number of these blocks that a worker has, from the first.
     pub fn depth(&self, worker: WorkerNumber, blocks: &[u64]) -> u32 {
         let mut found = 0;
         self.climb(blocks, |run, before, of_it| {
@@ -155,10 +156,11 @@ impl Prefixes {
         found
     }
 
-    /// How many of these blocks all workers have, from the first. Calls `each` for every worker
-    /// that has more, with its number of blocks, the largest first.
+    /// Number of these blocks that all workers have, from the first. Calls `each` for every worker
+    /// that has more blocks, with their number, the largest first.
     pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) -> u32 {
-        // The holders of a run include those of the next one. Equal counts mean equal holders.
+        // The holders of a run include the holders of the next run, so equal counts mean equal
+        // holders.
         let (mut told, mut common) = (0, 0);
         self.climb(blocks, |run, before, of_it| {
             let have =
@@ -181,7 +183,8 @@ impl Prefixes {
         common
     }
 
-    /// Records that a worker is sent a prompt with these blocks. Returns how many it has then.
+    /// Records that the router sends a prompt with these blocks to a worker. Returns the worker's
+    /// number of blocks after that.
     pub fn send(&mut self, worker: WorkerNumber, blocks: &[u64]) -> usize {
         self.shelves.entry(worker).or_default();
         let share = (self.most / self.shelves.len()).clamp(1, self.most_each.max(1));
@@ -189,20 +192,64 @@ impl Prefixes {
         let known = self.known(blocks);
         let mut next = known.map(|known| self.end(known.run, known.of_it));
         let (_, rest) = blocks.split_at(known.map_or(0, |known| known.before + known.of_it));
-        // The name is known in another place: two names are equal by chance. The rest of the prompt
-        // is not recorded.
+        // The name exists in another place, so two names are equal by chance. The rest of the
+        // prompt is not recorded.
         if rest.first().is_some_and(|first| !self.begins.contains_key(first)) {
             next = Some(self.go_on(worker, next, rest));
         }
-        let mut shelf = self.shelves[&worker];
-        // The last run first, so that it goes before the runs that it needs.
+        let mut lru = self.shelves[&worker];
+        // The last run comes first, so that it is removed before the runs on which it depends.
         while let Some(run) = next {
-            self.touch(worker, &mut shelf, run);
+            self.touch(worker, &mut lru, run);
             next = self.runs[run as usize].before;
         }
-        self.shorten(worker, &mut shelf, share);
-        self.shelves.insert(worker, shelf);
-        shelf.held
+        self.shorten(worker, &mut lru, share);
+        self.shelves.insert(worker, lru);
+        lru.held
+    }
+
+    /// Asserts the rules that hold between calls, in a pass over all runs.
+    ///
+    /// # Panics
+    /// A run is in use without a holder, a count is wrong, a holder lacks blocks before its run, or
+    /// a worker's runs are not in its order of use.
+    pub fn invariants(&self) {
+        let free: HashSet<u32> = self.free.iter().copied().collect();
+        assert_eq!(free.len(), self.free.len(), "a place is free once");
+        let mut behind = vec![0; self.runs.len()];
+        let mut held: HashMap<WorkerNumber, (usize, usize)> = HashMap::new();
+        for (place, run) in self.runs.iter().enumerate() {
+            let is_free = free.contains(&(place as u32));
+            assert_eq!(run.holders.is_empty(), is_free, "a run in use has a holder");
+            assert_eq!(run.blocks.is_empty(), is_free, "a run in use has blocks");
+            let is_sorted = run.holders.is_sorted_by(|one, other| one.worker < other.worker);
+            assert!(is_sorted, "holders are sorted, and each is listed once");
+            if let Some(before) = run.before {
+                behind[before as usize] += 1;
+            }
+            for holder in &run.holders {
+                let has = holder.has as usize;
+                assert!((1..=run.blocks.len()).contains(&has), "a holder has a part of the run");
+                if let Some(before) = run.before {
+                    let before = &self.runs[before as usize];
+                    let at = before.place_of(holder.worker).map(|at| before.holders[at].has);
+                    assert_eq!(at, Ok(before.blocks.len() as u32), "a holder has all before");
+                }
+                let (runs, blocks) = held.entry(holder.worker).or_default();
+                (*runs, *blocks) = (*runs + 1, *blocks + has);
+            }
+        }
+        let counted = self.runs.iter().map(|run| run.behind);
+        assert!(counted.eq(behind), "a run counts the runs behind it");
+        let nodes: usize = held.values().map(|(runs, _)| runs).sum();
+        assert_eq!(self.notes.len(), nodes, "each holder has a node");
+        for (worker, lru) in &self.shelves {
+            let (runs, blocks) = held.remove(worker).unwrap_or_default();
+            assert_eq!(lru.held, blocks, "the blocks of a worker are counted");
+            assert_eq!(self.notes.count(lru), runs, "the runs of a worker are in order of use");
+            assert!(lru.held <= self.most_each.max(1), "a worker has at most its share");
+        }
+        assert!(held.is_empty(), "a holder is a worker that is present");
     }
 
     /// The part of a prompt that is known.
@@ -241,7 +288,9 @@ impl Prefixes {
     /// A run that ends after the first `behind` blocks of this one.
     fn end(&mut self, run: u32, behind: usize) -> u32 {
         let place = run as usize;
-        if behind == self.runs[place].blocks.len() {
+        let length = self.runs[place].blocks.len();
+        debug_assert!((1..=length).contains(&behind), "a known prompt ends in its last run");
+        if behind == length {
             return run;
         }
         if self.runs[place].holders.iter().all(|holder| holder.has as usize <= behind) {
@@ -252,7 +301,7 @@ impl Prefixes {
         self.split(run, behind)
     }
 
-    /// Splits off the first blocks of a run as a run of their own. All holders keep what they had.
+    /// Splits off the first blocks of a run as a separate run. All holders keep their blocks.
     fn split(&mut self, run: u32, behind: usize) -> u32 {
         let first = self.place_for_run();
         let mut rest = std::mem::take(&mut self.runs[run as usize]);
@@ -264,13 +313,13 @@ impl Prefixes {
         let behind = behind as u32;
         rest.holders.retain_mut(|holder| {
             let worker = holder.worker;
-            let shelf = self.shelves.entry(worker).or_default();
+            let lru = self.shelves.entry(worker).or_default();
             let note = self.notes.add(first);
-            self.notes.put_behind(shelf, note, holder.note);
+            self.notes.put_behind(lru, note, holder.note);
             begin.holders.push(Holder { worker, note, has: holder.has.min(behind) });
             holder.has = holder.has.saturating_sub(behind);
             if holder.has == 0 {
-                self.notes.take_out(shelf, holder.note);
+                self.notes.take_out(lru, holder.note);
                 self.notes.discard(holder.note);
             }
             holder.has > 0
@@ -282,7 +331,7 @@ impl Prefixes {
         first
     }
 
-    /// A run that ends with these blocks, after another run.
+    /// Adds a run of these blocks after another run.
     fn go_on(&mut self, worker: WorkerNumber, before: Option<u32>, blocks: &[u64]) -> u32 {
         if let Some(run) = before
             && self.runs[run as usize].ends_at(worker)
@@ -308,43 +357,43 @@ impl Prefixes {
         })
     }
 
-    /// A worker has a complete run, and used it last.
-    fn touch(&mut self, worker: WorkerNumber, shelf: &mut LruList, place: u32) {
+    /// Records that a worker has a complete run and used it last.
+    fn touch(&mut self, worker: WorkerNumber, lru: &mut LruList, place: u32) {
         let run = &mut self.runs[place as usize];
         let all = run.blocks.len() as u32;
         let note = match run.place_of(worker) {
             Ok(at) => {
                 let holder = &mut run.holders[at];
-                shelf.held += (all - std::mem::replace(&mut holder.has, all)) as usize;
-                self.notes.take_out(shelf, holder.note);
+                lru.held += (all - std::mem::replace(&mut holder.has, all)) as usize;
+                self.notes.take_out(lru, holder.note);
                 holder.note
             }
             Err(at) => {
                 let note = self.notes.add(place);
                 run.holders.insert(at, Holder { worker, note, has: all });
-                shelf.held += all as usize;
+                lru.held += all as usize;
                 note
             }
         };
-        self.notes.append(shelf, note);
+        self.notes.append(lru, note);
     }
 
     /// Removes a worker's least recently used blocks until it has at most `most`.
-    fn shorten(&mut self, worker: WorkerNumber, shelf: &mut LruList, most: usize) {
-        while let Some(excess) = shelf.held.checked_sub(most + 1).map(|excess| excess + 1)
-            && let Some((note, place)) = self.notes.oldest(shelf)
+    fn shorten(&mut self, worker: WorkerNumber, lru: &mut LruList, most: usize) {
+        while let Some(excess) = lru.held.checked_sub(most + 1).map(|excess| excess + 1)
+            && let Some((note, place)) = self.notes.oldest(lru)
         {
             let run = &mut self.runs[place as usize];
             let at = run.place_of(worker).expect("a worker with a node of a run holds some of it");
             let has = run.holders[at].has as usize;
             if has > excess {
                 run.holders[at].has -= excess as u32;
-                shelf.held = most;
+                lru.held = most;
                 return;
             }
-            shelf.held -= has;
+            lru.held -= has;
             run.holders.remove(at);
-            self.notes.take_out(shelf, note);
+            self.notes.take_out(lru, note);
             self.notes.discard(note);
             if run.holders.is_empty() {
                 self.remove(place);
@@ -355,12 +404,15 @@ impl Prefixes {
     /// Removes a run without holders.
     fn remove(&mut self, place: u32) {
         let run = std::mem::take(&mut self.runs[place as usize]);
+        debug_assert_eq!(run.behind, 0, "a run is removed after all runs behind it");
         let first = run.blocks[0];
-        // Another run can have taken the name by chance.
+        // Another run can have the same name by chance.
         if self.begins.get(&first) == Some(&place) {
             self.begins.remove(&first);
         }
-        if let Some(before) = run.before {
+        if let Some(before) = run.before
+            && !is_failpoint_active("removed run is still counted")
+        {
             self.runs[before as usize].behind -= 1;
         }
         self.free.push(place);
@@ -370,6 +422,7 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stdx::failpoint::panic_of;
 
     const A: WorkerNumber = WorkerNumber(3);
     const B: WorkerNumber = WorkerNumber(7);
@@ -403,36 +456,11 @@ mod tests {
         prompt.iter().scan(0, chain).collect()
     }
 
-    /// Counts everything again and compares.
+    /// The invariants, and what holds unless two names are equal by chance.
     fn check(prefixes: &Prefixes) {
-        let (mut notes, mut behind, mut held) = (0, vec![0; prefixes.runs.len()], HashMap::new());
-        for (place, run) in prefixes.runs.iter().enumerate() {
-            assert_eq!(run.holders.is_empty(), prefixes.free.contains(&(place as u32)));
-            assert_eq!(run.holders.is_empty(), run.blocks.is_empty());
-            assert!(run.holders.is_sorted_by(|one, other| one.worker < other.worker));
-            if let Some(before) = run.before {
-                behind[before as usize] += 1;
-            }
-            for holder in &run.holders {
-                assert!((1..=run.blocks.len()).contains(&(holder.has as usize)));
-                if let Some(before) = run.before {
-                    let before = &prefixes.runs[before as usize];
-                    let at = before.place_of(holder.worker).expect("it has all before");
-                    assert_eq!(before.holders[at].has as usize, before.blocks.len());
-                }
-                notes += 1;
-                *held.entry(holder.worker).or_insert(0) += holder.has as usize;
-            }
-        }
-        assert!(prefixes.runs.iter().zip(behind).all(|(run, behind)| run.behind == behind));
-        assert_eq!(
-            (prefixes.notes.len(), prefixes.begins.len()),
-            (notes, prefixes.runs.len() - prefixes.free.len())
-        );
-        for (worker, shelf) in &prefixes.shelves {
-            assert_eq!(shelf.held, held.remove(worker).unwrap_or(0));
-        }
-        assert!(held.is_empty(), "{held:?}");
+        prefixes.invariants();
+        let used = prefixes.runs.len() - prefixes.free.len();
+        assert_eq!(prefixes.begins.len(), used, "each run has a name");
     }
 
     #[test]
@@ -545,7 +573,7 @@ mod tests {
             let drawn = crate::stdx::rng::mix(chance);
             let blocks: Vec<u64> = (0..drawn % 7).map(|at| (drawn >> (8 + 4 * at)) % 6).collect();
             prefixes.send([A, B, WorkerNumber(9)][(drawn >> 40) as usize % 3], &blocks);
-            assert!(prefixes.shelves.values().all(|shelf| shelf.held <= 20));
+            prefixes.invariants();
             matched(&prefixes, &blocks);
         }
         [A, B, WorkerNumber(9)].into_iter().for_each(|worker| prefixes.forget(worker));
@@ -561,5 +589,21 @@ mod tests {
         let mut prefixes = Prefixes::new(3, 100);
         prefixes.send(A, &[1, 2, 3, 4, 5]);
         assert_eq!(matched(&prefixes, &[1, 2, 3, 4, 5]), [(3, 3)]);
+    }
+
+    #[test]
+    fn invariants_find_a_removed_run_that_is_still_counted() {
+        let branch_and_empty = || {
+            let mut prefixes = Prefixes::new(100, 100);
+            prefixes.send(A, &[1, 2]);
+            prefixes.send(A, &[1, 3]);
+            prefixes.send(B, &[1]);
+            prefixes.invariants();
+            prefixes.empty(A);
+            prefixes.invariants();
+        };
+        branch_and_empty();
+        let message = panic_of("removed run is still counted", branch_and_empty);
+        assert!(message.contains("a run counts the runs behind it"), "{message}");
     }
 }

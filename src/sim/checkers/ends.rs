@@ -1,5 +1,4 @@
-//! Every request ends once, in time, and successfully unless an injected fault explains its
-//! failure.
+//! Every request ends once and in time. It succeeds, unless an injected fault explains its failure.
 
 use super::reasons::{Reasons, WEATHER};
 use super::{Checked, Checker, Finding};
@@ -12,16 +11,16 @@ use crate::sim::plan::Plan;
 use crate::sim::router::LegName;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 
-/// Longest time of a request if nothing goes wrong, and the time added for each earlier request
-/// that has not ended.
+/// Longest time of a request without faults, and the additional time for each earlier request that
+/// has not ended.
 const SERVED: (Nanos, Nanos) = (10 * SECOND, 50 * MILLI);
-/// Time from a request's deadline until its client hears of it.
+/// Time from a request's deadline until its client learns of it.
 const ANSWERED: Nanos = 2 * SECOND;
 
 /// The two workers of an attempt.
 #[derive(Clone, Debug)]
 struct Try {
-    /// Which attempt: another decode worker can claim the KV of the same one.
+    /// Number of the attempt. Within one attempt, another decode worker can claim the KV.
     attempt: u32,
     pair: [usize; 2],
     chosen: Nanos,
@@ -33,7 +32,7 @@ struct Try {
 struct Entry {
     begun: Nanos,
     patience: Nanos,
-    /// How long it can take if nothing goes wrong.
+    /// Longest time of the request without faults.
     served: Nanos,
     over: bool,
     tries: Vec<Try>,
@@ -47,12 +46,13 @@ struct Entry {
     sent: bool,
     /// A worker that drains or hangs has refused it.
     turned_away: bool,
-    /// It has to succeed: no other request competes with it.
+    /// Whether it must succeed, because no other request competes with it.
     must_succeed: bool,
 }
 
 impl Try {
-    /// By role: when the leg came to the worker; `Nanos::MAX` if it has not come.
+    /// By role: the time at which the leg arrived at the worker; `Nanos::MAX` if it has not
+    /// arrived.
     fn came(&self) -> [Nanos; 2] {
         let taken = match self.pair {
             // A worker that serves alone takes one leg.
@@ -64,20 +64,20 @@ impl Try {
 }
 
 impl Entry {
-    /// When it must have ended.
+    /// Time by which it must have ended.
     fn due(&self, reasons: &Reasons) -> Nanos {
         self.begun.max(reasons.quiet_from()) + self.served.min(self.patience + ANSWERED)
     }
 }
 
-/// What a plan excuses.
+/// The exceptions that a plan allows.
 #[derive(Clone, Copy, Debug)]
 struct Slack {
     /// Workers have slots for all requests.
     ample: bool,
-    /// How long slots can be taken by KV that no decode worker has claimed yet.
+    /// Longest time for which unclaimed KV can occupy a slot.
     unclaimed: Nanos,
-    /// Longest time from the choice of a worker until it is first asked.
+    /// Longest time from the choice of a worker to the first request to it.
     late: Nanos,
 }
 
@@ -94,14 +94,14 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// No requests.
+    /// Creates the state without requests.
     pub fn new(plan: &Plan) -> Ends {
         let late = if plan.flow == Flow::Dual { 0 } else { WEATHER };
         let slack = Slack { ample: plan.is_ample(), unclaimed: plan.unclaimed(), late };
         Ends { entries: Vec::new(), open: 0, lone: Vec::new(), slack, last: 0 }
     }
 
-    /// Sets whether a worker can serve without a second one, if it must.
+    /// Sets whether a worker can serve without a second worker.
     pub fn set_lone(&mut self, worker: usize, is_lone: bool) {
         self.lone.retain(|&lone| lone != worker);
         self.lone.extend(is_lone.then_some(worker));
@@ -144,7 +144,8 @@ impl Ends {
         }
     }
 
-    /// One of its legs was sent twice. A worker refuses the second copy if the room is open.
+    /// Records that one of its legs was sent twice. A worker refuses the second copy if the room is
+    /// open.
     pub fn doubled(&mut self, id: usize) {
         self.entries[id].doubled = true;
     }
@@ -173,7 +174,7 @@ impl Ends {
         }
     }
 
-    /// A worker that takes no new requests has refused it.
+    /// Records that a worker that takes no new requests has refused it.
     pub fn turned_away(&mut self, id: usize) {
         self.entries[id].turned_away = true;
     }
@@ -214,12 +215,12 @@ impl Ends {
         }
     }
 
-    /// When requests that are over no longer hold a slot, if no other request ends.
+    /// Time from which ended requests hold no slot, if no other request ends.
     pub fn cleared_from(&self) -> Nanos {
         self.last + self.slack.unclaimed
     }
 
-    /// How many requests have not ended.
+    /// Number of requests that have not ended.
     pub fn open(&self) -> usize {
         self.open
     }
@@ -239,7 +240,7 @@ impl Ends {
 }
 
 impl Entry {
-    /// Whether no worker was chosen although a worker that can serve alone was well.
+    /// Whether no worker was chosen although a healthy worker could serve alone.
     fn is_left_alone(&self, now: Nanos, lone: &[usize], reasons: &Reasons) -> bool {
         let life = self.begun..now;
         let is_well = |worker: usize| {
@@ -253,7 +254,7 @@ impl Entry {
     fn is_explained(&self, cause: Cause, now: Nanos, slack: Slack, reasons: &Reasons) -> bool {
         let Slack { ample, unclaimed, late } = slack;
         let life = self.begun..now;
-        // Each leg detects the deadline itself, and one leg can hear of it from the other.
+        // Each leg detects the deadline itself, and one leg can learn of it from the other.
         let pairs: Vec<[usize; 2]> = self.tries.iter().map(|one| one.pair).collect();
         let gone = now - self.begun + reasons.skipped(&life, &pairs);
         let is_up = || gone >= self.patience;
@@ -271,17 +272,17 @@ impl Entry {
             Cause::Overloaded => !ample || gone + self.served > self.patience,
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
-            // A worker finishes what it has taken before it ends. A request that was not sent found
-            // no other worker.
+            // A worker finishes its requests before it ends. A request that was not sent found no
+            // other worker.
             Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
-            // If the request was aborted before this leg came, the other leg had ended it. If
-            // decode had no pages for too long, the kept KV is gone.
+            // If the request was aborted before this leg arrived, the other leg ended it. If decode
+            // had no pages for too long, the kept KV is gone.
             Cause::OtherLeg => {
                 let is_late = unclaimed > 0 && now - self.begun >= KEPT_KV_LIFE.as_nanos() as Nanos;
                 self.doubled || self.aborted || is_late || is_up() || lost()
             }
-            // If a leg comes too late or finds no slot, decode hears the same as for a leg that
-            // never comes.
+            // If a leg arrives too late or finds no slot, decode gets the same answer as for a leg
+            // that never arrives.
             Cause::Draining => {
                 let slack = if ample { WEATHER } else { Nanos::MAX };
                 self.turned_away

@@ -1,4 +1,4 @@
-//! If nothing runs, nothing is held: no page, lease, slot or place in a queue, and later no room.
+//! An idle process holds nothing: no page, lease, slot or place in a queue, and later no room.
 
 use super::{Checked, Checker, Finding};
 use crate::sched::stats::WorkerStats;
@@ -44,7 +44,7 @@ pub fn holds_nothing(index: usize, process: &Process) -> Checked {
     left("slots", worker.slots() - worker.free_slots())
 }
 
-/// The process knows no room either. A room without a request is kept for a while.
+/// Checks that the process has no rooms. A room without a request is kept for a while.
 pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
     match process.edge.open_rooms() {
         0 => Ok(()),
@@ -55,7 +55,7 @@ pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
     }
 }
 
-/// The router charges no worker with load either.
+/// Checks that the router charges no worker with load.
 pub fn charges_nothing(booked: u32) -> Checked {
     match booked {
         0 => Ok(()),

@@ -1,5 +1,5 @@
-//! What must always hold: one checker per file. The cluster feeds each checker, and the checker
-//! returns what is wrong.
+//! The rules that must always hold, one checker per file. The cluster passes events to each
+//! checker, and the checker returns a violation.
 
 pub mod ends;
 pub mod idle;
@@ -23,18 +23,18 @@ pub enum Checker {
     Shadow,
     /// Requests with different salts share no KV.
     Salts,
-    /// A stalled worker is not waited for, and a busy worker is not mistaken for a stalled one.
+    /// No request waits for a stalled worker, and a busy worker does not count as stalled.
     Silence,
     /// An idle process holds nothing.
     Idle,
     /// A worker takes only legs of its role, and keeps that role while it serves them.
     Roles,
-    /// The events of an engine's turn are valid after those of the turn before. No event of a
+    /// The events of an engine's turn are valid after those of the previous turn. No event of a
     /// request follows its end.
     Events,
     /// An assertion or a panic in production code.
     Assertion,
-    /// Time advances, and a run comes to its end.
+    /// Time advances, and a run ends.
     Agenda,
 }
 
@@ -45,7 +45,7 @@ pub struct Finding {
     pub by: Checker,
     /// The request concerned, if there is one.
     pub request: Option<usize>,
-    /// What is wrong.
+    /// Description of the violation.
     pub what: String,
 }
 
@@ -61,5 +61,5 @@ impl Finding {
     }
 }
 
-/// What a checker returns.
+/// The result of a checker.
 pub type Checked = Result<(), Finding>;

@@ -1,4 +1,4 @@
-//! Page counts: `free + cached + in use + leased = total` after each turn of an engine.
+//! Page counts: `free + cached + in use + leased = total` holds after each turn of an engine.
 
 use super::{Checked, Checker, Finding};
 use crate::sched::stats::WorkerStats;

@@ -1,9 +1,10 @@
-//! Why a request can fail: the effects of the injected faults, their places and their times.
+//! The reasons for which a request can fail: the effects of the injected faults, their places and
+//! times.
 //!
-//! A fault has a place. Its effects last from its start until all parties concerned have noticed it
-//! and have repaired what broke. A request fails for a reason only if it was at that place in that
-//! time. A delay alone is no reason, unless the request's deadline has passed. A silence shorter
-//! than the peers' timeouts is no reason either.
+//! A fault has a place. Its effects last from its start until all affected parties have noticed and
+//! repaired it. A request can fail for this reason only if it was at that place in that time. A
+//! delay alone is no reason, unless the request's deadline has passed. A silence shorter than the
+//! peers' timeouts is also no reason.
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::sim::faults::ROUTER;
@@ -11,17 +12,17 @@ use crate::sim::machines::Machines;
 use crate::stdx::event_queue::{Nanos, SECOND};
 use std::ops::Range;
 
-/// Longest time of a few messages in a row if now and then one is lost and threads lag.
+/// Longest time of a few messages in a row, with some loss of packets and slow threads.
 pub const WEATHER: Nanos = SECOND;
-/// Time from a fault's end until all have noticed the loss and have dialled again.
+/// Time from a fault's end until all parties have noticed the loss and have dialled again.
 const REPAIRED: Nanos = (PEER_SILENCE_MAX.as_nanos()
     + DIAL_HOLD_OFF.as_nanos()
     + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
     + WEATHER;
-/// The shortest silence that looks like a dead peer: that of a process that is being dialled.
+/// The shortest silence that looks like a dead peer: a process that is dialled and does not answer.
 const LOST_AFTER: Nanos = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
 
-/// Where something goes wrong.
+/// The place of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultSite {
     /// In a process.
@@ -31,7 +32,7 @@ pub enum FaultSite {
 }
 
 impl FaultSite {
-    /// Whether requests of this pair pass there.
+    /// Whether requests of this pair use this place.
     fn concerns(self, pair: [usize; 2]) -> bool {
         let goes = |host: usize| host == ROUTER || pair.contains(&host);
         match self {
@@ -41,16 +42,16 @@ impl FaultSite {
     }
 }
 
-/// What a fault does.
+/// The effect of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Connections break.
     Breaks,
-    /// Nothing is heard from there.
+    /// The place is silent.
     Silences,
     /// Writes of NICs or bytes of streams are held back.
     Holds,
-    /// Everything takes longer.
+    /// All work takes longer.
     Delays,
     /// The clock skips time.
     Skips(Nanos),
@@ -76,13 +77,13 @@ impl Reason {
 #[derive(Clone, Copy, Debug)]
 struct Leave {
     host: usize,
-    /// It changes its role. Its connections stay open, so it does not wait for clients that can
-    /// still ask it.
+    /// Whether it changes its role. Its connections stay open, so it does not wait for clients that
+    /// can still send requests.
     turns: bool,
     from: Nanos,
-    /// When it had finished its requests and ended.
+    /// Time at which it had finished its requests and ended.
     ended: Option<Nanos>,
-    /// When its successor is there.
+    /// Time at which its successor serves.
     until: Option<Nanos>,
 }
 
@@ -95,7 +96,7 @@ pub struct Reasons {
 }
 
 impl Reasons {
-    /// No faults yet, in a cluster on these machines.
+    /// Creates the state without faults, for a cluster on these machines.
     pub fn new(machines: Machines) -> Reasons {
         Reasons { machines, faults: Vec::new(), leaves: Vec::new() }
     }
@@ -117,20 +118,20 @@ impl Reasons {
         }
     }
 
-    /// Its successor is there.
+    /// Its successor serves.
     pub fn returns(&mut self, host: usize, now: Nanos) {
         for leave in self.leaves.iter_mut().filter(|leave| leave.host == host) {
             leave.until.get_or_insert(now);
         }
     }
 
-    /// Workers that drain or have no successor yet, and since when.
+    /// Workers that drain or have no successor yet, with the time since which they do.
     pub fn leaving(&self) -> impl Iterator<Item = (usize, Nanos)> {
         let leaving = self.leaves.iter().filter(|leave| leave.until.is_none());
         leaving.map(|leave| (leave.host, leave.from))
     }
 
-    /// When the last fault that is over has no effect any more.
+    /// Time at which the effects of all ended faults are over.
     pub fn quiet_from(&self) -> Nanos {
         let faults = self.faults.iter().map(|reason| reason.until);
         let leaves =
@@ -138,11 +139,11 @@ impl Reasons {
         faults.chain(leaves).max().unwrap_or(0)
     }
 
-    /// Whether a request can have come to a worker that had ended, or to peers that do not know its
-    /// successor yet. `pair` was chosen for it at `chosen`. A worker that ended later has finished
-    /// its requests first. One worker can be asked only after the other has answered; `late` allows
-    /// for that. A worker that changes its role does not wait for clients that can still ask it:
-    /// for it, the time counts when a leg `came`.
+    /// Whether a request can have reached a worker that had ended, or peers that do not know its
+    /// successor yet. At the time `chosen`, `pair` was chosen for it. A worker that ended later has
+    /// finished its requests first. If one worker gets the request only after the other has
+    /// answered, `late` is that delay. A worker that changes its role does not wait for clients
+    /// that can still send requests. For such a worker, the time at which a leg `came` counts.
     pub fn has_changed(
         &self,
         pair: [usize; 2],
@@ -159,8 +160,8 @@ impl Reasons {
         })
     }
 
-    /// Whether one of these workers, chosen at `chosen`, takes nothing that comes to it. What comes
-    /// within `slack` counts.
+    /// Whether one of these workers, chosen at `chosen`, refuses everything that arrives, or starts
+    /// to do so within `slack`.
     pub fn takes_nothing(&self, pair: [usize; 2], chosen: Nanos, slack: Nanos) -> bool {
         let is_felt = |leave: &Leave| {
             leave.from <= chosen.saturating_add(slack)
@@ -180,7 +181,7 @@ impl Reasons {
     /// Whether a request with this life and these pairs can have lost a peer.
     pub fn may_lose(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
         let felt = |reason: &Reason| {
-            // A request that found no pair can have missed any worker.
+            // For a request that found no pair, any worker can have been missing.
             reason.is_felt(life)
                 && (pairs.is_empty() || pairs.iter().any(|&pair| reason.place.concerns(pair)))
         };
@@ -195,7 +196,7 @@ impl Reasons {
         {
             return true;
         }
-        // Silences that follow each other count as one.
+        // Consecutive silences count as one.
         let silences =
             self.faults.iter().filter(|reason| reason.effect == Effect::Silences && felt(reason));
         let mut silences: Vec<(Nanos, Nanos)> = silences.map(|reason| reason.time).collect();
@@ -217,7 +218,7 @@ impl Reasons {
             let time = reason.time.1 - reason.time.0;
             match (reason.effect, reason.place) {
                 (Effect::Breaks, _) => patience.next().is_some(),
-                // A write that was already waiting can count, too.
+                // A write that already waited can also count.
                 (Effect::Silences | Effect::Holds, FaultSite::Way(..)) => {
                     patience.any(|patience| time >= patience / 2)
                 }
@@ -236,8 +237,8 @@ impl Reasons {
         let mut concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
         let breaks = match reason.effect {
             Effect::Breaks => true,
-            // A lane that receives nothing for so long does not prove itself, even if to its host
-            // the time was only a moment.
+            // A lane that receives nothing for this long does not prove itself, even if its host's
+            // clock advanced only for a moment.
             Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
             Effect::Silences => {
                 matches!(reason.place, FaultSite::Way(..))
@@ -249,7 +250,7 @@ impl Reasons {
         breaks && concerned.any(|&[one, other]| self.machines.may_stream(one, other))
     }
 
-    /// How much of its time a request with this life can have lost to clock skips.
+    /// The time that a request with this life can have lost because of clock skips.
     pub fn skipped(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> Nanos {
         let skips =
             self.faults.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));

@@ -1,6 +1,5 @@
-//! Requests with different salts share no KV. What a prefix cache holds of a prompt came with a
-//! request of the same salt. On a decode worker without a cluster key, it also came from the same
-//! source.
+//! Requests with different salts share no KV. Each cached part of a prompt came with a request of
+//! the same salt. On a decode worker without a cluster key, it also came from the same source.
 
 use super::{Checked, Checker, Finding};
 use crate::kv::prefix::Salt;
@@ -21,7 +20,7 @@ impl Salts {
         Salts { page_size: page_size as usize, beginnings: HashMap::new() }
     }
 
-    /// A request has come with this prompt, and will get this answer.
+    /// Records a request with this prompt and this future answer.
     pub fn brought(&mut self, salt: Salt, prompt: &[u32], answer: &[u32]) {
         let tokens = prompt.iter().chain(answer).copied();
         for beginning in beginnings(self.page_size, salt, tokens) {
@@ -29,8 +28,8 @@ impl Salts {
         }
     }
 
-    /// The first `tokens` tokens of a prompt were found in the cache. That request has already been
-    /// counted by [`Salts::brought`], so a second one must have had the same prefix.
+    /// Checks a hit of the first `tokens` tokens of a prompt. [`Salts::brought`] has already
+    /// counted this request, so a second request must have had the same prefix.
     pub fn found(&self, request: usize, salt: Salt, prompt: &[u32], tokens: u32) -> Checked {
         let found = prompt[..tokens as usize].iter().copied();
         match beginnings(self.page_size, salt, found).last() {

@@ -1,11 +1,11 @@
-//! Only the transfer to which the owner has granted a page writes into it. The checker keeps a copy
-//! of a decode worker's pool, and compares it after each turn of the mover.
+//! Only the transfer that has the grant of a page writes into it. The checker keeps a copy of a
+//! decode worker's pool, and compares it after each turn of the mover.
 //!
 //! A changed page must be granted to a transfer that was open when the mover's turn began. It must
 //! hold KV of that transfer's own prompt, at the right place. One exception: a copy that proves
-//! void fails its transfer in the same turn, and can leave anything in its pages. A NIC writes
-//! without the mover, also for a while after a failure. Its writes go only to pages under a lease
-//! that the mover has not ended, and bring only that transfer's KV.
+//! void fails its transfer in the same turn, and its pages can then hold any bytes. A NIC writes
+//! without the mover, even for a while after a failure. It must write only to pages under a lease
+//! that the mover has not ended, and only that transfer's KV.
 
 use super::{Checked, Checker, Finding};
 use crate::ids::{Generation, PageId, SlotId};
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The state of a lease, as the mover's turns show it.
+/// The state of a lease after the mover's turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrantState {
     /// The mover has not taken it yet.
@@ -29,10 +29,10 @@ pub enum GrantState {
     Ended,
 }
 
-/// What a source was asked to send.
+/// The grant of pages to a source.
 #[derive(Debug)]
 pub struct Grant {
-    /// Which use of the slot.
+    /// Generation of the slot.
     pub generation: Generation,
     /// The request.
     pub request: usize,
@@ -40,16 +40,16 @@ pub struct Grant {
     pub prompt: Vec<u32>,
     /// The tokens of the prompt that the source sends.
     pub tokens: Range<u32>,
-    /// Index of the first page that the tokens go to.
+    /// Index of the first page for the tokens.
     pub first: usize,
-    /// The pages that the tokens go to.
+    /// The pages for the tokens.
     pub pages: Vec<PageId>,
     /// The lease of these pages.
     pub lease: GrantState,
 }
 
 impl Grant {
-    /// Records which use of the slot the mover holds the lease of.
+    /// Records the generation of the slot for which the mover holds a lease.
     pub fn note(&mut self, held: Option<Generation>) {
         self.lease = match self.lease {
             _ if held == Some(self.generation) => GrantState::Held,
@@ -77,7 +77,7 @@ impl Grant {
         words.find_map(|(token, (layer, which))| {
             let at = layout.offset(page, layer, which, 0, token) as usize;
             let position = before + token;
-            // Beyond the prompt's end, the last page holds what the source's page has there.
+            // After the prompt's end, the last page has the bytes of the source's page.
             let bits = looked_at(at);
             let is_right = || {
                 let other = || memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
@@ -110,7 +110,7 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Before a mover's turn: records the granted pages and the pool's words.
+    /// Before a mover's turn, records the granted pages and the words of the pool.
     pub fn look(&mut self, process: &Process) {
         let worker = process.edge.handoff().worker(WORKER);
         let grants = process.edge.grants().iter();
@@ -122,7 +122,7 @@ impl Shadow {
         self.words.extend(words(&process.memory));
     }
 
-    /// After the turn: compares.
+    /// After the turn, compares them.
     pub fn compare(&self, index: usize, process: &Process) -> Checked {
         let page_words = (process.memory.layout.page_stride / 8) as usize;
         let changed = self.words.iter().zip(words(&process.memory)).enumerate();
@@ -137,7 +137,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Checks a page in which something has changed.
+    /// Checks a page that has changed.
     fn page(&self, index: usize, process: &Process, page: PageId) -> Checked {
         let grants = process.edge.grants();
         let Some((slot, grant)) =
@@ -160,8 +160,8 @@ impl Shadow {
     }
 }
 
-/// A NIC has written `bytes` bytes at this address. A write outside the pool is an aux record,
-/// which movers check.
+/// Checks a NIC's write of `bytes` bytes at this address. A write outside the pool is an aux
+/// record, which movers check.
 pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Checked {
     let memory = &process.memory;
     let base = memory.region.base().as_ptr().addr() as u64;

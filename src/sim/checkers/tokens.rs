@@ -3,8 +3,7 @@
 
 use super::{Checked, Checker, Finding};
 
-/// The next token that an engine reports for an answer. `expected` is the next token that it has to
-/// report.
+/// Checks the next token that an engine reports for an answer. `expected` is the right token.
 pub fn next(id: usize, process: usize, token: u32, expected: Option<u32>) -> Checked {
     if expected == Some(token) {
         return Ok(());
@@ -15,7 +14,7 @@ pub fn next(id: usize, process: usize, token: u32, expected: Option<u32>) -> Che
     Err(Finding::about(Checker::Tokens, id, what))
 }
 
-/// The part of an answer that a client has, while the answer can continue.
+/// Checks the part of an answer that a client has, while the answer can continue.
 pub fn begins(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     match expected.starts_with(answer) {
         true => Ok(()),
@@ -27,7 +26,7 @@ pub fn begins(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     }
 }
 
-/// The answer of a request that has ended successfully.
+/// Checks the answer of a request that has ended successfully.
 pub fn whole(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     match answer.len() == expected.len() {
         true => begins(id, answer, expected),

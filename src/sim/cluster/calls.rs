@@ -1,6 +1,6 @@
 //! Connections of the router to workers, and of decode workers to the prefill workers that they
-//! ask. They take time to establish, can meet a host that is gone or unreachable, and keep the
-//! order of what travels on them.
+//! ask. A connection takes time to establish, can fail because a host is gone or unreachable, and
+//! keeps the order of its data.
 
 use super::stream::Stream;
 use super::{Cluster, RESENT, SimEvent};
@@ -19,26 +19,26 @@ const KNOCK_AGAIN: Nanos = SECOND;
 /// A call's connection.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// The host that asks,
+    /// The calling host,
     pub(super) from: usize,
     /// and its life, if it is a worker.
     from_life: u32,
     pub(super) host: usize,
-    /// The life of the called host's process; `None` while the connection does not stand.
+    /// The life of the called host's process; `None` until the connection is established.
     pub(super) life: Option<u32>,
-    /// It has broken, and not every end knows. What is written to it is lost.
+    /// Whether it has broken and an end does not know yet. Data that is written to it is lost.
     is_cut: bool,
     /// The room of the request that it serves.
     room: Option<Room>,
     pub(super) to_worker: Stream<Input>,
-    /// Also to the worker that asks.
+    /// To the router, or to the calling worker.
     pub(super) to_router: Stream<Answer>,
-    /// When it is given up, if the dial is still tried then.
+    /// Deadline of the dial.
     until: Nanos,
 }
 
 impl Call {
-    /// A connection that stands.
+    /// An established connection.
     pub(super) fn standing([from, host]: [usize; 2], life: u32, room: Option<Room>) -> Call {
         let (to_worker, to_router) = Default::default();
         let life = Some(life);
@@ -55,19 +55,19 @@ impl Call {
         }
     }
 
-    /// Whether a worker's process of this life asks.
+    /// Whether a worker's process of this life is the caller.
     pub(super) fn comes_from(&self, host: usize, life: u32) -> bool {
         (self.from, self.from_life) == (host, life)
     }
 
-    /// Whether it stands and leads to this process of a host.
+    /// Whether it is established to this process of a host.
     pub(super) fn leads_to(&self, host: usize, life: u32) -> bool {
         (self.host, self.life) == (host, Some(life))
     }
 }
 
 impl Cluster<'_> {
-    /// A call uses a kept connection to the worker's process of this life, or dials.
+    /// Opens a call over a kept connection to the worker's process of this life, or dials.
     pub(super) fn open_call(&mut self, name: CallName, host: usize, kept: Option<u32>) {
         let room = match name {
             CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
@@ -81,7 +81,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A worker dials another one, and gives up after `patience`.
+    /// Dials another worker for a worker, with a deadline after `patience`.
     pub(super) fn question(
         &mut self,
         name: CallName,
@@ -99,7 +99,7 @@ impl Cluster<'_> {
         self.agenda.schedule(at, SimEvent::Knock(name));
     }
 
-    /// The kernel of a worker's host accepts a connection, whatever its process does.
+    /// Dials a worker's host. Its kernel accepts a connection, even if its process hangs.
     pub(super) fn knock(&mut self, name: CallName) {
         let now = self.agenda.now();
         let Some(call) = self.calls.get(&name) else { return };
@@ -121,7 +121,7 @@ impl Cluster<'_> {
         self.answer(name, life.map_or(Answer::Lost, Answer::Stands));
     }
 
-    /// A worker sends an answer to the router.
+    /// Sends an answer of a worker to the router.
     pub(super) fn answer(&mut self, name: CallName, answer: Answer) {
         let at = self.agenda.now() + self.delay();
         let Some(call) = self.calls.get_mut(&name) else { return };
@@ -132,7 +132,7 @@ impl Cluster<'_> {
         self.agenda.schedule(at, SimEvent::ToRouter(name));
     }
 
-    /// The router sends something to a worker.
+    /// Sends data of the router to a worker.
     pub(super) fn post(&mut self, name: CallName, input: Input) {
         let at = self.agenda.now() + self.delay();
         let Some(call) = self.calls.get_mut(&name).filter(|call| !call.is_cut) else { return };
@@ -140,7 +140,7 @@ impl Cluster<'_> {
         self.agenda.schedule(at, SimEvent::ToWorker(name));
     }
 
-    /// The router closes a call's connection.
+    /// Closes a call's connection for the router.
     pub(super) fn close(&mut self, name: CallName) {
         let Some(call) = self.calls.get(&name) else { return };
         match (call.life, name) {
@@ -151,8 +151,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// The router finds a call's connection broken. If the host is gone, it notices only after a
-    /// while.
+    /// Reports a broken connection of a call to the router. If the host is gone, the router notices
+    /// only after a while.
     pub(super) fn lose(&mut self, name: CallName) {
         let now = self.agenda.now();
         let delay = self.delay();
@@ -163,14 +163,13 @@ impl Cluster<'_> {
         self.agenda.schedule(at, SimEvent::ToRouter(name));
     }
 
-    /// Calls of legs with connections that stand.
+    /// Calls of legs with established connections.
     pub(super) fn open_calls(&self) -> impl Iterator<Item = CallName> {
         let open = self.calls.iter().filter(|(_, call)| call.life.is_some());
         open.map(|(&name, _)| name).filter(|name| matches!(name, CallName::Leg(_)))
     }
 
-    /// A call's connection breaks, and what travels on it is lost. Both ends notice, each at its
-    /// time.
+    /// Breaks a call's connection. Data in flight is lost. Both ends notice it, each at its time.
     pub(super) fn cut_call(&mut self, name: CallName) {
         let now = self.agenda.now();
         let rare =
@@ -235,7 +234,7 @@ impl Cluster<'_> {
             };
             self.trace.record(now, "process", host, what, room, detail);
         }
-        // A worker that is asked by a worker announces at once where the KV will be.
+        // A prefill worker that a decode worker asks sends the place of the KV at once.
         let goes_on = matches!(answer, Answer::Stands(_) | Answer::Token(_))
             || from != ROUTER && matches!(answer, Answer::Kept(_));
         if !goes_on {

@@ -1,11 +1,10 @@
-//! TCP lanes: what movers have written leaves, travels and arrives in segments, between two kernels
-//! with bounded buffers.
+//! TCP lanes: the bytes of movers travel in segments between two kernels with bounded buffers.
 //!
-//! A lane keeps its order, two lanes do not, and some are slow all the time. What a partition loses
-//! is resent. What has left arrives even if its process is gone. A process that ends closes its
-//! lanes behind what it has written; a host that is gone does not. A write to a closed lane is
-//! answered by a reset as soon as a host can answer. Not here: when a lane is accepted
-//! (`edge::lanes`), what is written (`transfer::transport::tcp`).
+//! A lane keeps its order; two lanes have no common order, and some lanes are always slow. Bytes
+//! that a partition loses are resent. Bytes that have left arrive even if their process is gone. A
+//! process that ends closes its lanes after its written bytes; a dead host does not. A write to a
+//! closed lane causes a reset as soon as a host can answer. Not here: the acceptance of a lane
+//! (`edge::lanes`), the bytes (`transfer::transport::tcp`).
 
 use super::stream::Stream;
 use super::{Cluster, RESENT, SimEvent};
@@ -19,7 +18,7 @@ use crate::stdx::rng::Rng;
 use crate::transfer::transport::tcp::memory::{self, StreamKernel};
 use std::collections::BTreeMap;
 
-/// Longest time from a write, or from the segment before, until a segment leaves.
+/// Longest time from a write, or from the previous segment, until a segment leaves.
 const READ: Nanos = 5 * MICRO;
 /// Time between two tries of a dial with lost packets, as in kernels.
 const DIAL_AGAIN: Nanos = SECOND;
@@ -52,15 +51,15 @@ struct Lane {
     /// The dialling host and the dialled host.
     hosts: [usize; 2],
     lives: [u32; 2],
-    /// `None` if the host is gone. The dialled end has none until the dial reaches it.
+    /// `None` if the host is gone. The dialled end is also `None` until the dial reaches it.
     kernels: [Option<StreamKernel>; 2],
     stands: bool,
     to: [Stream<Segment>; 2],
     /// Bytes on their way to each end.
     under_way: [usize; 2],
-    /// The next segment is about to leave each end.
+    /// Whether the next segment is about to leave each end.
     leaves: [bool; 2],
-    /// Nothing leaves each end any more.
+    /// Whether no more segments leave each end.
     ended: [bool; 2],
     /// A factor of its delays.
     slowness: Nanos,
@@ -74,7 +73,7 @@ impl Lane {
         room.saturating_sub(self.under_way[1 - end] + unread)
     }
 
-    /// Whether something can leave this end now.
+    /// Whether a segment can leave this end now.
     fn sends(&self, end: usize, room: usize) -> bool {
         let Some(kernel) = self.kernels[end].as_ref().filter(|_| self.stands && !self.ended[end])
         else {
@@ -90,7 +89,7 @@ impl Lane {
         (self.hosts[end], self.lives[end]) == (host, life)
     }
 
-    /// Whether both ends are closed, and nothing is on its way.
+    /// Whether both ends are closed and nothing is in flight.
     fn is_over(&self) -> bool {
         let is_left = |end: usize| {
             self.kernels[end]
@@ -110,7 +109,7 @@ pub(super) struct Lanes {
     streams: Option<Streams>,
     lanes: BTreeMap<LaneNumber, Lane>,
     last: LaneNumber,
-    /// No segment arrives from one host at another until then.
+    /// Time until which no segment arrives from one host at another.
     held: BTreeMap<(usize, usize), Nanos>,
     dice: Rng,
 }
@@ -124,13 +123,14 @@ impl Lanes {
         self.streams.map_or(0, |streams| streams.room)
     }
 
-    /// How long a packet takes on a lane of this slowness.
+    /// Delay of a packet on a lane of this slowness.
     fn delay(&mut self, (least, most): (Nanos, Nanos), slowness: Nanos) -> Nanos {
         let resent = if self.dice.one_in(200) { self.dice.range_u64(0, RESENT) } else { 0 };
         self.dice.range_u64(least, most) * slowness + resent
     }
 
-    /// Draws the slowness of a new lane. A lane with small buffers is not very slow as well.
+    /// Draws the slowness of a new lane. A lane with small buffers does not also get a high
+    /// slowness.
     fn slowness(&mut self) -> Nanos {
         let slow: &[Nanos] = if self.room() < 1000 { &[1, 1, 1, 3] } else { &[1, 1, 1, 1, 10, 50] };
         self.dice.pick(slow)
@@ -153,7 +153,7 @@ impl Lanes {
 }
 
 impl Cluster<'_> {
-    /// A source dials a destination's data port.
+    /// Dials a destination's data port for a source.
     pub(super) fn dial_lane(&mut self, from: usize, to: usize, kernel: StreamKernel) {
         let now = self.agenda.now();
         let lanes = &mut self.lanes;
@@ -176,7 +176,8 @@ impl Cluster<'_> {
         self.agenda.schedule(at, SimEvent::Lane(Step::Reaches, lanes.last));
     }
 
-    /// After a turn of a process: what it has written leaves, and what it has read makes room.
+    /// After a turn of a process, sends the bytes that it has written, and frees room for the bytes
+    /// that it has read.
     pub(super) fn read_lanes(&mut self, host: usize) {
         let now = self.agenda.now();
         let room = self.lanes.room();
@@ -200,7 +201,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// The kernel of the dialled host accepts the connection, whatever its process does.
+    /// Applies an arrived dial. The kernel of the dialled host accepts the connection, even if its
+    /// process hangs.
     fn reach_port(&mut self, number: LaneNumber) {
         let now = self.agenda.now();
         let room = self.lanes.room();
@@ -313,7 +315,7 @@ impl Cluster<'_> {
         self.read_lanes(from);
     }
 
-    /// Resets an end of a lane, not before `from`.
+    /// Resets an end of a lane, at `from` or later.
     fn reset_lane(&mut self, number: LaneNumber, end: usize, from: Nanos) {
         let delay = self.lanes.delay(self.plan.delay, 1);
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
@@ -321,7 +323,7 @@ impl Cluster<'_> {
         self.agenda.schedule(at, SimEvent::Lane(Step::Lands(end), number));
     }
 
-    /// Breaks a lane that stands, at any byte. Both ends notice, each at its time.
+    /// Breaks an established lane at any byte. Both ends notice it, each at its time.
     pub(super) fn cut_lane(&mut self) {
         let now = self.agenda.now();
         let Some(number) = self.pick_lane() else { return };
@@ -338,7 +340,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Nothing arrives on a lane for a while. Others of its session go on.
+    /// Stops the arrivals on a lane for a while. Other lanes of its session continue.
     pub(super) fn hold_lane(&mut self, over: Nanos) {
         let now = self.agenda.now();
         let Some(number) = self.pick_lane() else { return };
@@ -367,7 +369,7 @@ impl Cluster<'_> {
         *until = over.max(*until);
     }
 
-    /// A process is gone. Its kernel closes its lanes, unless the host is gone, too.
+    /// Closes the lanes of a process that is gone, unless its host is also gone.
     pub(super) fn leave_lanes(&mut self, host: usize, life: u32, silent: bool) {
         if silent {
             for lane in self.lanes.lanes.values_mut() {
@@ -379,7 +381,7 @@ impl Cluster<'_> {
         self.read_lanes(host);
     }
 
-    /// Resends what was lost between hosts that reach each other again.
+    /// Resends data that was lost between hosts that can reach each other again.
     pub(super) fn carry_again(&mut self) {
         let now = self.agenda.now();
         let Lanes { lanes, dice, .. } = &mut self.lanes;
@@ -396,8 +398,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// An end of a lane has something new. Wakes its mover if it sleeps, or `ctl` if that still
-    /// owns the lane.
+    /// Wakes the mover of a lane's end after an event, if it sleeps, or `ctl` if `ctl` still owns
+    /// the lane.
     fn rouse_end(&mut self, number: LaneNumber, end: usize) {
         let Some(lane) = self.lanes.lanes.get(&number) else { return };
         let Some(kernel) = &lane.kernels[end] else { return };

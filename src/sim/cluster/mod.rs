@@ -1,12 +1,12 @@
-//! A cluster in one thread: all events of a run, in the order that the seed decides.
+//! A cluster in one thread: all events of a run, in the order that the seed determines.
 //!
 //! Owns: hosts with their processes, connections between them, the router, the time, the checkers.
-//! A thread of a process takes a turn when it was woken or its time has come. A message arrives
-//! when it has travelled. Invariants: all random numbers come from the plan's generator, so that a
-//! seed repeats itself. A connection keeps its order, two connections do not.
+//! A thread of a process takes a turn when it was woken or is due. A message arrives after its
+//! delay. Invariants: all random numbers come from the plan's generator, so that the same seed
+//! gives the same run. A connection keeps its order; two connections have no common order.
 
 mod calls;
-mod harm;
+mod injector;
 mod lanes;
 mod network;
 mod requests;
@@ -42,18 +42,16 @@ use writes::{Step, Writes};
 
 /// Maximum number of events of a run: many times the number of the longest run.
 const HAPPENINGS_MAX: u64 = 20_000_000;
-/// Time between two checks for what is overdue.
+/// Time between two checks for overdue work.
 const CHECK_EVERY: Nanos = SECOND;
-/// How long a request can take when all is well again.
+/// Longest time of a request after all faults are over.
 const RECOVERED: Nanos = 10 * SECOND;
-/// Time from the last request's end until nothing of it is held any more. Rooms without a request
-/// are kept longer.
+/// Time from the last request's end until it holds nothing. Rooms without a request are kept
+/// longer.
 const CLEARED: Nanos = 10 * SECOND;
-/// Time from a drain's start, with all else well, until the process has ended and another one is
-/// there.
+/// Time from a drain's start, without other faults, until the process has ended and another one
+/// serves.
 const DRAINED: Nanos = 60 * SECOND;
-/// Time between two looks of an idle engine for work.
-pub const ENGINE_LOOKS: Nanos = SECOND;
 /// Maximum delay of a thread that always lags.
 const LAG_MAX: Nanos = 30 * MILLI;
 /// Longest wait of a lost packet until it is resent.
@@ -82,19 +80,19 @@ pub struct SeedReport {
     /// Requests begun, with the trial requests that check at the end whether each pair serves
     /// again.
     pub requests: usize,
-    /// How many of them were trial requests.
+    /// Number of trial requests among them.
     pub trials: usize,
     /// Rooms by request, if a room is selected.
     pub rooms: Vec<(usize, Room)>,
-    /// How many requests succeeded.
+    /// Number of requests that succeeded.
     pub well: usize,
     /// The failed requests, by cause.
     pub failures: BTreeMap<&'static str, usize>,
     /// Retries of all requests.
     pub retries: usize,
-    /// How many workers changed their role,
+    /// Number of workers that changed their role,
     pub turned: usize,
-    /// and how many kept it after they were asked to change.
+    /// and of those that kept it after an order to change.
     pub stayed: usize,
     /// Simulated time of the run.
     pub time: Nanos,
@@ -103,7 +101,7 @@ pub struct SeedReport {
 /// A scheduled event.
 #[derive(Debug)]
 enum SimEvent {
-    /// A worker that was silent since then must have been given up.
+    /// Check: no request waits for a worker that was silent since this time.
     Silent { host: usize, life: u32, since: Nanos },
     /// A thread's turn, if it is still due then.
     Turn { host: usize, life: u32, thread: Thread, at: Nanos },
@@ -121,11 +119,11 @@ enum SimEvent {
     Knock(CallName),
     /// The next parcel of a call's connection reaches the worker.
     ToWorker(CallName),
-    /// The next parcel of it reaches the router.
+    /// The next parcel of a call's connection reaches the router.
     ToRouter(CallName),
     /// The router finds that the connections it keeps to a process are closed.
     Dropped { host: usize, life: u32 },
-    /// The router looks for what is overdue.
+    /// The router checks for overdue work.
     RouterTick,
     /// A client sends a request.
     Request,
@@ -135,7 +133,7 @@ enum SimEvent {
     Check,
     /// A fault begins.
     Fault(Fault),
-    /// A process is started in place of one that has died.
+    /// A process starts at the address of one that has died.
     Restart { host: usize },
     /// A partition ends.
     Heal { ways: [Option<(usize, usize)>; 2] },
@@ -143,28 +141,28 @@ enum SimEvent {
     Quicken { host: usize, life: u32 },
 }
 
-/// A host: the place of one process after the other.
+/// A host. It runs one process after the other.
 struct Host {
     role: Leg,
     size: Size,
     process: Option<Process>,
-    /// Until then, the host does not answer that there is no process.
+    /// Time until which the host sends no resets for a missing process.
     dark_until: Nanos,
-    /// When it was asked to drain, and the time from its end until another one is started.
+    /// Time of the order to drain, and the time from the process's end until another one starts.
     leaves: Option<(Nanos, Nanos)>,
-    /// The role change that is under way.
+    /// The role change in progress.
     turns: Option<PendingRoleChange>,
-    /// Processes so far.
+    /// Number of processes so far.
     life: u32,
     /// When each thread's next turn is due.
     due: [Nanos; 3],
-    /// The engine computes until then.
+    /// End of the engine's computation.
     computes_until: Nanos,
-    /// The process stands still until then.
+    /// End of a pause of the process.
     paused_until: Nanos,
-    /// Each thread stands still until then.
+    /// End of a stall, by thread.
     stalled_until: [Nanos; 3],
-    /// Its model is slow until then.
+    /// End of the time in which its model is slow.
     slow_until: Nanos,
     /// By thread: a factor of its delays.
     lags: [u64; 3],
@@ -175,7 +173,7 @@ struct Host {
 }
 
 impl Host {
-    /// When the last fault that held up its threads, or moved its clock, ends.
+    /// End of the last fault that delayed its threads or moved its clock.
     fn kept_until(&self) -> Nanos {
         self.stalled_until.into_iter().fold(self.paused_until.max(self.jumped), Nanos::max)
     }
@@ -203,9 +201,9 @@ impl Conn {
 enum Phase {
     /// Requests come and end.
     Working,
-    /// All have ended, and no fault has any effect left. `pair` is the next pair to try.
+    /// All requests have ended, and all effects of faults are over. `pair` is the next pair to try.
     Recovering { pair: usize },
-    /// All have ended. What is left over must go by itself.
+    /// All requests have ended. The rest of their state must disappear by itself.
     Idle { since: Nanos },
     /// Nothing is left.
     Over,
@@ -232,7 +230,7 @@ pub struct Cluster<'a> {
     ends: Ends,
     shadow: Shadow,
     phase: Phase,
-    /// Nothing arrives from one host at another until then.
+    /// Time until which nothing arrives from one host at another.
     parted: BTreeMap<(usize, usize), Nanos>,
     /// The faults so far, with their effects.
     reasons: Reasons,
@@ -406,7 +404,7 @@ impl<'a> Cluster<'a> {
         Site { host: machines.host(index), nic, streams: machines.streams }
     }
 
-    /// A worker of this role begins at this time.
+    /// Starts a worker of this role at this time.
     fn begin_worker(&mut self, index: usize, role: Leg, mut process: Process, at: Nanos) {
         let host = &mut self.hosts[index];
         process.edge.begin(process.instant(at + host.skew));
@@ -422,7 +420,7 @@ impl<'a> Cluster<'a> {
 
     fn delay(&mut self) -> Nanos {
         let (least, most) = self.plan.delay;
-        // A lost packet arrives later, and so does what follows it on its connection.
+        // A lost packet arrives later, and so do the later packets of its connection.
         let resent = if self.dice.one_in(200) { self.dice.range_u64(0, RESENT) } else { 0 };
         self.dice.range_u64(least, most) + resent
     }
@@ -496,7 +494,7 @@ impl<'a> Cluster<'a> {
         calls + self.flights.kept(index, life)
     }
 
-    /// Checks something for all processes.
+    /// Runs a check for all processes.
     fn all(&self, holds: impl Fn(usize, &Process) -> Checked) -> Checked {
         let hosts = self.hosts.iter().enumerate();
         let mut running = hosts.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));

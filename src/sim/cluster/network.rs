@@ -1,5 +1,5 @@
-//! Connections between processes. What travels on each keeps its order and takes its time. If
-//! packets are lost, it waits to be resent.
+//! Connections between processes. The data of a connection keeps its order and has a delay. Lost
+//! packets are resent.
 
 use super::{Cluster, Conn, SimEvent};
 use crate::ids::{Leg, Room};
@@ -16,7 +16,7 @@ const NOTICES_OF_WORKERS: u64 = 1 << 32;
 const DIAL_AGAIN: Nanos = 200 * MILLI;
 
 impl Cluster<'_> {
-    /// Puts something into a process's inbox, if the process still has this life.
+    /// Puts an input into a process's inbox, if the process still has this life.
     pub(super) fn deliver(&mut self, index: usize, life: u32, input: Input) {
         let host = &mut self.hosts[index];
         if let Some(process) = host.process.as_mut().filter(|_| host.life == life) {
@@ -114,7 +114,7 @@ impl Cluster<'_> {
         if self.parted.contains_key(&(conn.hosts[1 - end], host)) {
             return conn.to[end].lose();
         }
-        // The parcel of this event can have been lost with the connection.
+        // The parcel of this event can have been lost together with the connection.
         let now = self.agenda.now();
         let Some(parcel) = conn.to[end].take(now) else { return };
         if !conn.open[end] {
@@ -129,7 +129,7 @@ impl Cluster<'_> {
         self.deliver(host, life, Input::Parcel(number, parcel));
     }
 
-    /// Closes an end because the other one is gone, not before `from`.
+    /// Closes an end because the other end is gone, at `from` or later.
     pub(super) fn reset(&mut self, number: ConnNumber, end: usize, from: Nanos) {
         let delay = self.delay();
         let Some(conn) = self.conns.get_mut(&number) else { return };
@@ -146,7 +146,7 @@ impl Cluster<'_> {
         let now = self.agenda.now();
         let mut answered = now + self.delay();
         let Some(&Conn { hosts: [from, to], .. }) = self.conns.get(&number) else { return };
-        // A host that is gone does not answer, just as one that cannot be reached.
+        // A host that is gone does not answer, like an unreachable one.
         let parted = self.is_parted(from, to) || self.hosts[to].dark_until > now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         if self.hosts[from].life != conn.lives[0] || !conn.open[0] {
@@ -155,11 +155,11 @@ impl Cluster<'_> {
         }
         let target = &self.hosts[to];
         let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
-        // A peer that is slow to take part does not prove itself.
+        // A stalled peer does not prove itself.
         let still = target.paused_until.max(target.stalled_until[Thread::Ctl as usize]);
         let again = match target.process {
             _ if parted => until.min(now + DIAL_AGAIN),
-            // Its kernel accepts the connection, and the process can answer in time.
+            // Its kernel accepts the connection, and the process can still answer in time.
             Some(_) => still.min(now + proof),
             None => 0,
         };

@@ -1,10 +1,10 @@
 //! Role changes of workers: the order to change, the rebuild in the same process, or the return to
 //! the old role.
 //!
-//! To peers the new worker is another process at the same place: links, lanes and queue pairs of
-//! the old one are closed. To routers it is the same one: their connections stay open, and what
-//! comes on them waits. Not here: when a change is complete (`server::role_change`), what is
-//! refused meanwhile (`edge::roles`).
+//! For peers, the new worker is another process at the same place: links, lanes and queue pairs of
+//! the old one are closed. For routers, it is the same process: their connections stay open, and
+//! their requests wait. Not here: the end of a change (`server::role_change`), refusals during a
+//! change (`edge::roles`).
 
 use super::{Cluster, Finding};
 use crate::ids::Leg;
@@ -15,10 +15,10 @@ use crate::sim::edge::{Input, name_of};
 use crate::stdx::event_queue::{Nanos, SECOND};
 use std::time::Duration;
 
-/// Time from a change's deadline until it is given up,
+/// Time from a change's deadline until it is cancelled,
 const GIVEN_UP: Nanos = 2 * SECOND;
-/// or until it succeeds after all. In that case the worker waits only to hear that its writes were
-/// read.
+/// or until it succeeds after all. In that case, the worker waits only for the confirmation of its
+/// writes.
 const HEARD: Nanos = GIVEN_UP + DRAIN_DONE_TIME.as_nanos() as Nanos;
 
 /// The order to change the role.
@@ -26,17 +26,17 @@ const HEARD: Nanos = GIVEN_UP + DRAIN_DONE_TIME.as_nanos() as Nanos;
 pub(super) struct PendingRoleChange {
     /// The deadline.
     until: Nanos,
-    /// How long the rebuild takes.
+    /// Duration of the rebuild.
     still: Nanos,
 }
 
 impl Cluster<'_> {
-    /// Workers that have this role now, also those without a running process.
+    /// Workers that have this role now, including workers without a running process.
     pub(super) fn hosts_of(&self, role: Leg) -> Vec<usize> {
         (0..self.hosts.len()).filter(|&host| self.hosts[host].role == role).collect()
     }
 
-    /// Asks a worker to change its role, unless it is already changing or draining.
+    /// Orders a worker to change its role, unless it is already changing or draining.
     pub(super) fn tell_to_turn(&mut self, index: usize, patience: Nanos, still: Nanos) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
@@ -51,7 +51,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A worker has finished its old role: a worker of the new role takes its place.
+    /// Replaces a worker that has finished its old role by a worker of the new role.
     ///
     /// # Errors
     /// The old worker still holds something.
@@ -66,7 +66,7 @@ impl Cluster<'_> {
         self.close_asked(index, life, false, now);
         let process = process.turned(index, to, &self.plan.size(to), self.site(index));
         let process = process.expect("memory for a process");
-        // The connections of the old worker are closed with it.
+        // The connections of the old worker close with it.
         self.leave_lanes(index, life, false);
         self.reasons.ends(index, now);
         self.reasons.returns(index, now + still);
@@ -78,7 +78,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// A worker keeps its role.
+    /// Ends a role change: the worker keeps its role.
     pub(super) fn keep_role(&mut self, index: usize) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
@@ -91,7 +91,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Fails if a role change is neither finished nor given up in time.
+    /// Fails if a role change is neither finished nor cancelled in time.
     pub(super) fn turned(&self, now: Nanos) -> Checked {
         let is_late = |index: usize| {
             let host = &self.hosts[index];

@@ -1,9 +1,10 @@
-//! Turns of a process's threads: when each is due, what it does, which threads it wakes, and the
-//! checks after it.
+//! Turns of a process's threads: their times, their work, the threads that they wake, and the
+//! checks after them.
 
-use super::{Cluster, ENGINE_LOOKS, LAG_MAX, SimEvent};
+use super::{Cluster, LAG_MAX, SimEvent};
 use crate::ids::Leg;
 use crate::sched::worker::Activity;
+use crate::sim::checkers::silence::ENGINE_LOOKS;
 use crate::sim::checkers::{Checked, Finding, pages, silence};
 use crate::sim::edge::{Became, Turn};
 use crate::sim::process::{Process, Thread};
@@ -11,7 +12,7 @@ use crate::stdx::event_queue::{MICRO, MILLI, Nanos};
 use crate::transfer::event_loop::NextStep;
 
 impl Cluster<'_> {
-    /// How late a thread is: usually little, sometimes much.
+    /// The delay of a thread: usually small, sometimes large.
     pub(super) fn late(&mut self) -> Nanos {
         let most = self.plan.lateness;
         let rare = if self.dice.one_in(50) { 20 } else { 1 };
@@ -70,7 +71,7 @@ impl Cluster<'_> {
         let pause = match activity {
             Activity::Busy => Some(0),
             Activity::Waiting => Some(self.dice.range_u64(MILLI, 10 * MILLI)),
-            // In production it looks for work far more often.
+            // In production, an idle engine checks for work far more often.
             Activity::Idle => Some(ENGINE_LOOKS),
         };
         if let Some(pause) = pause {
@@ -106,7 +107,7 @@ impl Cluster<'_> {
         Ok(next as u64)
     }
 
-    /// Returns how many outputs it sent; `None` if this was its last turn.
+    /// Returns the number of outputs; `None` if this was its last turn.
     fn turn_of_ctl(&mut self, index: usize, now: Nanos) -> Result<Option<u64>, Finding> {
         let clients = if self.hosts[index].leaves.is_some() { self.clients(index) } else { 0 };
         let host = &mut self.hosts[index];

@@ -1,11 +1,10 @@
 //! Writes of NICs. Each request of a queue pair leaves, lands and is answered at its own times. A
-//! request that has left lands whatever happens to its source, unless its target queue pair is
-//! gone.
+//! request that has left lands even if its source dies, unless its target queue pair is gone.
 //!
-//! A queue pair keeps its order, two queue pairs do not. Lost packets are resent until the NIC has
-//! heard nothing for its whole patience; then the queue pair breaks. A fabric that holds writes
-//! back delays them beyond all deadlines, and loses none. A process that stands still is written to
-//! nonetheless. Not here: which writes are allowed (`checkers::shadow`).
+//! A queue pair keeps its order; two queue pairs have no common order. Lost packets are resent
+//! until the NIC has received nothing for its whole patience; then the queue pair breaks. A fabric
+//! that holds writes delays them beyond all deadlines, but loses none. A paused process still
+//! receives writes. Not here: the check of writes (`checkers::shadow`).
 
 use super::stream::Stream;
 use super::{Cluster, SimEvent};
@@ -18,13 +17,13 @@ use crate::stdx::rng::Rng;
 use crate::sys::verbs::provider::{Fabric, Landed};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Longest time from a doorbell, or from the request before, until a request is read.
+/// Longest time from a doorbell, or from the previous request, until the NIC reads a request.
 const READ: Nanos = 5 * MICRO;
 /// Longest wait of a lost packet until it is resent. The shortest patience of a NIC is several
 /// times longer.
 const RESENT: Nanos = 70 * MILLI;
-/// How long a request waits that found no receive. Queue pairs of production ask their peers for
-/// the same.
+/// Time that a request waits if it found no receive. Production queue pairs ask their peers for the
+/// same time.
 const PAUSE: Nanos = 640 * MICRO;
 
 /// A step of a queue pair's requests.
@@ -36,7 +35,7 @@ pub(super) enum Step {
     Lands,
     /// The answer to the oldest request arrives.
     Answered,
-    /// Check whether a request has waited for too long.
+    /// A check whether a request has waited for too long.
     Watched,
 }
 
@@ -46,11 +45,11 @@ struct Line {
     from: usize,
     /// The last known host of its other end.
     to: Option<usize>,
-    /// The next request is about to leave.
+    /// Whether the next request is about to leave.
     leaves: bool,
     there: Stream<()>,
     back: Stream<()>,
-    /// When each unanswered request left.
+    /// Time at which each unanswered request left.
     unanswered: VecDeque<Nanos>,
     watched: bool,
 }
@@ -60,7 +59,7 @@ pub(super) struct Writes {
     pub(super) fabric: Fabric,
     pub(super) nics: Nics,
     lines: BTreeMap<u32, Line>,
-    /// No write from one host lands at another until then.
+    /// Time until which no write from one host lands at another.
     held: BTreeMap<(usize, usize), Nanos>,
     dice: Rng,
 }
@@ -82,7 +81,7 @@ impl Writes {
         })
     }
 
-    /// How long a packet takes.
+    /// Delay of a packet.
     fn delay(&mut self, (least, most): (Nanos, Nanos)) -> Nanos {
         let resent = if self.dice.one_in(200) { self.dice.range_u64(0, RESENT) } else { 0 };
         self.dice.range_u64(least, most) + resent
@@ -96,7 +95,7 @@ impl Writes {
 }
 
 impl Cluster<'_> {
-    /// After a mover's turn: what it has posted leaves.
+    /// After a mover's turn, sends the requests that it has posted.
     pub(super) fn read_doorbells(&mut self, host: usize) {
         let now = self.agenda.now();
         let Some(writes) = &mut self.writes else { return };
@@ -165,7 +164,7 @@ impl Cluster<'_> {
                 self.agenda.schedule(at, SimEvent::Write(Step::Answered, pair));
             }
             Landed::Later => {
-                // Its source has heard that it must wait.
+                // Its source knows that it must wait.
                 line.unanswered.iter_mut().for_each(|left| *left = now);
                 line.there.put_first(now, ());
                 self.agenda.schedule(now + PAUSE, SimEvent::Write(Step::Lands, pair));
@@ -224,7 +223,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A NIC fails by itself, if a write waits for its answer.
+    /// Makes a NIC fail, if a write waits for its answer.
     pub(super) fn give_up_writes(&mut self) {
         let now = self.agenda.now();
         let Some(writes) = &mut self.writes else { return };
@@ -245,7 +244,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Resends what was lost between hosts that reach each other again.
+    /// Resends data that was lost between hosts that can reach each other again.
     pub(super) fn write_again(&mut self) {
         let now = self.agenda.now();
         let Some(writes) = &mut self.writes else { return };
@@ -263,7 +262,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A NIC signals an event, and wakes the mover if it sleeps.
+    /// Signals an event of a NIC, and wakes the mover if it sleeps.
     fn rouse(&mut self, host: usize) {
         if self.hosts[host].process.as_ref().is_some_and(Process::take_event) {
             self.wake_soon(host, Thread::Move);

@@ -10,7 +10,8 @@ use super::{Edge, EdgeLeg, Job, Output, address_of};
 use crate::cause::Cause;
 use crate::ids::Leg;
 use crate::limits::{
-    ASKED_SILENCE_MAX, ASKED_WORD_TIME, ROUTER_CONNECT_TIME, ROUTER_GRACE, ROUTER_LOST_PREFILL_TIME,
+    PREFILL_REPLY_TIME, PREFILL_SILENCE_MAX, ROUTER_CONNECT_TIME, ROUTER_GRACE,
+    ROUTER_LOST_PREFILL_TIME,
 };
 use crate::peer::handoff::Source;
 use crate::routing::remote_prefill::{DecodeProgress, PrefillAction, RemotePrefill, Reply};
@@ -209,7 +210,7 @@ impl Edge {
         let asking = self.asking.get_mut(&name);
         let waits = asking.and_then(|asking| asking.core.awaits_word(cause));
         if waits == Some(true) {
-            self.unheard.push_back((now + ASKED_WORD_TIME, name));
+            self.unheard.push_back((now + PREFILL_REPLY_TIME, name));
         }
         waits.is_some()
     }
@@ -246,7 +247,7 @@ impl Edge {
 
 impl Asking {
     fn overdue(&self, now: Instant) -> Option<Cause> {
-        let is_silent = !self.told && self.silent + ASKED_SILENCE_MAX <= now;
+        let is_silent = !self.told && self.silent + PREFILL_SILENCE_MAX <= now;
         match now {
             now if self.until <= now => Some(Cause::Deadline),
             now if self.job.is_some() && self.connects <= now => Some(Cause::PeerLost),

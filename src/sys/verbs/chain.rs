@@ -1,9 +1,9 @@
 //! Chains of work requests, allocated once and filled repeatedly. Only the words that differ are
 //! written for each request. Filling allocates nothing.
 //!
-//! A chain holds the registrations of its local data and checks each piece against them. A piece
-//! outside is a bug in Baton and panics. Not here: checks of remote addresses, which belong to the
-//! caller.
+//! A chain holds the registrations of its local data and checks each piece against them. If a piece
+//! lies outside, Baton has a bug, and the chain panics. Not here: checks of remote addresses, which
+//! belong to the caller.
 #![allow(unsafe_code)]
 
 use super::abi::{self, SendWr, Sge};
@@ -116,8 +116,8 @@ impl Chain {
     /// # Panics
     /// The chain is full, there are more pieces than its maximum, or a piece lies outside its
     /// registration.
-    // Called for each work request from several places. Without the attribute the compiler does not
-    // inline it, which costs a tenth of the total.
+    // Several places call it for each work request. Without the attribute the compiler does not
+    // inline it, and posting takes a tenth longer.
     #[inline(always)]
     pub fn write(&mut self, id: u64, pieces: &[LocalPiece], to: RemoteAddress, marks: Marks) {
         let index = self.filled;
@@ -162,7 +162,7 @@ impl Chain {
         }
     }
 
-    /// The first request to post. The link of the last one is cut.
+    /// The first request to post. The last request ends the chain.
     #[inline]
     pub(super) fn linked(&mut self) -> Option<NonNull<SendWr>> {
         let last = self.filled.checked_sub(1)?;

@@ -180,7 +180,7 @@ impl fmt::Debug for Completions {
 /// The outcome of a work request or receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// The id given at posting. Earlier work requests on its queue pair have ended, too.
+    /// The id from posting. Earlier work requests of the queue pair have ended, too.
     pub id: u64,
     /// The local number of its queue pair.
     pub queue_pair: u32,
@@ -188,17 +188,18 @@ pub struct Completion {
     pub outcome: Result<CompletionKind, CompletionError>,
 }
 
-/// What ended successfully. A failure does not say which kind it was: the ids distinguish them.
+/// The kind of a request that succeeded. A failed completion carries no kind; its id identifies the
+/// request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompletionKind {
-    /// The bytes lie in the peer's memory, from the point of view of the peer's NIC.
+    /// The peer's NIC has written the bytes to the peer's memory.
     Written,
-    /// A peer has written. All its earlier bytes on this queue pair lie here.
+    /// A peer has written. All its earlier bytes on this queue pair are in local memory.
     Notified {
         /// The value from the peer.
         immediate: u32,
     },
-    /// Another kind, by its number.
+    /// Another kind, with its number.
     Other(u32),
 }
 
@@ -220,7 +221,7 @@ pub enum CompletionError {
     NoReceive,
     /// The peer found the request invalid, or could not execute it.
     RemoteOperation,
-    /// Another error, by its number.
+    /// Another error, with its number.
     Other(u32),
 }
 

@@ -1,8 +1,8 @@
 //! An open device and a protection domain on it. All other objects depend on them.
 //!
-//! Each object holds an `Arc` of its parent, which gives the order of destruction that the library
-//! needs. Queue pairs and registrations end before their domain, completion queues before their
-//! device.
+//! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the
+//! library needs. Queue pairs and registrations end before their domain, completion queues before
+//! their device.
 #![allow(unsafe_code)]
 
 use super::abi::{Context, ListedDevice, Pd};

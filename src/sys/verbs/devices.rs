@@ -43,7 +43,7 @@ pub struct PortInfo {
     pub addresses: Vec<PortGid>,
 }
 
-/// What carries the packets.
+/// The link layer of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkLayer {
     /// InfiniBand's own link layer.

@@ -1,5 +1,5 @@
-//! The two ends of a connection between queue pairs, as plain data: the part that the peer must
-//! know and the local choices.
+//! The two ends of a connection between queue pairs, as plain data. [`Endpoint`] goes to the peer;
+//! [`Route`] has the local settings.
 
 use super::devices::{PortGid, PortInfo};
 
@@ -10,7 +10,7 @@ pub struct Endpoint {
     /// Number of the queue pair, 24 bits.
     pub number: u32,
     /// Sequence number of the first outgoing packet, 24 bits. It is new for each connection, so
-    /// that a packet of an earlier connection is recognised.
+    /// that the NIC recognises packets of an earlier connection.
     pub sequence: u32,
     /// GID of the port.
     pub gid: [u8; 16],
@@ -44,9 +44,9 @@ pub struct Route {
 }
 
 impl Route {
-    /// A route from an address of a port. It has six retries, one each 67 ms: a lost peer is
-    /// detected within half a second, or two if the NIC multiplies. The wait for a peer's receive
-    /// is unlimited.
+    /// A route from an address of a port. It has six retries, one each 67 ms. A lost peer is
+    /// detected within half a second, or within two seconds if the NIC multiplies the timeout. The
+    /// wait for a peer's receive is unlimited.
     pub fn new(port: &PortInfo, address: &PortGid) -> Route {
         Route {
             port: port.number,

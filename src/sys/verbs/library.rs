@@ -1,8 +1,8 @@
 //! The library's functions, looked up by name. The library is opened once and never closed because
 //! providers keep threads and state.
 //!
-//! A [`Library`] is a table. Its users cannot distinguish the real library from a provider in this
-//! process.
+//! A [`Library`] is a table. Its users do not know whether the functions are those of the real
+//! library or of a provider in this process.
 //! Not here: posting and polling, which are in the table of each open device ([`ContextOps`]).
 //!
 //! [`ContextOps`]: super::abi::ContextOps
@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 pub enum Unavailable {
     /// The library cannot be opened; the loader's message.
     Library(String),
-    /// The library lacks this function, so it is the wrong library.
+    /// The library lacks this function. It is the wrong library.
     Function(&'static CStr),
     /// It cannot reach the kernel; the error number.
     Devices(i32),
@@ -80,17 +80,20 @@ library! {
     close_device = c"ibv_close_device": fn(*mut Context) -> c_int;
     query_device = c"ibv_query_device": fn(*mut Context, *mut DeviceAttr) -> c_int;
     query_port = c"ibv_query_port": fn(*mut Context, u8, *mut PortAttr) -> c_int;
-    query_gid_table = c"_ibv_query_gid_table": fn(*mut Context, *mut GidEntry, usize, u32, usize) -> isize;
+    query_gid_table = c"_ibv_query_gid_table":
+        fn(*mut Context, *mut GidEntry, usize, u32, usize) -> isize;
     alloc_pd = c"ibv_alloc_pd": fn(*mut Context) -> *mut Pd;
     dealloc_pd = c"ibv_dealloc_pd": fn(*mut Pd) -> c_int;
-    // The function behind the header's macro `ibv_reg_mr` if flags are not compile-time constants.
+    // The header's macro `ibv_reg_mr` calls this function if flags are not compile-time constants.
     reg_mr = c"ibv_reg_mr_iova2": fn(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
     dereg_mr = c"ibv_dereg_mr": fn(*mut Mr) -> c_int;
     create_comp_channel = c"ibv_create_comp_channel": fn(*mut Context) -> *mut CompChannel;
     destroy_comp_channel = c"ibv_destroy_comp_channel": fn(*mut CompChannel) -> c_int;
-    create_cq = c"ibv_create_cq": fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
+    create_cq = c"ibv_create_cq":
+        fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     destroy_cq = c"ibv_destroy_cq": fn(*mut Cq) -> c_int;
-    get_cq_event = c"ibv_get_cq_event": fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+    get_cq_event = c"ibv_get_cq_event":
+        fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
     ack_cq_events = c"ibv_ack_cq_events": fn(*mut Cq, c_uint);
     create_qp = c"ibv_create_qp": fn(*mut Pd, *mut QpInitAttr) -> *mut Qp;
     modify_qp = c"ibv_modify_qp": fn(*mut Qp, *mut QpAttr, c_int) -> c_int;

@@ -1,4 +1,4 @@
-//! Registered memory: a NIC can read it, and peers can write it if that is allowed.
+//! Registered memory: the NIC can read it, and peers with permission can write it.
 //!
 //! Thread: any that can block, because registration makes the kernel pin every page.
 //! Invariants: a registration keeps its memory mapped. No reference into the memory is ever formed.
@@ -34,8 +34,8 @@ pub unsafe trait Backing: Send + Sync + 'static {
 pub struct Access {
     /// Peers that know the key can WRITE.
     pub remote_write: bool,
-    /// Writes can overtake each other on PCIe; fast links to distant memory need that. A completion
-    /// still comes after all its bytes. Devices without support ignore it.
+    /// Writes can overtake each other on PCIe. Fast links to distant memory reach full speed only
+    /// with that. A completion still comes after all its bytes. Devices without support ignore it.
     pub relaxed_ordering: bool,
 }
 

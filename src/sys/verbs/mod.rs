@@ -1,10 +1,10 @@
 //! RDMA devices through `libibverbs.so.1`. The library is opened at run time and is optional.
 //!
-//! Baton has its own bindings because the published `ibverbs` crate links the library: without it a
-//! program does not start. That crate also lacks RDMA WRITE and chains of work requests.
-//! Thread: setup runs on threads that can enter the kernel. `post` posts and `poll` polls; neither
-//! waits, allocates or enters the kernel.
-//! Not here: which bytes go where, and when memory can be reused.
+//! Baton has its own bindings because the published `ibverbs` crate links the library: a program
+//! with it does not start if the library is missing. That crate also lacks RDMA WRITE and chains of
+//! work requests. Thread: setup runs on threads that can enter the kernel. `post` posts and `poll`
+//! polls; neither waits, allocates or enters the kernel. Not here: which bytes go where, and when
+//! memory can be reused.
 
 pub mod abi;
 mod chain;

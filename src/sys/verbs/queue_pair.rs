@@ -35,8 +35,8 @@ pub struct QueuePair {
     number: u32,
     capacity: Capacity,
     takes_writes: bool,
-    /// From [`QueuePair::open`] until the next reset: the local route and the announced sequence
-    /// number.
+    /// The local route and the announced sequence number, from [`QueuePair::open`] until the next
+    /// reset.
     opened: Option<(Route, u32)>,
     domain: Arc<Domain>,
     /// The completion queues must outlive the queue pair.
@@ -139,7 +139,7 @@ impl QueuePair {
     }
 
     /// Connects an opened queue pair. Each end must be connected before the first packet of the
-    /// other end arrives: post only after the peer has confirmed.
+    /// other end arrives. So post only after the peer has confirmed its connection.
     pub fn connect(&mut self, peer: &Endpoint) -> io::Result<()> {
         let (route, sequence) =
             self.opened.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -163,7 +163,8 @@ impl QueuePair {
         self.modify(&mut attr, abi::QP_STATE)
     }
 
-    /// Posts a chain with one doorbell. The NIC reads the memory of its pieces until they complete.
+    /// Posts a chain with one doorbell. The NIC can read the memory of its pieces until the
+    /// requests complete.
     #[inline]
     pub fn post(&mut self, chain: &mut Chain) -> Result<(), PostError> {
         let Some(first) = chain.linked() else {
@@ -280,8 +281,8 @@ impl Drop for QueuePair {
         let failed = unsafe { (self.domain.library().destroy_qp)(self.qp) } != 0;
         // A remaining queue pair could still read and write memory. A reset stops that, too.
         if failed && self.reset().is_err() {
-            // The caller is about to reuse the memory. Only the end of the process can keep the NIC
-            // off it.
+            // The caller is about to reuse the memory. Only the end of the process stops the NIC's
+            // access.
             eprintln!(
                 "queue pair {} can neither be destroyed nor reset: the process ends",
                 self.number

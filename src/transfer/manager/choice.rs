@@ -6,7 +6,7 @@
 use crate::wire::message::Transport;
 use std::fmt;
 
-/// Why this transport and no better one.
+/// The reason why this transport was chosen and not a better one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChoiceReason {
     /// This worker allows no other transport.
@@ -15,7 +15,7 @@ pub enum ChoiceReason {
     OnlyOffered,
     /// A better transport could not be set up.
     NotSetUp,
-    /// The other worker, which chooses, took no better one; its log gives the reason.
+    /// The other worker has chosen; its log gives the reason.
     ChosenThere,
     /// Both workers are on one host, in one network namespace.
     SameHost,

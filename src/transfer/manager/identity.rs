@@ -1,4 +1,4 @@
-//! The comparison of two workers before a hand-off (model, layouts, records), and their plan.
+//! Compares two workers before a hand-off (model, layouts, records), and makes their plan.
 
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::sys::host;
@@ -29,7 +29,7 @@ pub struct WorkerIdentity {
     pub host: HostId,
 }
 
-/// Why two workers are not compatible: the field and both values, as sent to both sides.
+/// The reason why two workers are not compatible: the field and both values. Both sides get it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
     /// The kind of reason.
@@ -153,8 +153,8 @@ fn only(processes: &[Rank]) -> Result<u64, usize> {
     }
 }
 
-/// A claimed layout, after two checks: its last byte lies inside the claimed region, and its ranks
-/// hold their share of the heads.
+/// The layout that a peer announced, after two checks. Its last byte lies inside the announced
+/// region, and each rank holds its share of the heads.
 fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
     let dtype = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16]
         .into_iter()

@@ -1,4 +1,4 @@
-//! The protocol of the hand-off without I/O: `ctl`'s reactions to requests, messages and reports.
+//! The protocol of the hand-off without I/O: how `ctl` handles requests, messages and reports.
 //!
 //! Owns: rooms and sessions of each worker of this process ([`source`] for prefill, [`destination`]
 //! for decode; they mirror each other).

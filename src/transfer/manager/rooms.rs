@@ -8,9 +8,9 @@
 //! | `Draining` | ended | yes; its writes may be in flight | `Over` when its writes have ended |
 //! | `Over` | tombstone | tombstone: later messages still get an answer | forgotten after a time |
 //!
-//! An Interest is a Destination without pages; the Destination that follows replaces it. A dead
-//! link removes its Destinations: an `Open` room becomes `Waiting` again, and its request fails. An
-//! open room is refused to a second request, never overwritten.
+//! An Interest is a Destination without pages; the Destination that follows replaces it. If a link
+//! dies, its Destinations are removed: an `Open` room becomes `Waiting` again, and its request
+//! fails. A second request for an open room is refused.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
@@ -52,7 +52,7 @@ pub struct DestinationRequest<L> {
     pub prompt: Prompt,
     /// The destination's pages. An Interest has none.
     pub place: Option<DestinationPages>,
-    /// How long its request waits, counted from arrival.
+    /// The time that its request can still wait, counted from arrival.
     pub left: Duration,
 }
 
@@ -82,9 +82,10 @@ impl<L: PartialEq> DestinationRequest<L> {
             && names(self) == names(interest)
     }
 
-    /// The cause sent if its request never came. It is `Deadline` only if the destination's own
-    /// time was over, because a deadline is not retried. A prefill worker that restarted after its
-    /// answer does not know the room; such an attempt can be retried.
+    /// The cause that the destination gets if the request never came. It is `Deadline` only if the
+    /// destination's own deadline has passed, because a deadline is not retried. In other cases a
+    /// retry can help: the prefill worker can have restarted after its answer and not know the
+    /// room.
     pub fn unclaimed(&self) -> Cause {
         if self.left <= EARLY_DESTINATION_LIFE { Cause::Deadline } else { Cause::OtherLeg }
     }
@@ -121,7 +122,7 @@ enum Entry<L> {
 }
 
 impl<L> Entry<L> {
-    /// Both legs are here, and no other message came yet.
+    /// The entry of a room in which both legs have just met.
     fn open(slot: Slot, wanted: DestinationRequest<L>) -> Entry<L> {
         Entry::Open { slot, wanted, ack_wanted: false, withdrawn: false, done: false }
     }
@@ -136,43 +137,43 @@ pub struct MatchedLegs<L> {
     pub wanted: DestinationRequest<L>,
 }
 
-/// The result for a new request.
+/// The result of [`Rooms::enter`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EnterOutcome<L> {
     /// No Destination yet.
     Waits,
     /// Its Destination was here already.
     Meets(MatchedLegs<L>),
-    /// Its Destination was here, for another prompt: both sides fail.
+    /// Its Destination was here and names another prompt: both sides fail.
     Differs(DestinationRequest<L>),
     /// The room is taken by another request, or was aborted before this request came.
     Refused(Cause),
 }
 
-/// The result for a Destination.
+/// The result of [`Rooms::arrive`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ArriveOutcome<L> {
     /// Kept until its request comes.
     Kept,
     /// Its request was here already.
     Meets(MatchedLegs<L>),
-    /// Its request is here, for another prompt: both sides fail.
+    /// Its request is here and has another prompt: both sides fail.
     Differs(Slot),
     /// The room is taken or over, or too many Destinations wait. The destination gets an AbortAck
     /// without an Abort.
     Refused(Cause),
 }
 
-/// The result for an Abort.
+/// The result of [`Rooms::abort`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AbortOutcome {
     /// No write for it is posted now or later: the answer is `quiet`.
     Answer,
-    /// The same for an Interest; the slot that computes for it must be failed.
+    /// The same for an Interest; the caller must fail the slot that computes for it.
     Stop(Slot),
-    /// The slot must be failed; the answer follows its withdrawal.
+    /// The caller must fail the slot. The answer follows when the slot is withdrawn.
     Fail(Slot),
-    /// It has failed already; the answer follows its withdrawal.
+    /// The slot has failed already. The answer follows when the slot is withdrawn.
     Waits,
     /// It belongs to another attempt, and gets no answer.
     Stale,
@@ -204,7 +205,7 @@ impl<L: Copy + PartialEq> Default for Rooms<L> {
 }
 
 impl<L: Copy + PartialEq> Rooms<L> {
-    /// A request for `room` has come, in `slot`.
+    /// Adds a request for `room`, in `slot`.
     pub fn enter(
         &mut self,
         room: Room,
@@ -215,7 +216,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         match self.entries.get(&room) {
             None => {
                 self.entries.insert(room, Entry::Waiting { slot, prompt });
-                self.by_slot.insert(slot, room);
+                self.take_slot(slot, room);
                 EnterOutcome::Waits
             }
             Some(Entry::Early { wanted, .. }) => {
@@ -226,7 +227,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                     return EnterOutcome::Differs(wanted);
                 }
                 self.entries.insert(room, Entry::open(slot, wanted.clone()));
-                self.by_slot.insert(slot, room);
+                self.take_slot(slot, room);
                 EnterOutcome::Meets(MatchedLegs { slot, wanted })
             }
             Some(Entry::Waiting { .. } | Entry::Open { .. }) => {
@@ -236,7 +237,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// A Destination, or an Interest, has come for `room`.
+    /// Adds a Destination, or an Interest, for `room`.
     pub fn arrive(
         &mut self,
         room: Room,
@@ -264,7 +265,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// A Destination has come for a room that is taken, perhaps by its own Interest.
+    /// Handles a Destination for a room that exists. It can follow its own Interest.
     fn follow(&mut self, room: Room, wanted: DestinationRequest<L>) -> ArriveOutcome<L> {
         match self.entries.get_mut(&room) {
             Some(Entry::Early { wanted: interest, .. }) if wanted.follows(interest) => {
@@ -279,7 +280,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The destination aborts `room`; `target` is its own slot.
+    /// Handles the destination's Abort of `room`; `target` is its own slot.
     pub fn abort(&mut self, room: Room, link: L, target: Slot, now: Instant) -> AbortOutcome {
         let same =
             |wanted: &DestinationRequest<L>| wanted.link == link && wanted.theirs() == target;
@@ -317,7 +318,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The destination has everything of `room`. Returns this side's slot if `link` and `target`
+    /// Handles the destination's Done for `room`. Returns this side's slot if `link` and `target`
     /// match.
     pub fn done(&mut self, room: Room, link: L, target: Slot) -> Option<Slot> {
         match self.entries.get_mut(&room) {
@@ -365,8 +366,18 @@ impl<L: Copy + PartialEq> Rooms<L> {
         })
     }
 
-    /// The mover has withdrawn the slot, or all its posts have completed. Returns the other end,
-    /// once, if it waits for the answer.
+    /// The other ends of all rooms that are not over.
+    pub fn destinations(&self) -> impl Iterator<Item = &DestinationRequest<L>> {
+        self.entries.values().filter_map(|entry| match entry {
+            Entry::Early { wanted, .. }
+            | Entry::Open { wanted, .. }
+            | Entry::Draining { wanted, .. } => Some(wanted),
+            Entry::Waiting { .. } | Entry::Over => None,
+        })
+    }
+
+    /// Notes that the mover has withdrawn the slot, or that all its posts have completed. Returns
+    /// the other end, once, if it waits for the answer.
     pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, DestinationRequest<L>)> {
         let room = *self.by_slot.get(&slot)?;
         match self.entries.get_mut(&room) {
@@ -386,15 +397,17 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The request in `slot` is over; `complete`: all its posts completed successfully.
+    /// Removes the request in `slot`, which has ended. `complete` means that all its posts
+    /// completed successfully.
     pub fn leave(&mut self, slot: Slot, complete: bool, now: Instant) {
         let Some(room) = self.by_slot.get(&slot).copied() else { return };
         let (ours, drains) = match self.entries.get(&room) {
             Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
-            // Pages are only known if the source writes by itself.
+            // The pages are known only if the source writes into them.
             Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn, done }) => {
                 if *held == slot && complete && !*done {
-                    self.unheard.insert(room, (wanted.link, wanted.theirs()));
+                    let before = self.unheard.insert(room, (wanted.link, wanted.theirs()));
+                    debug_assert!(before.is_none(), "a room ends once");
                 }
                 let is_over =
                     complete || *withdrawn || is_failpoint_active("quiet is said before it is");
@@ -415,10 +428,10 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// The link is dead, or its session has ended. Forgets its early Destinations and its draining
-    /// rooms, because no peer can ask about them any more. Calls `parted` for each of its open
-    /// slots, with whether the destination sent Done. These slots have no other end from then on: a
-    /// mover that lost the session sends no more reports about them.
+    /// Removes a link that is dead, or that has lost its session. Forgets its early Destinations
+    /// and its draining rooms, because no peer can ask about them any more. Calls `parted` for each
+    /// of its open slots; the flag says whether the destination sent Done. These slots then have no
+    /// other end, because a mover that lost the session sends no more reports about them.
     pub fn unlink(&mut self, link: L, mut parted: impl FnMut(Slot, bool)) {
         self.unheard.retain(|_, (bound, _)| *bound != link);
         let by_slot = &mut self.by_slot;
@@ -441,8 +454,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
             self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
     }
 
-    /// Takes the Destinations without a request, in the order of their rooms. These rooms are then
-    /// over.
+    /// Removes and returns the Destinations without a request, in the order of their rooms. Their
+    /// rooms are then over.
     pub fn take_early(&mut self, now: Instant) -> Vec<DestinationRequest<L>> {
         if self.early == 0 {
             return Vec::new();
@@ -486,8 +499,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// Rooms that are over here, but the destination may not have noticed that everything was
-    /// written.
+    /// Rooms that are over here, while the destination has not confirmed that it has everything.
     pub fn unheard(&self) -> usize {
         self.unheard.len()
     }
@@ -497,13 +509,13 @@ impl<L: Copy + PartialEq> Rooms<L> {
         self.entries.values().filter(|entry| !matches!(entry, Entry::Over)).count()
     }
 
-    /// Asserts what holds between calls; debug builds call it at each tick.
+    /// Asserts the rules that hold between calls. Debug builds call it at each tick.
     ///
     /// # Panics
-    /// A slot and its room do not name each other, early Destinations are miscounted, or a room
-    /// that is not over counts as unheard.
+    /// A slot and its room do not name each other, early Destinations are miscounted, a room that
+    /// is not over counts as unheard, or a room that is over is never forgotten.
     pub fn invariants(&self) {
-        let (mut early, mut with_slot) = (0, 0);
+        let (mut early, mut with_slot, mut over) = (0, 0, 0);
         for (room, entry) in &self.entries {
             match entry {
                 Entry::Early { .. } => early += 1,
@@ -513,7 +525,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                     with_slot += 1;
                     assert_eq!(self.by_slot.get(slot), Some(room), "a slot leads to its room");
                 }
-                Entry::Over => {}
+                Entry::Over => over += 1,
             }
         }
         assert_eq!(self.early, early, "early Destinations are counted");
@@ -523,10 +535,22 @@ impl<L: Copy + PartialEq> Rooms<L> {
             let is_over = matches!(self.entries.get(room), Some(Entry::Over));
             assert!(is_over, "only a room that is over can be unheard");
         }
+        assert_eq!(self.tombstones.len(), over, "a room that is over is forgotten after a time");
+        let is_sorted = self.tombstones.iter().is_sorted_by_key(|(until, _)| until);
+        assert!(is_sorted, "rooms are forgotten in the order of their ends");
+    }
+
+    fn take_slot(&mut self, slot: Slot, room: Room) {
+        let before = self.by_slot.insert(slot, room);
+        debug_assert!(before.is_none(), "a use of a slot has one room");
     }
 
     fn bury(&mut self, room: Room, now: Instant) {
-        self.entries.insert(room, Entry::Over);
+        let before = match is_failpoint_active("ended room is forgotten") {
+            true => self.entries.remove(&room),
+            false => self.entries.insert(room, Entry::Over),
+        };
+        debug_assert!(!matches!(before, Some(Entry::Over)), "a room ends once");
         self.tombstones.push_back((now + TOMBSTONE_LIFE, room));
     }
 

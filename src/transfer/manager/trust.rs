@@ -1,6 +1,6 @@
-//! Whether RDMA is offered to a source. A transport can be set up and still carry nothing: a switch
-//! drops packets instead of pausing, or packets are too long for a hop. Only the first bytes show
-//! it.
+//! Decides whether a worker offers RDMA to a source. A transport can be set up and still carry no
+//! bytes. For example, a switch drops packets instead of pausing, or packets are too long for a
+//! hop. Only the first bytes show that it works.
 //!
 //! Thread: `ctl`.
 //! Invariants: a break counts only if its session carried nothing before. After enough breaks in a
@@ -10,7 +10,7 @@
 use crate::limits::{RDMA_BARRED, RDMA_BREAKS_MAX};
 use std::time::Instant;
 
-/// A worker's experience with RDMA to one source.
+/// The record of a worker's RDMA sessions with one source.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Trust {
     /// NICs offered for the current session.
@@ -24,17 +24,18 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// A session with `nics` NICs is about to begin.
+    /// Notes that a session with `nics` NICs is about to begin.
     pub fn begin(&mut self, nics: u16) {
         (self.nics, self.carried) = (nics.into(), false);
     }
 
-    /// Bytes have arrived.
+    /// Notes that bytes have arrived.
     pub fn carry(&mut self) {
         *self = Trust { nics: self.nics, carried: true, ..Trust::default() };
     }
 
-    /// The fabric failed during the session. True if RDMA is left out from now on.
+    /// Notes that the fabric failed during the session. Returns true if RDMA is left out from now
+    /// on.
     pub fn fail(&mut self, now: Instant) -> bool {
         if !self.carried {
             self.broken += 1;

@@ -1,10 +1,10 @@
 //! The destination side of all hand-offs of one decode worker.
 //!
 //! Thread: `move`. A slot's life: Expect (lease taken) → notices → complete, Cancel or the end of
-//! its session (lease ended). If the peer itself writes into memory here, Cancel waits for Quiet or
-//! the end of the session.
+//! its session (lease ended). If the peer writes into this worker's memory, the lease stays after
+//! Cancel until Quiet or the end of the session.
 //! Invariants: bytes arrive only between Expect and the end of the lease. LeaseEnd with the aux
-//! record is in the scheduler's ring before Success shows in the status word.
+//! record is in the scheduler's ring before the status word shows Success.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
@@ -34,7 +34,7 @@ struct ExpectedSlots {
     links: Links<DestinationCommand>,
     slots: Vec<Option<Expected>>,
     right: MoverRight,
-    /// The session that is currently bringing notices.
+    /// The session that currently delivers notices.
     current: SessionId,
 }
 
@@ -45,7 +45,8 @@ struct Expected {
     room: Room,
     /// Tokens of the prompt.
     tokens: u32,
-    /// The first token that has not arrived; initially, the first that this worker did not hold.
+    /// The first token that has not arrived. At the beginning it is the first that this worker does
+    /// not hold.
     received: u32,
     landing: Landing,
     lease: Lease,
@@ -92,7 +93,7 @@ impl DestinationMover {
         busy
     }
 
-    /// Tells the sessions' sources whether they must ring.
+    /// Publishes to the sources of all sessions whether they must ring the doorbell.
     pub fn park(&mut self, parked: bool) {
         let parked = parked && !is_failpoint_active("sources are not told of a park");
         for half in self.sessions.iter_mut().flatten() {
@@ -179,8 +180,9 @@ impl DestinationMover {
         self.live.slots[slot.index()] = Some(expected);
         self.live.current = session;
         if !self.live.links.status.is_open(slot, generation) {
-            // Marked Failed before Expect: its Cancel is before or behind Expect in the ring. It is
-            // unknown here whether Destination was sent; Quiet follows in both cases.
+            // The slot was marked Failed before Expect. Its Cancel is before or behind Expect in
+            // the ring. The mover does not know whether Destination was sent; Quiet follows in both
+            // cases.
             if landing == Landing::Moved {
                 self.live.end(slot, None);
             }
@@ -203,7 +205,7 @@ impl DestinationMover {
                 half.revoke(slot);
             }
         }
-        // No byte of a session can arrive once its half is dropped; only then do its leases end.
+        // After its half is dropped, no byte of a session can arrive. Only then its leases end.
         match is_failpoint_active("queue pairs outlive their session") {
             true => std::mem::forget(half),
             false => drop(half),
@@ -234,11 +236,11 @@ impl ExpectedSlots {
         Some((generation, room, session))
     }
 
-    /// Ends the lease with the record, then makes the last move.
+    /// Ends the lease and sends its end with the record, then makes the last move.
     fn succeed(&mut self, slot: SlotId, step: Move, aux: AuxRecord) {
         let Some((generation, room, session)) = self.end(slot, Some(aux)) else { return };
-        // Forbidden if the slot was marked Failed a moment ago: its Cancel then finds nothing to
-        // end.
+        // The move is forbidden if the slot was just marked Failed. Its Cancel then finds no lease
+        // to end.
         if self.links.status.advance(slot, generation, step).is_ok() {
             self.report(Report::Arrived { slot, generation, room, session });
         }
@@ -293,7 +295,7 @@ impl Landings for ExpectedSlots {
         if (self.links.status.load(slot).lanes | 1 << lane) & all == all {
             return self.succeed(slot, step, *aux);
         }
-        // Forbidden if the slot was marked Failed a moment ago: its Cancel follows.
+        // The move is forbidden if the slot was just marked Failed. Its Cancel follows.
         let _ = self.links.status.advance(slot, expected.generation, step);
     }
 

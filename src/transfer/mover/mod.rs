@@ -1,9 +1,9 @@
-//! The thread that moves bytes or posts them. One [`Mover`] serves the source and destination
-//! halves of all workers of the process. For its parking see [`crate::transfer::event_loop`].
+//! The thread that moves bytes or posts them. One [`Mover`] serves all workers of the process, both
+//! as source and as destination. [`crate::transfer::event_loop`] describes how it parks.
 //!
 //! Owns: the live leases of transfers; only a mover can end them.
 //! Thread: `move`.
-//! Invariants: it does not allocate after a session is set up, and does not log per block.
+//! Invariants: it does not allocate after a session is set up, and it does not log per page.
 
 pub mod destination;
 pub mod source;
@@ -20,7 +20,7 @@ use destination::DestinationMover;
 use source::SourceMover;
 use std::sync::Arc;
 
-/// From a mover to `ctl`.
+/// A report from a mover to `ctl`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Report {
     /// Source: Cancel was handled and everything posted has completed; nothing more will be posted.
@@ -41,7 +41,7 @@ pub enum Report {
         /// The session that brought the KV.
         session: SessionId,
     },
-    /// Destination: the room failed here (void copy, invalid data from the peer).
+    /// Destination: the room failed here, because a copy is void or the peer sent invalid data.
     Failed {
         /// The slot.
         slot: SlotId,
@@ -54,7 +54,7 @@ pub enum Report {
     Lost {
         /// The session.
         session: SessionId,
-        /// Its generation at Open: the index can belong to another session by now.
+        /// Its generation at Open, because the index can belong to another session by now.
         generation: SessionGeneration,
         /// The cause.
         cause: Cause,

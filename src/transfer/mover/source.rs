@@ -1,7 +1,7 @@
 //! The source side of all hand-offs of one prefill worker.
 //!
 //! Thread: `move`. A slot's life: Begin (lease taken) → Chunks (posted in order, merged while the
-//! transport is full) → Done, last byte sent, or Cancel (lease ended).
+//! transport is full) → Done, last byte sent, or Cancel (lease ends).
 //! Invariants: a post is checked against the status word in the same step, after every earlier
 //! Cancel in the ring. A lease ends exactly once. `ctl` receives every report.
 
@@ -53,7 +53,7 @@ struct Transfer {
     lease: Lease,
     /// The end of the last chunk.
     handed: Option<u32>,
-    /// Sent by the scheduler, not yet posted.
+    /// Tokens and record that the scheduler has sent and that are not posted yet.
     pending: Option<(Range<u32>, Option<AuxRecord>)>,
     /// Cancel was handled.
     cancelled: bool,
@@ -92,9 +92,10 @@ impl SourceMover {
         busy | self.poll_sessions()
     }
 
-    /// Takes commands while the report ring has room for their reports and for one of each slot and
-    /// session. After a stall of the mover, many uses of a slot are cancelled before they begin. If
-    /// the loss of a session were not reported, it would get further transfers, and fail them all.
+    /// Takes commands while the report ring has room for their reports and for one report of each
+    /// slot and session. The room matters after a stall of the mover, because many uses of a slot
+    /// can be cancelled before they begin. If the report of a lost session were dropped, the
+    /// session would get more transfers, and all of them would fail.
     fn take_commands(&mut self) -> bool {
         let mut busy = false;
         // `ctl` does not wake the mover after reading reports, so a full ring counts as work.
@@ -106,7 +107,7 @@ impl SourceMover {
         true
     }
 
-    /// Tells the sessions' transports whether they must wake the mover.
+    /// Informs the transports of all sessions whether they must wake the mover.
     pub fn park(&mut self, parked: bool) {
         for half in self.sessions.0.iter_mut().flatten() {
             half.park(parked);
@@ -145,8 +146,8 @@ impl SourceMover {
         }
     }
 
-    /// A slot that was marked Failed before Begin has its Cancel before or behind Begin in the
-    /// ring. Its lease ends here, and Cancel finds nothing.
+    /// Takes the lease of a transfer. If the slot was marked Failed before Begin, its Cancel is
+    /// before or behind Begin in the ring. Its lease then ends here, and Cancel finds no transfer.
     fn begin(&mut self, slot: SlotId, transfer: Transfer) {
         debug_assert!(self.slots[slot.index()].is_none(), "slot {slot} begun twice");
         let open = self.links.status.is_open(slot, transfer.generation)
@@ -169,7 +170,8 @@ impl SourceMover {
         self.slots[slot.index()].as_mut().filter(|transfer| transfer.generation == generation)
     }
 
-    /// A slot that never began has no lease and no posts, so it is quiet at once.
+    /// Cancels a use of a slot. If it never began, it has no lease and no posts, so it is quiet at
+    /// once.
     fn cancel(&mut self, slot: SlotId, generation: Generation) {
         match self.live(slot, generation) {
             Some(transfer) => {
@@ -181,7 +183,8 @@ impl SourceMover {
         }
     }
 
-    /// The peer's Done ends the lease only if no operation of this side still reads the pages.
+    /// Handles the peer's Done. It ends the lease only if no operation of this side still reads the
+    /// pages.
     fn done(&mut self, slot: SlotId, generation: Generation) {
         let Some(transfer) = self.live(slot, generation) else { return };
         transfer.told = true;
@@ -262,7 +265,7 @@ impl SourceMover {
         busy
     }
 
-    /// No operation of `slot` is outstanding any more.
+    /// Handles a slot without outstanding operations.
     fn complete(&mut self, slot: SlotId) {
         let Some(transfer) = &self.slots[slot.index()] else { return };
         if transfer.cancelled {
@@ -273,8 +276,8 @@ impl SourceMover {
         }
     }
 
-    /// Reports before the lease ends. The end of the lease frees the slot for a new use, and `ctl`
-    /// must know about this use by then.
+    /// Reports that a use of a slot is quiet. The report comes before the end of the lease, because
+    /// that end frees the slot for a new use.
     fn withdrawn(&mut self, slot: SlotId, generation: Generation) {
         debug_assert!(
             !self.links.status.is_open(slot, generation),
@@ -284,7 +287,8 @@ impl SourceMover {
         self.end_lease(slot);
     }
 
-    /// The destination has everything: the lease ends, then Success becomes visible.
+    /// Ends a transfer of which the destination has everything: first the lease ends, then the
+    /// status word shows Success.
     fn finish(&mut self, slot: SlotId) {
         let Some(transfer) = &self.slots[slot.index()] else { return };
         if transfer.cancelled || !transfer.complete {
@@ -292,7 +296,8 @@ impl SourceMover {
         }
         let generation = transfer.generation;
         self.end_lease(slot);
-        // Forbidden if the slot was marked Failed a moment ago: its Cancel then finds nothing.
+        // The move is forbidden if the slot was just marked Failed. Its Cancel then finds no
+        // transfer.
         let _ = self.links.status.advance(slot, generation, Move::Finish);
         self.links.engine.notify();
         self.links.ctl.notify();
@@ -318,7 +323,7 @@ impl SourceMover {
         self.links.engine.notify();
     }
 
-    /// Each end of a source lease bumps the slot's word, so that a peer that still copies notices
+    /// Ends the lease of a slot and changes its lease word. A peer that is still copying then sees
     /// that its copy is void.
     fn end_lease(&mut self, slot: SlotId) {
         let Some(transfer) = self.slots[slot.index()].take() else { return };
@@ -339,12 +344,14 @@ impl SourceMover {
 }
 
 impl Transfer {
-    /// Chunks come in order; chunks that found the transport full are merged.
+    /// Adds a chunk. Chunks come in order, and chunks that wait because the transport is full are
+    /// merged.
     fn add(&mut self, tokens: Range<u32>, last: Option<AuxRecord>) {
         if self.cancelled {
             return;
         }
-        // Merged chunks would cover a gap, and the destination would take the page's old content.
+        // If a chunk were missing, merged chunks would hide the gap, and the destination would use
+        // old data of the pages.
         let follows = self.handed.is_none_or(|end| end == tokens.start);
         assert!(follows, "a chunk at {} does not follow the last", tokens.start);
         self.handed = Some(tokens.end);

@@ -1,5 +1,5 @@
-//! The fragments of one tile, contiguous on both sides, and their order in a stream. Computed once
-//! per session.
+//! The fragments of one tile and their order in a stream. A fragment is contiguous on both sides.
+//! They are computed once per session.
 
 use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvLayout};
@@ -62,7 +62,7 @@ pub(super) fn of_tile(
             }
         }
     }
-    // In this order pieces that are adjacent on both sides follow each other, whatever the strides.
+    // In this order, pieces that are adjacent on both sides follow each other, for all strides.
     pieces.sort_unstable();
     let bytes = u64::from(source.head_dim) * source.dtype.bytes();
     let mut fragments: Vec<Fragment> = Vec::new();

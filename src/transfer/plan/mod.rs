@@ -1,13 +1,13 @@
 //! The plan: source and destination offsets of all bytes. A session makes a [`Template`] once from
-//! two layouts; per request only page indices change.
+//! two layouts. For each request only the page indices change.
 //!
 //! Arithmetic only. The layouts may differ in page size, strides and number of tensor-parallel
 //! ranks. Each destination rank gets its heads from the lowest source rank that holds them. A
 //! *tile* is the most tokens that lie in one page on both sides. A *fragment* is a piece of a tile
-//! that is contiguous on both sides. A run merges adjacent fragments across tiles. Both ends of a
-//! stream without addresses (tcp) walk in the same order ([`fragment`]). [`Template::of_layers`]
-//! plans some of the layers. A held prefix is left out of the token range. A state slot is a page
-//! of one token ([`KvLayout::state_slots`]).
+//! that is contiguous on both sides. A run merges adjacent fragments across tiles. A `tcp` stream
+//! carries no addresses, so both ends walk in the same order ([`fragment`]).
+//! [`Template::of_layers`] plans some of the layers. A held prefix is left out of the token range.
+//! A state slot is a page of one token ([`KvLayout::state_slots`]).
 
 mod fragment;
 #[cfg(test)]
@@ -33,7 +33,7 @@ pub struct Run {
     pub bytes: u64,
 }
 
-/// A contiguous stretch of a stream on one side.
+/// A contiguous part of a stream on one side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// Offset in the side's region.
@@ -84,7 +84,7 @@ impl Paging {
     /// Offset of a tile's first byte in the region.
     #[inline]
     fn address(&self, tile: u32, page: &impl Fn(usize) -> PageId) -> u64 {
-        // A division would take as long as the rest of a run.
+        // A division would take as long as the rest of the work for a run.
         if self.tiles == 1 {
             return u64::from(page(tile as usize).0) * self.page_stride;
         }

@@ -144,11 +144,13 @@ proptest! {
     #[test]
     fn moves_exactly_the_bytes_of_the_obvious_planner(pair in pairs()) {
         let template = pair.template();
-        let source: Vec<u8> = (0..region_bytes(&pair.from)).map(|i| (i * 31 + i / 251) as u8).collect();
+        let source: Vec<u8> =
+            (0..region_bytes(&pair.from)).map(|i| (i * 31 + i / 251) as u8).collect();
         let (mut moved, mut expected) =
             (vec![0u8; region_bytes(&pair.to)], vec![0u8; region_bytes(&pair.to)]);
         let mut total = 0;
-        let runs = template.all_runs(pair.tokens.clone(), pair.source_page(), pair.destination_page());
+        let runs =
+            template.all_runs(pair.tokens.clone(), pair.source_page(), pair.destination_page());
         let mut before: Option<Run> = None;
         for run in runs {
             let (a, b, n) = (run.source as usize, run.destination as usize, run.bytes as usize);
@@ -156,7 +158,12 @@ proptest! {
             total += run.bytes;
             let touches = |last: Run| (last.source + last.bytes, last.destination + last.bytes)
                 == (run.source, run.destination);
-            prop_assert!(!before.is_some_and(touches), "two runs that are one: {:?}, {:?}", before, run);
+            prop_assert!(
+                !before.is_some_and(touches),
+                "two runs that are one: {:?}, {:?}",
+                before,
+                run
+            );
             before = Some(run);
         }
         pair.copy_by_head(&source, &mut expected);
@@ -180,7 +187,8 @@ proptest! {
             let bytes = start..(start + part).min(total);
             let pieces = template.source_pieces(tokens.clone(), bytes.clone(), source_page);
             sent.extend(pieces.flat_map(|piece| piece.at..piece.at + piece.bytes));
-            let pieces = template.destination_pieces(tokens.clone(), bytes.clone(), destination_page);
+            let pieces =
+                template.destination_pieces(tokens.clone(), bytes.clone(), destination_page);
             landed.extend(pieces.flat_map(|piece| piece.at..piece.at + piece.bytes));
             for run in template.runs(tokens.clone(), bytes, source_page, destination_page) {
                 read.extend(run.source..run.source + run.bytes);
@@ -197,9 +205,12 @@ proptest! {
     fn layers_in_groups_are_all_layers(pair in pairs(), cut in 0u32..4) {
         let cut = cut.min(pair.from.layers);
         let flat = |template: &Template| -> Vec<(u64, u64)> {
-            let runs = template.all_runs(pair.tokens.clone(), pair.source_page(), pair.destination_page());
-            runs.flat_map(|run| (0..run.bytes).map(move |at| (run.source + at, run.destination + at)))
-                .collect()
+            let runs =
+                template.all_runs(pair.tokens.clone(), pair.source_page(), pair.destination_page());
+            runs.flat_map(|run| {
+                (0..run.bytes).map(move |at| (run.source + at, run.destination + at))
+            })
+            .collect()
         };
         let of = |layers| flat(&Template::of_layers(&pair.from, &pair.to, layers).unwrap());
         let (mut groups, mut all) = (of(0..cut), of(0..pair.from.layers));
@@ -286,10 +297,13 @@ proptest! {
         slots in (0..PAGES, 0..PAGES),
         layers in (0u32..4, 0u32..4),
     ) {
-        let layers = layers.0.min(layers.1).min(from.shape.layers)..layers.0.max(layers.1).min(from.shape.layers);
+        let layers = layers.0.min(layers.1).min(from.shape.layers)
+            ..layers.0.max(layers.1).min(from.shape.layers);
         let (source_slot, slot) = (PageId(slots.0), PageId(slots.1));
-        let template = Template::of_layers(&from.layout(), &to.layout(), layers.clone()).expect("alike");
-        let source: Vec<u8> = (0..region_bytes(&from.layout())).map(|i| (i * 31 + i / 251) as u8 | 1).collect();
+        let template =
+            Template::of_layers(&from.layout(), &to.layout(), layers.clone()).expect("alike");
+        let source: Vec<u8> =
+            (0..region_bytes(&from.layout())).map(|i| (i * 31 + i / 251) as u8 | 1).collect();
         let mut moved = vec![0u8; region_bytes(&to.layout())];
         let mut expected = moved.clone();
         for run in template.all_runs(0..1, |_| source_slot, |_| slot) {
@@ -297,7 +311,9 @@ proptest! {
             moved[b..b + n].copy_from_slice(&source[a..a + n]);
         }
         let n = from.head_bytes() as usize;
-        for (layer, head) in layers.flat_map(|layer| (0..from.shape.heads).map(move |head| (layer, head))) {
+        for (layer, head) in
+            layers.flat_map(|layer| (0..from.shape.heads).map(move |head| (layer, head)))
+        {
             let held = |rank| from.at(rank, source_slot, layer, head);
             let a = (0..from.ranks).find_map(held).expect("a rank holds it");
             for b in (0..to.ranks).filter_map(|rank| to.at(rank, slot, layer, head)) {

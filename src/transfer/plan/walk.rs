@@ -1,13 +1,13 @@
-//! Walks along a [`Template`]'s stream, run by run or on one side. A walk keeps nothing for the
-//! next one and does not allocate.
+//! Walks along the stream of a [`Template`], over runs or over the pieces of one side. A walk keeps
+//! no state for the next one and does not allocate.
 
 use super::fragment::{Fragment, Order};
 use super::{Paging, Piece, Run, Template};
 use crate::ids::PageId;
 use std::ops::Range;
 
-/// A position in a stream. A walk that continues a stream searches it among the fragments again;
-/// nothing is kept.
+/// A position in a stream. A walk that begins in the middle of a stream searches the fragment of
+/// its first byte.
 #[derive(Clone, Debug)]
 struct Place {
     tiles: Range<u32>,
@@ -160,8 +160,8 @@ impl<'a, S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Runs<'a, S, D> {
     }
 
     /// The run at the current place; zero bytes at the end.
-    // Inlined to keep the numbers in registers. Through memory, written in 8-byte and read in
-    // 16-byte units, they would cost as much as the rest of the walk.
+    // Inlined to keep the numbers in registers. In memory they would be written in 8-byte and read
+    // in 16-byte units, which takes as long as the rest of the walk.
     #[inline(always)]
     fn step(&mut self) -> Run {
         let Template { source, destination, .. } = self.template;

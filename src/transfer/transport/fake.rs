@@ -1,5 +1,5 @@
-//! Moves no bytes, and every hand-off ends in Success: for load tests of one role without its
-//! counterpart.
+//! A transport that moves no bytes. Every hand-off ends in Success. It serves load tests of one
+//! role without workers of the other role.
 
 use crate::ids::SlotId;
 use crate::transfer::aux::{AUX_PAYLOAD_BYTES, AuxRecord};
@@ -44,7 +44,7 @@ impl DestinationHalf for Fake {
 
     fn revoke(&mut self, _slot: SlotId) {}
 
-    /// The first token is 0: there was no prefill to sample one.
+    /// Completes at once. The first token is 0, because no prefill worker sampled one.
     fn expect(&mut self, notice: &Notice, _first: u32, landings: &mut dyn Landings) {
         if landings.expected(notice).is_some() {
             let mut aux = AuxRecord::new(notice.room, [0; AUX_PAYLOAD_BYTES]);

@@ -1,8 +1,8 @@
-//! Fault injection for any transport: holds back, delays, drops, repeats, reorders, spoils, fails
-//! and dies, as the script of a test says.
+//! Fault injection for any transport. As the script of a test says, it holds, delays, drops,
+//! repeats, reorders or changes posts, ends the session, or dies.
 //!
-//! Wraps either half. Invariants, with any script: a source's slot completes, and is withdrawn,
-//! only if no post of it waits here. The wrapper injects only faults that a transport can have.
+//! It wraps either half. It injects only faults that a transport can have. Invariants, with any
+//! script: a source's slot completes or is withdrawn only if none of its posts waits here.
 
 use crate::ids::SlotId;
 use crate::transfer::transport::{
@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The active faults. Default: none.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Faults {
-    /// Nothing passes: posts of a source wait, and arrivals at a destination stay unread.
+    /// Posts of a source wait, and arrivals at a destination stay unread.
     pub hold: bool,
-    /// Steps by which each post, or each look at arrivals, is late.
+    /// Number of steps by which each post, or each look at arrivals, is delayed.
     pub delay: u64,
     /// Number of next posts that are lost.
     pub drop: u32,

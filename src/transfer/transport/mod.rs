@@ -1,4 +1,4 @@
-//! Transports: one pair of traits, a posting half at the source and a landing half at the
+//! Transports: two traits, for the posting half at the source and the landing half at the
 //! destination. Each transport has its own file or folder.
 //!
 //! Thread: `move`.
@@ -83,9 +83,10 @@ pub enum CompletionMode {
 /// The writer of a destination's pages. It determines what ends the lease of a failed transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landing {
-    /// The mover itself: nothing is written after its Cancel.
+    /// The mover: it writes nothing after its Cancel.
     Moved,
-    /// The peer: nothing is written once its source is known to be quiet, or the session is gone.
+    /// The peer: it can write until the source has reported that it is quiet, or the session has
+    /// ended.
     Written,
 }
 
@@ -97,7 +98,7 @@ pub trait SourceHalf: Send + Debug {
     /// Posts KV. Posts of a slot come in order.
     fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full>;
 
-    /// Moves bytes. Calls `completed` for slots with completed posts.
+    /// Moves bytes. Calls `completed` for each slot after all its posts have completed.
     fn step(
         &mut self,
         memory: &Memory,
@@ -124,7 +125,7 @@ pub struct Notice {
 
 /// The slots of a destination that still expect bytes, and the effects of arrivals.
 pub trait Landings {
-    /// The use of a slot that this session's bytes are for, if any.
+    /// The use of a slot that expects bytes from this session, if any.
     fn current(&self, slot: SlotId) -> Option<Notice>;
 
     /// The tokens still missing, if this room, generation and session hold the lease now; sets
@@ -137,8 +138,8 @@ pub trait Landings {
     /// Everything has arrived and is proven: ends the lease, then sets Success.
     fn complete(&mut self, slot: SlotId, aux: AuxRecord);
 
-    /// Pushed: a lane has brought its last byte. The lane that completes the mask `all` completes
-    /// the slot, with the record that came on lane 0.
+    /// For a source that writes: the last byte of a lane has arrived. The lane that completes the
+    /// mask `all` completes the slot, with the record that came on lane 0.
     fn lane_ended(&mut self, slot: SlotId, lane: u8, all: u32, aux: &AuxRecord);
 
     /// The copy is void, or the peer sent invalid data: fails the room. Also ends the lease if
@@ -179,8 +180,8 @@ pub trait DestinationHalf: Send + Debug {
     /// look.
     fn park(&mut self, _parked: bool) {}
 
-    /// The slot now expects the bytes of token `first` and of those behind it. A transport without
-    /// a source can complete at once.
+    /// From now on the slot expects the bytes of token `first` and of later tokens. A transport
+    /// without a source can complete at once.
     fn expect(&mut self, notice: &Notice, first: u32, landings: &mut dyn Landings);
 }
 

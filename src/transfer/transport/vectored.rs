@@ -2,7 +2,7 @@
 //!
 //! Thread: `move`. It never waits: descriptors are non-blocking.
 //! Invariants: pieces come from a plan over checked page numbers. The assertion on each piece is
-//! cheap beside a system call, and keeps a bug here local.
+//! cheap beside a system call, and it stops a bug before it writes.
 //! Not here: the right to read or write the pages (leases, the mover).
 #![allow(unsafe_code)]
 
@@ -13,8 +13,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Most pieces of one system call. The page-major layout needs few, and scattered pieces gain
-/// little from more.
+/// Most pieces of one system call. The page-major layout needs few pieces. For scattered pieces, a
+/// larger number saves little time.
 const PIECES_MAX: usize = 64;
 
 /// Sends `head`, then the bytes of `pieces`, as far as the stream takes them. Returns how many
@@ -30,7 +30,8 @@ pub fn send(
     vector.extend(region, pieces);
     let message = vector.message();
     // SAFETY: `head` and the region outlive the call; each entry lies in one of them. The pages are
-    // leased to this transfer; a thread that still writes them only spoils its own bytes.
+    // leased to this transfer. If another thread still writes them, only the bytes of this request
+    // are wrong.
     let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

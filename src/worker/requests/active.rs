@@ -1,7 +1,7 @@
-//! One request for text: what its client asked for, and which part of the answer it has.
+//! One request for text: the request of its client, and the part of the answer that the client has.
 //!
-//! Thread: `ctl`. Invariant: a stream is opened with the first bytes of its answer, not before. Not
-//! here: the form of the answer (`response`), the legs that compute it (`legs`).
+//! Thread: `ctl`. Invariant: a stream opens together with the first bytes of its answer, not
+//! earlier. Not here: the form of the answer (`response`), the legs that compute it (`legs`).
 
 use super::Context;
 use super::remote_prefill::PendingPrefill;
@@ -24,12 +24,12 @@ pub(super) struct ActiveRequest {
     pub(super) arrived: Instant,
     pub(super) response: Option<ResponseBuilder>,
     pub(super) begun: bool,
-    /// A self-test of this worker. A worker that takes part in hand-offs serves it without a
+    /// Whether it is a self-test of this worker. A worker of hand-offs serves a self-test without a
     /// partner.
     pub(super) is_self_test: bool,
-    /// Where its KV is kept for decode.
+    /// Place of the KV that this worker keeps for decode.
     pub(super) kept: Option<KeptKv>,
-    /// The request to prefill for it.
+    /// The request to prefill that it needs.
     pub(super) pending_prefill: Option<Box<PendingPrefill>>,
     pub(super) legs: Vec<RequestId>,
     pub(super) timings: Vec<ChoiceTimes>,
@@ -50,20 +50,21 @@ pub(super) enum FirstTokenState {
 }
 
 impl ActiveRequest {
-    /// Whether each choice has sent a token, or had its full answer before this request.
+    /// Whether each choice has sent a token, or its client had the full answer before this request.
     pub(super) fn have_all_begun(&self) -> bool {
-        let Some(exchange) = &self.response else { return false };
+        let Some(response) = &self.response else { return false };
         let mut choices = self.first_tokens.iter().enumerate();
         choices
-            .all(|(choice, first)| *first != FirstTokenState::Pending || exchange.has_ended(choice))
+            .all(|(choice, first)| *first != FirstTokenState::Pending || response.has_ended(choice))
     }
 
     /// Sends `out` if the answer is a stream. The first call opens the stream.
     pub(super) fn stream(&mut self, out: &[u8], cx: &mut Context<'_>) {
         let is_first = !std::mem::replace(&mut self.begun, true);
-        let Some(exchange) = self.response.as_ref().filter(|exchange| exchange.is_stream()) else {
+        let Some(response) = self.response.as_ref().filter(|response| response.is_stream()) else {
             if is_first && self.pending_prefill.is_some() {
-                // The answer is not a stream, so only this tells the router that prefill is done.
+                // The answer is not a stream, so this is the router's only sign that prefill is
+                // done.
                 cx.connections.processing(cx.reactor, self.conn);
             }
             return;
@@ -71,7 +72,7 @@ impl ActiveRequest {
         let mut events = Vec::new();
         if is_first {
             cx.connections.open_stream(cx.reactor, self.conn);
-            exchange.open(&mut events);
+            response.open(&mut events);
         }
         events.extend_from_slice(out);
         if !events.is_empty() {
@@ -80,11 +81,11 @@ impl ActiveRequest {
     }
 }
 
-/// The tokens that a choice is computed from.
+/// The input tokens of a choice.
 #[derive(Clone, Debug)]
 pub(super) struct ChoiceInput {
     /// Token ids of the prompt, then those of the answer that the client already has.
     pub(super) ids: Arc<[u32]>,
-    /// How many ids at the end of `ids` belong to the answer.
+    /// Number of ids at the end of `ids` that belong to the answer.
     pub(super) resumed: u32,
 }

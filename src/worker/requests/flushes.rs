@@ -15,7 +15,7 @@ pub struct PendingFlushes<C>(VecDeque<Flush<C>>);
 
 #[derive(Debug)]
 struct Flush<C> {
-    /// `None`: the client has gone, or got an error because it waited too long.
+    /// `None`: the client has disconnected, or got an error because it waited too long.
     conn: Option<C>,
     awaited: Vec<WorkerId>,
     until: Instant,
@@ -29,16 +29,19 @@ impl<C> Default for PendingFlushes<C> {
 }
 
 impl<C: Copy + PartialEq> PendingFlushes<C> {
-    /// A client waits for all of `workers`.
+    /// Adds a client that waits for all of `workers`.
     ///
     /// # Errors
-    /// [`FLUSHES_MAX`] flushes wait already.
+    /// [`FLUSHES_MAX`] flushes already wait.
     pub fn begin(&mut self, conn: C, workers: &[WorkerId], now: Instant) -> Result<(), ApiError> {
         if self.0.len() >= FLUSHES_MAX {
-            let why =
-                format!("the maximum of {FLUSHES_MAX} requests wait for a flush; try again later");
+            let why = format!(
+                "{FLUSHES_MAX} requests already wait for a flush, which is the limit; try again \
+                 later"
+            );
             return Err(ApiError::busy(why));
         }
+        debug_assert!(!workers.is_empty(), "a flush waits for a worker");
         self.0.push_back(Flush {
             conn: Some(conn),
             awaited: workers.to_vec(),
@@ -48,14 +51,17 @@ impl<C: Copy + PartialEq> PendingFlushes<C> {
         Ok(())
     }
 
-    /// A worker's cache is empty. If that ends the oldest flush, returns its client and the number
-    /// of pages freed on all workers.
+    /// Records that a worker's cache is empty. If that completes the oldest flush, returns its
+    /// client and the number of pages that all workers freed.
     pub fn done(&mut self, worker: WorkerId, pages: u32) -> Option<(C, u64)> {
         let first = self.0.iter_mut().find(|flush| flush.awaited.contains(&worker))?;
         first.awaited.retain(|&awaited| awaited != worker);
         first.pages += u64::from(pages);
         debug_assert!(self.0.len() <= FLUSHES_MAX, "flushes are bounded");
-        let Flush { conn, pages, .. } = self.0.pop_front_if(|flush| flush.awaited.is_empty())?;
+        let ended = self.0.pop_front_if(|flush| flush.awaited.is_empty());
+        let is_waiting = |flush: &Flush<C>| !flush.awaited.is_empty();
+        debug_assert!(self.0.iter().all(is_waiting), "flushes end in order");
+        let Flush { conn, pages, .. } = ended?;
         Some((conn?, pages))
     }
 
@@ -64,12 +70,12 @@ impl<C: Copy + PartialEq> PendingFlushes<C> {
         self.0.is_empty()
     }
 
-    /// A client that has waited too long. Its flush keeps its place in the order.
+    /// The next client that has waited too long. Its flush keeps its place in the order.
     pub fn overdue(&mut self, now: Instant) -> Option<C> {
         self.0.iter_mut().filter(|flush| flush.until <= now).find_map(|flush| flush.conn.take())
     }
 
-    /// A client has gone.
+    /// Forgets a client that has disconnected.
     pub fn gone(&mut self, conn: C) {
         self.0
             .iter_mut()

@@ -1,7 +1,7 @@
-//! KV that a prefill worker keeps for decode: when its choice ends, and how the KV is given up.
+//! KV that a prefill worker keeps for decode: the end of its choice, and the release of the KV.
 //!
-//! Thread: `ctl`. Not here: how long KV is kept (`sched::prefill`), which requests keep it
-//! (`placement`).
+//! Thread: `ctl`. Not here: the time for which KV is kept (`sched::prefill`), the requests that
+//! keep it (`placement`).
 
 use super::{ActiveLeg, Context, LegKind, RequestTable, error_of};
 use crate::cause::Cause;
@@ -9,40 +9,39 @@ use crate::ids::{RequestId, Room};
 use crate::sched::messages::FinishReason;
 
 impl RequestTable {
-    /// The prompt of a leg is computed. If its KV is kept, the choice ends here. The leg lives on
-    /// until decode claims the KV.
+    /// The prompt of a leg is computed. If its KV is kept, ends the choice. The leg continues until
+    /// decode claims the KV.
     pub fn end_kept_choice(&mut self, request: RequestId, cached: u32, cx: &mut Context<'_>) {
         let Some(leg) = self.legs.get_mut(&request).filter(|leg| leg.kind == LegKind::KvKept)
         else {
             return;
         };
-        // After a late claim the engine reports the prompt again. The token is taken by then.
+        // After a late claim, the engine reports the prompt again. The token is already taken then.
         let Some(sampled) = leg.held.take() else { return };
         let leg = *leg;
         self.push_token(&leg, &sampled, cx);
         self.end_choice(&leg, FinishReason::Length, cached, cx);
     }
 
-    /// Gives up the kept KV of the request that has this room. Returns the number of requests, 0 or
-    /// 1.
+    /// Releases the kept KV of the request with this room. Returns the number of requests, 0 or 1.
     pub fn abort_kept(&mut self, room: Room, cx: &mut Context<'_>) -> usize {
         let is_kept = |leg: &&ActiveLeg| leg.kind == LegKind::KvKept && !leg.finished;
-        let Some(exchange) =
+        let Some(key) =
             self.legs.values().filter(is_kept).find(|leg| leg.room == room).map(|leg| leg.key)
         else {
             return 0;
         };
-        if self.active.contains_key(&exchange) {
-            self.fail_request(exchange, &error_of(Cause::Aborted), Cause::Aborted, cx);
+        if self.active.contains_key(&key) {
+            self.fail_request(key, &error_of(Cause::Aborted), Cause::Aborted, cx);
             return 1;
         }
-        for leg in self.legs.values().filter(is_kept).filter(|leg| leg.key == exchange) {
+        for leg in self.legs.values().filter(is_kept).filter(|leg| leg.key == key) {
             cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);
         }
         1
     }
 
-    /// Gives up all kept KV of requests that are already answered. Returns the number of prompts.
+    /// Releases all kept KV of requests that are already answered. Returns the number of prompts.
     pub(super) fn drop_kept(&mut self, cx: &mut Context<'_>) -> usize {
         let is_kept = |leg: &&ActiveLeg| {
             leg.kind == LegKind::KvKept && !leg.finished && !self.active.contains_key(&leg.key)

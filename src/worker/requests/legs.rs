@@ -1,5 +1,5 @@
-//! Legs: a leg is one request to one worker. This module applies their tokens and ends to the
-//! answer.
+//! Legs: a leg is one request to one worker. This module applies the tokens and the end of each leg
+//! to the answer.
 //!
 //! Thread: `ctl`. Invariants: the first terminal failure of one leg of a choice cancels the other;
 //! after decode's first token, prefill's outcome is ignored. Not here: the choice of workers
@@ -10,7 +10,7 @@ use super::{Context, RequestTable, error_of};
 use crate::cause::Cause;
 use crate::config::FirstToken;
 use crate::http::response::{JSON, Response};
-use crate::ids::{RequestId, Room, WorkerId};
+use crate::ids::{RequestId, RequestKey, Room, WorkerId};
 use crate::model::logprobs::Sampled;
 use crate::peer::handoff::Source;
 use crate::sched::messages::{FinishReason, RequestEvent};
@@ -22,21 +22,21 @@ use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LegKind {
-    /// Its tokens are not shown.
+    /// The client gets none of its tokens.
     Prefill,
     /// Its tokens are the answer.
     Visible,
-    /// Its token is the answer, shown after its KV has arrived at the destination.
+    /// Its token is the answer. It is sent after its KV has arrived at the destination.
     TokenAfterHandover,
-    /// Its token is shown at once. The answer ends when its KV has arrived at the destination.
+    /// Its token is sent at once. The answer ends when its KV has arrived at the destination.
     TokenBeforeHandover,
-    /// Its token is the answer, shown when it is computed. Its KV is kept longer.
+    /// Its token is the answer and is sent at once. Its KV stays longer.
     KvKept,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ActiveLeg {
-    pub(super) key: u64,
+    pub(super) key: RequestKey,
     pub(super) choice: usize,
     pub(super) kind: LegKind,
     pub(super) worker: WorkerId,
@@ -44,16 +44,28 @@ pub(super) struct ActiveLeg {
     pub(super) room: Room,
     pub(super) partner: Option<RequestId>,
     pub(super) finished: bool,
-    /// It takes part in a hand-off.
+    /// Whether it takes part in a hand-off.
     pub(super) hands_over: bool,
-    /// A stop string has ended its choice. Its abort is no failure.
+    /// Whether a stop string has ended its choice. Its abort is then no failure.
     pub(super) stopped: bool,
-    /// It was aborted because no decode worker has asked for it.
+    /// Whether it was aborted because no decode worker asked for it.
     pub(super) given_up: bool,
-    /// When its last token came.
+    /// Time of its last token.
     pub(super) last_token: Option<Instant>,
-    /// The token of a `TokenAfterHandover` or `KvKept` leg until it is shown.
+    /// The token of a `TokenAfterHandover` or `KvKept` leg until it is sent.
     pub(super) held: Option<Sampled>,
+}
+
+/// A leg to start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewLeg<'a> {
+    pub(super) key: RequestKey,
+    pub(super) choice: usize,
+    pub(super) kind: LegKind,
+    /// The prefill worker that hands over its KV, if there is a hand-off.
+    pub(super) source: Option<&'a Source>,
+    /// The other leg of the choice, in this process.
+    pub(super) partner: Option<RequestId>,
 }
 
 impl RequestTable {
@@ -62,6 +74,7 @@ impl RequestTable {
         match event {
             RequestEvent::Token { request, sampled, first } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return };
+                debug_assert!(!leg.finished, "a leg has no token after its end");
                 if let Some(last) = leg.last_token.replace(cx.now) {
                     self.metrics[leg.worker.index()]
                         .next_token(cx.now.saturating_duration_since(last));
@@ -74,10 +87,10 @@ impl RequestTable {
                     LegKind::Visible | LegKind::TokenBeforeHandover => {
                         // Recorded now, because a stop string can end the choice before the leg
                         // ends.
-                        if let Some(live) =
+                        if let Some(active) =
                             self.active.get_mut(&leg.key).filter(|_| first.is_some())
                         {
-                            live.timings[leg.choice].decode = first;
+                            active.timings[leg.choice].decode = first;
                         }
                         match leg.kind {
                             LegKind::TokenBeforeHandover => self.push_token(&leg, &sampled, cx),
@@ -85,15 +98,15 @@ impl RequestTable {
                         }
                     }
                     LegKind::Prefill => {
-                        if let Some(live) = self.active.get_mut(&leg.key) {
-                            live.timings[leg.choice].prefill = first;
+                        if let Some(active) = self.active.get_mut(&leg.key) {
+                            active.timings[leg.choice].prefill = first;
                         }
                         self.ahead(&leg, &sampled, cx);
                     }
                     LegKind::TokenAfterHandover => {}
                     LegKind::KvKept => {
-                        if let Some(live) = self.active.get_mut(&leg.key) {
-                            live.timings[leg.choice].decode = first;
+                        if let Some(active) = self.active.get_mut(&leg.key) {
+                            active.timings[leg.choice].decode = first;
                         }
                     }
                 }
@@ -115,16 +128,17 @@ impl RequestTable {
             RequestEvent::Released(request) => {
                 let slot = Slot { id: request.slot, generation: request.generation };
                 cx.handoff.release_slot(request.worker, slot);
-                self.legs.remove(&request.id);
+                let leg = self.legs.remove(&request.id);
+                debug_assert!(leg.is_some_and(|leg| leg.finished), "a leg ends before its slot");
             }
         }
     }
 
-    /// Ends legs that no decode worker has asked for within `patience`. The decode worker is dead,
+    /// Ends legs that no decode worker has asked for within `patience`: the decode worker is dead,
     /// or its own leg never arrived.
     pub(super) fn abort_unclaimed_legs(&mut self, patience: Duration, cx: &mut Context<'_>) {
-        let late = self.active.values().filter(|live| live.arrived + patience <= cx.now);
-        for request in late.flat_map(|live| &live.legs) {
+        let late = self.active.values().filter(|active| active.arrived + patience <= cx.now);
+        for request in late.flat_map(|active| &active.legs) {
             let Some(leg) = self.legs.get_mut(request) else { continue };
             let is_held =
                 matches!(leg.kind, LegKind::TokenAfterHandover | LegKind::TokenBeforeHandover)
@@ -137,61 +151,63 @@ impl RequestTable {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// Gives a request to its worker.
     pub(super) fn start_leg(
         &mut self,
-        exchange: u64,
-        choice: usize,
-        part: LegKind,
+        leg: NewLeg<'_>,
         request: Box<EngineRequest>,
-        source: Option<&Source>,
-        partner: Option<RequestId>,
         cx: &mut Context<'_>,
     ) {
+        let NewLeg { key, choice, kind, source, partner } = leg;
         let slot = Slot { id: request.slot, generation: request.generation };
         let (id, worker, room) = (request.id, request.worker, request.room);
-        self.legs.insert(
+        let has_slot = cx.handoff.worker(worker).tenant(slot).is_some();
+        debug_assert!(has_slot, "a leg starts in a slot that was taken for it");
+        let before = self.legs.insert(
             id,
             ActiveLeg {
-                key: exchange,
+                key,
                 choice,
-                kind: part,
+                kind,
                 worker,
                 slot,
                 room,
                 partner,
                 finished: false,
-                hands_over: source.is_some() || part != LegKind::Visible,
+                hands_over: source.is_some() || kind != LegKind::Visible,
                 stopped: false,
                 given_up: false,
                 last_token: None,
                 held: None,
             },
         );
-        if let Some(live) = self.active.get_mut(&exchange) {
-            live.legs.push(id);
+        debug_assert!(before.is_none(), "an id names one leg");
+        debug_assert!(self.active.contains_key(&key), "a leg starts for an active request");
+        if let Some(active) = self.active.get_mut(&key) {
+            active.legs.push(id);
         }
         cx.handoff.submit_request(request, source, cx.now);
     }
 
-    /// A prefill leg has sampled, and its decode leg is in this process, too.
+    /// Handles the token of a prefill leg that has its decode leg in this process.
     fn ahead(&mut self, leg: &ActiveLeg, sampled: &Sampled, cx: &mut Context<'_>) {
         let Placement::Split { first_token: FirstToken::Prefill, .. } = self.config.placement
         else {
             return;
         };
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let is_stream = live.response.as_ref().is_some_and(ResponseBuilder::is_stream);
-        if is_stream && live.first_tokens[leg.choice] == FirstTokenState::Pending {
-            live.first_tokens[leg.choice] = FirstTokenState::SentByPrefill(sampled.token);
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let is_stream = active.response.as_ref().is_some_and(ResponseBuilder::is_stream);
+        if is_stream && active.first_tokens[leg.choice] == FirstTokenState::Pending {
+            active.first_tokens[leg.choice] = FirstTokenState::SentByPrefill(sampled.token);
             self.push_token(leg, sampled, cx);
         }
     }
 
-    /// A visible leg has sampled. Prefill can have sent the first token already.
+    /// Handles a token of a visible leg. Prefill can have sent the first token already.
     fn push_visible_token(&mut self, leg: &ActiveLeg, sampled: &Sampled, cx: &mut Context<'_>) {
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        match std::mem::replace(&mut live.first_tokens[leg.choice], FirstTokenState::SentByDecode) {
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        match std::mem::replace(&mut active.first_tokens[leg.choice], FirstTokenState::SentByDecode)
+        {
             FirstTokenState::Pending | FirstTokenState::SentByDecode => {
                 self.push_token(leg, sampled, cx)
             }
@@ -204,30 +220,30 @@ impl RequestTable {
     }
 
     pub(super) fn push_token(&mut self, leg: &ActiveLeg, sampled: &Sampled, cx: &mut Context<'_>) {
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let Some(exchange) = live.response.as_mut() else { return };
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let Some(response) = active.response.as_mut() else { return };
         let mut out = Vec::new();
         let PushOutcome::Stop(finish) =
-            exchange.push_token(leg.choice, sampled, &self.text.tokenizer, &mut out)
+            response.push_token(leg.choice, sampled, &self.text.tokenizer, &mut out)
         else {
-            return live.stream(&out, cx);
+            return active.stream(&out, cx);
         };
-        for id in &live.legs {
+        for id in &active.legs {
             if let Some(of_choice) = self.legs.get_mut(id).filter(|one| one.choice == leg.choice) {
                 of_choice.stopped = true;
             }
         }
         self.end_timing(leg, cx);
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let cached = live.timings[leg.choice].cached();
-        let wants_timings = live.request.return_timings;
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let cached = active.timings[leg.choice].cached();
+        let wants_timings = active.request.return_timings;
         let timings = wants_timings.then(|| self.timings(leg, cx.handoff));
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let Some(exchange) = live.response.as_mut() else { return };
-        exchange.stop_choice(leg.choice, finish, cached, timings.as_ref(), &mut out);
-        live.stream(&out, cx);
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let Some(response) = active.response.as_mut() else { return };
+        response.stop_choice(leg.choice, finish, cached, timings.as_ref(), &mut out);
+        active.stream(&out, cx);
         match leg.kind {
-            // The KV belongs to decode: its leg ends at the same token, and this leg when the KV
+            // Decode takes the KV. Its leg ends at the same token, and this leg ends when the KV
             // arrives.
             LegKind::TokenBeforeHandover => return,
             LegKind::KvKept => {}
@@ -248,7 +264,8 @@ impl RequestTable {
         cx: &mut Context<'_>,
     ) {
         let Some(leg) = self.legs.get_mut(&request) else { return };
-        leg.finished = true;
+        let was_finished = std::mem::replace(&mut leg.finished, true);
+        debug_assert!(!was_finished, "a leg ends once");
         let leg = *leg;
         let failure = match outcome {
             FinishReason::Failed(cause) => Some(cause),
@@ -256,8 +273,8 @@ impl RequestTable {
         };
         self.count(&leg, outcome, stamps);
         cx.handoff.handle_finished(leg.worker, leg.slot, failure, cx.now);
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let times = &mut live.timings[leg.choice];
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let times = &mut active.timings[leg.choice];
         match leg.kind {
             LegKind::Prefill => times.prefill = Some(*stamps),
             LegKind::Visible
@@ -268,14 +285,14 @@ impl RequestTable {
         if let (Some(sampled), None) = (leg.held, failure) {
             self.push_token(&leg, &sampled, cx);
         }
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
         match (leg.kind, failure) {
             (LegKind::Prefill, None) => {}
-            // Before the answer begins, a failure of prefill ends decode as well. Later decode
-            // detects it itself.
+            // Before the answer begins, a failure of prefill also ends decode. After that, decode
+            // detects the failure itself.
             (LegKind::Prefill, Some(cause)) => {
-                if !live.begun
-                    || matches!(live.first_tokens[leg.choice], FirstTokenState::SentByPrefill(_))
+                if !active.begun
+                    || matches!(active.first_tokens[leg.choice], FirstTokenState::SentByPrefill(_))
                 {
                     self.end_partner(&leg, cause, cx);
                 }
@@ -300,8 +317,8 @@ impl RequestTable {
                 let ended = self
                     .active
                     .get(&leg.key)
-                    .is_some_and(|live| live.timings[leg.choice].ended.is_some());
-                // A choice that ended at a stop string was aborted here; that is no failure.
+                    .is_some_and(|active| active.timings[leg.choice].ended.is_some());
+                // This worker aborts a choice that ended at a stop string. That is no failure.
                 if !ended && !self.awaits_prefill_reply(leg.key, cause, cx.now) {
                     self.fail_request(leg.key, &error_of(cause), cause, cx);
                 }
@@ -317,13 +334,13 @@ impl RequestTable {
         cx: &mut Context<'_>,
     ) {
         self.end_timing(leg, cx);
-        let Some(live) = self.active.get(&leg.key) else { return };
-        let timings = live.request.return_timings.then(|| self.timings(leg, cx.handoff));
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let Some(exchange) = live.response.as_mut() else { return };
+        let Some(active) = self.active.get(&leg.key) else { return };
+        let timings = active.request.return_timings.then(|| self.timings(leg, cx.handoff));
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let Some(response) = active.response.as_mut() else { return };
         let mut out = Vec::new();
-        exchange.finish_choice(leg.choice, outcome, cached, timings.as_ref(), &mut out);
-        live.stream(&out, cx);
+        response.finish_choice(leg.choice, outcome, cached, timings.as_ref(), &mut out);
+        active.stream(&out, cx);
         self.close_if_over(leg.key, cx);
     }
 

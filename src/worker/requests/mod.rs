@@ -4,8 +4,8 @@
 //! prefill leg and a decode leg if both roles are in this process. Thread: `ctl`. Invariants: the
 //! first terminal failure of one leg cancels the other; after decode's first token, prefill's
 //! outcome is ignored. Not here: the hand-off (`peer::handoff`) and the client that asks prefill
-//! (`prefill_client`). Both come in through [`Context`] and do not know this table. HTTP framing is
-//! in `server::connections`.
+//! (`prefill_client`). The table calls both through [`Context`]; neither imports the table. HTTP
+//! framing is in `server::connections`.
 
 mod active;
 mod flushes;
@@ -19,10 +19,10 @@ mod timings;
 pub use placement::Placement;
 
 use crate::api::bootstrap::SOURCE_PARAM;
-use crate::api::{ApiError, GenerateRequest, Prompts, kv_transfer};
+use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, kv_transfer};
 use crate::cause::Cause;
 use crate::http::response::Response;
-use crate::ids::RequestId;
+use crate::ids::{RequestId, RequestKey};
 use crate::net::{ConnId, Reactor};
 use crate::peer::handoff::Handoff;
 use crate::sched::messages::EngineCommand;
@@ -33,13 +33,14 @@ use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
 use active::{ActiveRequest, ChoiceInput};
 use flushes::PendingFlushes;
-use legs::{ActiveLeg, LegKind};
+use legs::{ActiveLeg, LegKind, NewLeg};
+use placement::ChoicePlace;
 use remote_prefill::PendingPrefill;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Settings of the model and the process that hold for every request.
+/// Settings of the model and the process that apply to every request.
 #[derive(Clone, Debug)]
 pub struct ServingConfig {
     /// Names of the model; answers carry the first one.
@@ -48,7 +49,7 @@ pub struct ServingConfig {
     pub choices: usize,
     /// End-of-sequence tokens.
     pub eos: Vec<u32>,
-    /// How choices are placed.
+    /// Rule that places choices on workers.
     pub placement: Placement,
 }
 
@@ -58,24 +59,24 @@ pub struct RequestTable {
     config: ServingConfig,
     text: Arc<TextProcessor>,
     queue: TextQueue,
-    active: HashMap<u64, ActiveRequest>,
-    /// Requests for token ids or text alone, from `/tokenize` and `/detokenize`.
-    converting: HashMap<u64, (ConnId, JobGuard)>,
+    active: HashMap<RequestKey, ActiveRequest>,
+    /// Requests of `/tokenize` and `/detokenize`, which need only token ids or text.
+    converting: HashMap<RequestKey, (ConnId, JobGuard)>,
     /// Connections of `active` and `converting`.
-    by_conn: HashMap<ConnId, u64>,
+    by_conn: HashMap<ConnId, RequestKey>,
     legs: HashMap<RequestId, ActiveLeg>,
     /// Failed requests, and how long each waits for prefill's own reply.
-    awaiting_reply: VecDeque<(Instant, u64)>,
+    awaiting_reply: VecDeque<(Instant, RequestKey)>,
     /// Requests that lost the connection to prefill, and the time by which each must begin.
-    start_deadlines: VecDeque<(Instant, u64)>,
+    start_deadlines: VecDeque<(Instant, RequestKey)>,
     flushes: PendingFlushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
-    next_exchange: u64,
+    next_key: u64,
     next_request: u64,
     turn: usize,
 }
 
-/// What one step works with.
+/// The reactor, the connections and the time that one step works with.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// Sockets.
@@ -91,7 +92,7 @@ pub struct Context<'a> {
 }
 
 impl RequestTable {
-    /// An empty table. `metrics` are those of the workers, in the order of their ids.
+    /// An empty table. `metrics` has the metrics of the workers, in the order of their ids.
     pub fn new(
         config: ServingConfig,
         text: Arc<TextProcessor>,
@@ -110,7 +111,7 @@ impl RequestTable {
             start_deadlines: VecDeque::new(),
             flushes: PendingFlushes::default(),
             metrics,
-            next_exchange: 0,
+            next_key: 0,
             next_request: 0,
             turn: 0,
         }
@@ -121,18 +122,19 @@ impl RequestTable {
         self.active.is_empty() && self.legs.is_empty() && self.converting.is_empty()
     }
 
-    /// Whether the workers have no work left, so that others can take their place.
+    /// Whether the workers have no work left, so that other workers can replace them.
     pub fn is_free(&self) -> bool {
         self.active.is_empty() && self.legs.is_empty() && self.flushes.is_idle()
     }
 
-    /// The workers are gone. Do not start a request before [`RequestTable::set_workers`].
+    /// Removes the workers. The caller must not start a request before
+    /// [`RequestTable::set_workers`].
     pub fn remove_workers(&mut self) {
         debug_assert!(self.is_free(), "workers are removed while they work");
         self.metrics.clear();
     }
 
-    /// New workers are in place.
+    /// Sets new workers.
     pub fn set_workers(&mut self, placement: Placement, metrics: Vec<Arc<WorkerMetrics>>) {
         self.config.placement = placement;
         self.metrics = metrics;
@@ -148,9 +150,9 @@ impl RequestTable {
         self.active.len()
     }
 
-    /// Whether all of them are tokenised, so that their choices are placed or wait for prefill.
+    /// Whether all of them are tokenised. Their choices are then placed or wait for prefill.
     pub fn is_placed(&self) -> bool {
-        self.active.values().all(|live| live.response.is_some())
+        self.active.values().all(|active| active.response.is_some())
     }
 
     /// Settings that hold for every request.
@@ -163,7 +165,7 @@ impl RequestTable {
         self.text.context
     }
 
-    /// A client asks for text.
+    /// Starts a client's request for text.
     pub fn start_request(
         &mut self,
         conn: ConnId,
@@ -174,7 +176,7 @@ impl RequestTable {
         self.admit_request(conn, request, None, id, false, cx);
     }
 
-    /// A client asks for text, and this worker must ask prefill for the KV.
+    /// Starts a client's request for text for which this worker must ask prefill for the KV.
     pub fn start_with_remote_prefill(
         &mut self,
         conn: ConnId,
@@ -193,7 +195,7 @@ impl RequestTable {
     }
 
     /// Runs a self-test generation. If the other leg would be in another process, this worker tests
-    /// its own part. Prefill sends KV to the fake destination; decode continues from the fake
+    /// only its own part. Prefill sends KV to the fake destination; decode continues from the fake
     /// source.
     pub fn start_self_test(
         &mut self,
@@ -217,8 +219,7 @@ impl RequestTable {
         if let Err(error) = self.check_request(&request) {
             return cx.send_error(conn, &error);
         }
-        let exchange = self.next_exchange;
-        self.next_exchange += 1;
+        let key = self.make_key();
         let kept = match self.keeps(&request) {
             Ok(kept) => kept,
             Err(error) => return cx.send_error(conn, &error),
@@ -226,11 +227,11 @@ impl RequestTable {
         let mut request = Box::new(request);
         let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
         let task = TextTask::Prompts(prompts, request.endpoint);
-        let ticket = match self.queue.submit(TextJob { id: exchange, task }) {
+        let ticket = match self.queue.submit(TextJob { key, task }) {
             Ok(ticket) => ticket,
             Err(error) => return cx.send_error(conn, &error),
         };
-        let live = ActiveRequest {
+        let active = ActiveRequest {
             conn,
             request,
             id,
@@ -245,21 +246,26 @@ impl RequestTable {
             timings: Vec::new(),
             first_tokens: Vec::new(),
         };
-        self.active.insert(exchange, live);
-        let before = self.by_conn.insert(conn, exchange);
+        self.active.insert(key, active);
+        let before = self.by_conn.insert(conn, key);
         debug_assert!(before.is_none(), "a connection has one request at a time");
     }
 
-    /// A client asks for the ids of a text, or for the text of ids.
+    fn make_key(&mut self) -> RequestKey {
+        let key = RequestKey(self.next_key);
+        self.next_key += 1;
+        key
+    }
+
+    /// Converts a text to ids, or ids to a text, for a client.
     ///
     /// # Errors
     /// The tokeniser's queue is full.
     pub fn convert(&mut self, conn: ConnId, task: TextTask) -> Result<(), ApiError> {
-        let id = self.next_exchange;
-        self.next_exchange += 1;
-        let ticket = self.queue.submit(TextJob { id, task })?;
-        self.converting.insert(id, (conn, ticket));
-        let before = self.by_conn.insert(conn, id);
+        let key = self.make_key();
+        let ticket = self.queue.submit(TextJob { key, task })?;
+        self.converting.insert(key, (conn, ticket));
+        let before = self.by_conn.insert(conn, key);
         debug_assert!(before.is_none(), "a connection has one request at a time");
         Ok(())
     }
@@ -278,28 +284,28 @@ impl RequestTable {
         Ok(())
     }
 
-    /// The client of a connection has gone. All its work ends.
+    /// Ends all work of a client that has disconnected.
     pub fn handle_disconnect(&mut self, conn: ConnId, cx: &mut Context<'_>) {
         self.flushes.gone(conn);
-        if let Some(exchange) = self.by_conn.get(&conn).copied()
-            && self.converted(exchange).is_none()
+        if let Some(key) = self.by_conn.get(&conn).copied()
+            && self.converted(key).is_none()
         {
-            self.drop_request(exchange, Cause::ClientGone, cx);
+            self.drop_request(key, Cause::ClientGone, cx);
         }
     }
 
-    /// Aborts all requests, or those with a name that starts with `rid`. Their clients get an
-    /// error.
+    /// Aborts all requests, or the requests with a name that starts with `rid`. Their clients get
+    /// an error.
     pub fn abort_requests(&mut self, rid: Option<&str>, cx: &mut Context<'_>) -> usize {
-        let named = |live: &ActiveRequest| {
+        let named = |active: &ActiveRequest| {
             rid.is_none_or(|rid| {
-                live.id == rid || live.request.rids.iter().any(|own| own.starts_with(rid))
+                active.id == rid || active.request.rids.iter().any(|own| own.starts_with(rid))
             })
         };
-        let hit: Vec<u64> =
-            self.active.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
-        for &exchange in &hit {
-            self.fail_request(exchange, &error_of(Cause::Aborted), Cause::Aborted, cx);
+        let hit: Vec<RequestKey> =
+            self.active.iter().filter(|(_, active)| named(active)).map(|(&key, _)| key).collect();
+        for &key in &hit {
+            self.fail_request(key, &error_of(Cause::Aborted), Cause::Aborted, cx);
         }
         hit.len() + if rid.is_none() { self.drop_kept(cx) } else { 0 }
     }
@@ -315,26 +321,31 @@ impl RequestTable {
         while let Some(conn) = self.flushes.overdue(cx.now) {
             cx.send_error(
                 conn,
-                &ApiError::new(503, "unavailable", "a worker did not empty its cache in time"),
+                &ApiError::new(
+                    503,
+                    ErrorCode::Unavailable,
+                    "a worker did not empty its cache in time",
+                ),
             );
         }
         while let Some(answer) = self.queue.poll() {
             self.handle_text_result(answer, cx);
             busy = true;
         }
-        while let Some((exchange, word)) = cx.prefill_client.poll_reply() {
-            self.handle_prefill_reply(exchange, word, cx);
+        while let Some((key, reply)) = cx.prefill_client.poll_reply() {
+            self.handle_prefill_reply(key, reply, cx);
             busy = true;
         }
         self.end_unheard(cx);
         busy
     }
 
-    /// Asserts what holds between turns; debug builds call it at each tick.
+    /// Asserts the rules that hold between turns. Debug builds call it at each tick.
     ///
     /// # Panics
-    /// A connection leads to a request that is not there, a request's client has another
-    /// connection, or two legs of a choice do not name each other.
+    /// A connection has a request that does not exist, or the client of a request has another
+    /// connection. Two legs of a choice do not name each other. A leg has no worker or no choice.
+    /// Times are out of order.
     pub fn invariants(&self) {
         for (conn, key) in &self.by_conn {
             let of_active = self.active.get(key).map(|active| active.conn);
@@ -351,11 +362,21 @@ impl RequestTable {
             }
             if let Some(active) = self.active.get(&leg.key) {
                 assert!(active.legs.contains(id), "a request knows its legs");
+                assert!(leg.choice < active.timings.len(), "a leg computes a choice");
             }
+            assert!(leg.worker.index() < self.metrics.len(), "a leg runs on a worker of the table");
+        }
+        for active in self.active.values() {
+            let choices = active.timings.len();
+            assert_eq!(active.response.is_some(), choices > 0, "choices follow from the prompts");
+            assert_eq!(active.first_tokens.len(), choices, "each choice has a first token");
+        }
+        for due in [&self.awaiting_reply, &self.start_deadlines] {
+            assert!(due.iter().is_sorted_by_key(|(until, _)| until), "times are in order");
         }
     }
 
-    /// Ends what is overdue.
+    /// Ends overdue requests and flushes.
     pub fn expire(&mut self, cx: &mut Context<'_>) {
         if let Placement::Prefill { bootstrap_timeout, .. } = self.config.placement {
             self.abort_unclaimed_legs(bootstrap_timeout, cx);
@@ -365,58 +386,65 @@ impl RequestTable {
         }
     }
 
-    fn close_if_over(&mut self, id: u64, cx: &mut Context<'_>) {
-        let Some(live) = self.active.get(&id) else { return };
-        let Some(exchange) = live.response.as_ref().filter(|exchange| exchange.is_over()) else {
+    fn close_if_over(&mut self, key: RequestKey, cx: &mut Context<'_>) {
+        let Some(active) = self.active.get(&key) else { return };
+        let Some(response) = active.response.as_ref().filter(|response| response.is_over()) else {
             return;
         };
-        let conn = live.conn;
+        let conn = active.conn;
         let mut out = Vec::new();
-        if exchange.is_stream() {
-            exchange.close(None, &mut out);
-            if let Some(live) = self.active.get_mut(&id) {
-                live.stream(&out, cx);
+        if response.is_stream() {
+            response.close(None, &mut out);
+            if let Some(active) = self.active.get_mut(&key) {
+                active.stream(&out, cx);
             }
             cx.connections.end_stream(cx.reactor, conn, cx.now);
         } else {
-            let timings = live.request.return_timings.then(|| self.first_timings(live, cx.handoff));
-            exchange.close(timings.as_ref(), &mut out);
+            let timings =
+                active.request.return_timings.then(|| self.first_timings(active, cx.handoff));
+            response.close(timings.as_ref(), &mut out);
             cx.send_response(conn, &Response::json(&out));
         }
-        self.remove_request(id);
+        self.remove_request(key);
     }
 
     /// Ends a request with an error: as a status, or as an event if its stream has begun.
-    fn fail_request(&mut self, id: u64, error: &ApiError, cause: Cause, cx: &mut Context<'_>) {
-        let Some(live) = self.active.get_mut(&id) else { return };
-        let conn = live.conn;
-        match live.response.as_mut().filter(|exchange| exchange.is_stream() && live.begun) {
-            Some(exchange) => {
+    fn fail_request(
+        &mut self,
+        key: RequestKey,
+        error: &ApiError,
+        cause: Cause,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(active) = self.active.get_mut(&key) else { return };
+        let conn = active.conn;
+        match active.response.as_mut().filter(|response| response.is_stream() && active.begun) {
+            Some(response) => {
                 let mut out = Vec::new();
-                exchange.abort(error, &mut out);
+                response.abort(error, &mut out);
                 cx.connections.send_chunk(cx.reactor, conn, &out);
                 cx.connections.end_stream(cx.reactor, conn, cx.now);
             }
             None => cx.send_error(conn, error),
         }
-        self.drop_request(id, cause, cx);
+        self.drop_request(key, cause, cx);
     }
 
     /// Forgets a request and ends its legs.
-    fn drop_request(&mut self, id: u64, cause: Cause, cx: &mut Context<'_>) {
-        let Some(mut live) = self.remove_request(id) else { return };
-        self.drop_asked(id, &mut live, cx);
-        for request in live.legs {
+    fn drop_request(&mut self, key: RequestKey, cause: Cause, cx: &mut Context<'_>) {
+        let Some(mut active) = self.remove_request(key) else { return };
+        self.drop_asked(key, &mut active, cx);
+        for request in active.legs {
             if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {
                 cx.handoff.worker_mut(leg.worker).abort(leg.slot, cause);
             }
         }
     }
 
-    fn remove_request(&mut self, id: u64) -> Option<ActiveRequest> {
-        let live = self.active.remove(&id)?;
-        self.forget_connection(live.conn);
-        Some(live)
+    fn remove_request(&mut self, key: RequestKey) -> Option<ActiveRequest> {
+        let active = self.active.remove(&key)?;
+        self.forget_connection(active.conn);
+        Some(active)
     }
 
     fn forget_connection(&mut self, conn: ConnId) {
@@ -447,13 +475,16 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::Refused => {
             "the request does not fit this server's KV memory, or its room is already in use"
         }
-        Cause::Overloaded => return ApiError::overloaded(1),
+        Cause::Overloaded => {
+            "a limit of this worker or its partner is reached: queued requests \
+             (--max-queued-requests), sessions, or the predicted wait; try again later"
+        }
         Cause::PeerLost => "the worker at the other end of the hand-off was lost",
         Cause::Deadline => "the request took too long",
         Cause::Mismatch => "prefill and decode disagree about the request",
         Cause::Corrupt => "transferred data failed its check",
         Cause::OtherLeg => "the other leg of the request failed",
-        // This is prefill's drain: during its own drain this worker finishes its requests.
+        // Prefill drains, not this worker, because a draining worker finishes its requests.
         Cause::Draining => {
             let error = ApiError::draining("the prefill worker of this request is draining");
             return ApiError { param: Some(SOURCE_PARAM.into()), ..error };
@@ -461,12 +492,12 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::Internal => "internal error",
         Cause::Denied => "the decode worker's NIC refused the KV transfer",
         Cause::Unreachable => "the fabric between the two workers carries no data",
-        Cause::Flushed => "the hand-off shared a session with another one that broke",
+        Cause::Flushed => "the hand-off's session broke because of another hand-off",
         Cause::Incompatible => {
             "the prefill and the decode worker are incompatible; their logs name the difference"
         }
     };
-    ApiError::new(cause.http_status(), cause.name(), message)
+    ApiError::from_cause(cause, message)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Which workers a choice goes to, and what they are asked to do.
+//! The placement of a choice: its workers, and the request for each of them.
 //!
-//! Thread: `ctl`. Takes slots. Everything else changes in [`RequestTable::start_leg`].
+//! Thread: `ctl`. This module takes slots. All other changes are in [`RequestTable::start_leg`].
 
-use super::{ChoiceInput, Context, LegKind, RequestTable};
+use super::{ChoiceInput, Context, LegKind, NewLeg, RequestTable};
 use crate::api::{ApiError, BootstrapParams, GenerateRequest, KeptKv, kv_transfer};
+use crate::cause::Cause;
 use crate::config::{BOOTSTRAP_PORT, FirstToken};
-use crate::ids::{RequestId, Room, WorkerId};
+use crate::ids::{RequestId, RequestKey, Room, WorkerId};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::peer::handoff::{self, Handoff, Source, prompt_of, room_of};
@@ -13,7 +14,7 @@ use crate::sched::request::{EngineRequest, Stamps};
 use crate::transfer::manager::rooms::Slot;
 use std::time::Duration;
 
-/// Which workers of this process run a choice's legs.
+/// The workers of this process that run the legs of a choice.
 #[derive(Clone, Debug)]
 pub enum Placement {
     /// One prefill and one decode worker, with a hand-off between them.
@@ -22,7 +23,7 @@ pub enum Placement {
         prefill: Vec<WorkerId>,
         /// Decode workers.
         decode: Vec<WorkerId>,
-        /// Which leg's token begins a stream.
+        /// The leg that sends the first token of a stream.
         first_token: FirstToken,
     },
     /// One worker, no hand-off.
@@ -33,9 +34,10 @@ pub enum Placement {
         worker: WorkerId,
         /// Whether the bootstrap host 2.2.2.2 means that no decode worker will ask for the KV.
         fake_bootstrap: bool,
-        /// Host and port of its bootstrap registry. `None`: no host is known that others can reach.
+        /// Host and port of its bootstrap registry. `None`: this worker knows no host that others
+        /// can reach.
         registry: (Option<String>, u16),
-        /// How long a decode worker can take to ask for a request.
+        /// Maximum time until a decode worker asks for a request.
         bootstrap_timeout: Duration,
     },
     /// This process decodes for prefill workers of other processes. The router names them and the
@@ -47,143 +49,149 @@ pub enum Placement {
         fake_bootstrap: bool,
         /// Whether a request without a prefill worker uses the fake source, too.
         fake_by_default: bool,
-        /// Whether prefill workers prove the cluster key.
+        /// Whether prefill workers must prove the cluster key.
         proven: bool,
         /// Whether this worker computes the prompt if the request names no prefill worker.
         reads_alone: bool,
     },
 }
 
+/// A choice to place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChoicePlace<'a> {
+    /// Its request.
+    pub(super) key: RequestKey,
+    /// Its number in the request.
+    pub(super) choice: usize,
+    /// Its number among the samples of its prompt.
+    pub(super) sample: usize,
+    /// Its input tokens.
+    pub(super) input: &'a ChoiceInput,
+}
+
+impl ChoicePlace<'_> {
+    /// A leg of this choice without source and partner.
+    fn leg(self, kind: LegKind) -> NewLeg<'static> {
+        NewLeg { key: self.key, choice: self.choice, kind, source: None, partner: None }
+    }
+}
+
 /// SGLang's host name for a fake prefill worker.
 const FAKE_HOST: &str = "2.2.2.2";
 
 impl RequestTable {
-    /// Gives one choice to its worker or workers.
+    /// Places one choice on its worker or workers.
+    ///
+    /// # Errors
+    /// No worker has a free slot, or the request does not name the partner that this role needs.
     pub(super) fn place_choice(
         &mut self,
-        exchange: u64,
-        choice: usize,
-        sample: usize,
-        given: &ChoiceInput,
+        place: ChoicePlace<'_>,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         self.turn += 1;
         match self.config.placement.clone() {
             Placement::Prefill { worker, fake_bootstrap, .. } => {
-                let live = self.active.get(&exchange);
-                if let Some((kept, live)) = live.and_then(|live| Some((live.kept.as_ref()?, live)))
-                {
-                    // If decode claims the KV itself, prefill computes after the claim. Otherwise
-                    // decode could hold pages while it waits for this pool, and this pool for
-                    // decode's pages.
-                    let is_claimed =
-                        live.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
-                    let mut request = self.build_request(
-                        exchange,
-                        sample,
-                        worker,
-                        kept.room(choice),
-                        given,
-                        Some(1),
-                        cx.handoff,
-                    )?;
-                    request.keep = !is_claimed;
-                    self.start_leg(exchange, choice, LegKind::KvKept, request, None, None, cx);
-                    return Ok(());
-                }
-                let (room, source) =
-                    self.room_and_source(exchange, choice, fake_bootstrap, false)?;
-                let request =
-                    self.build_request(exchange, sample, worker, room, given, Some(1), cx.handoff)?;
-                let is_ahead = self
-                    .active
-                    .get(&exchange)
-                    .is_some_and(|live| live.request.stream && live.request.first_token);
-                let part = if is_ahead {
-                    LegKind::TokenBeforeHandover
-                } else {
-                    LegKind::TokenAfterHandover
-                };
-                self.start_leg(exchange, choice, part, request, Some(&source), None, cx);
+                self.place_on_prefill(place, worker, fake_bootstrap, cx)
             }
-            Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(exchange) => {
-                let mut request =
-                    self.build_request(exchange, sample, worker, Room(0), given, None, cx.handoff)?;
+            Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(place.key) => {
+                let mut request = self.build_request(place, worker, Room(0), None, cx.handoff)?;
                 request.alone = true;
-                self.start_leg(exchange, choice, LegKind::Visible, request, None, None, cx);
+                self.start_leg(place.leg(LegKind::Visible), request, cx);
+                Ok(())
             }
             Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
                 let (room, source) =
-                    self.room_and_source(exchange, choice, fake_bootstrap, fake_by_default)?;
-                let mut request =
-                    self.build_request(exchange, sample, worker, room, given, None, cx.handoff)?;
+                    self.room_and_source(place.key, place.choice, fake_bootstrap, fake_by_default)?;
+                let mut request = self.build_request(place, worker, room, None, cx.handoff)?;
                 self.salt_as_from(&source, proven, &mut request);
-                self.start_leg(
-                    exchange,
-                    choice,
-                    LegKind::Visible,
-                    request,
-                    Some(&source),
-                    None,
-                    cx,
-                );
+                let leg = NewLeg { source: Some(&source), ..place.leg(LegKind::Visible) };
+                self.start_leg(leg, request, cx);
+                Ok(())
             }
             Placement::Mixed(workers) => {
                 let worker = self.most_free_worker(&workers, cx.handoff)?;
-                let request =
-                    self.build_request(exchange, sample, worker, Room(0), given, None, cx.handoff)?;
-                self.start_leg(exchange, choice, LegKind::Visible, request, None, None, cx);
+                let request = self.build_request(place, worker, Room(0), None, cx.handoff)?;
+                self.start_leg(place.leg(LegKind::Visible), request, cx);
+                Ok(())
             }
             Placement::Split { prefill, decode, .. } => {
-                let (source, destination) = (
-                    self.most_free_worker(&prefill, cx.handoff)?,
-                    self.most_free_worker(&decode, cx.handoff)?,
-                );
-                let room = room_of(random());
-                let reader =
-                    self.build_request(exchange, sample, source, room, given, Some(1), cx.handoff)?;
-                let writer = match self.build_request(
-                    exchange,
-                    sample,
-                    destination,
-                    room,
-                    given,
-                    None,
-                    cx.handoff,
-                ) {
-                    Ok(writer) => writer,
-                    Err(error) => {
-                        let slot = Slot { id: reader.slot, generation: reader.generation };
-                        cx.handoff.release_slot(source, slot);
-                        return Err(error);
-                    }
-                };
-                let partners = (reader.id, writer.id);
-                self.start_leg(
-                    exchange,
-                    choice,
-                    LegKind::Prefill,
-                    reader,
-                    None,
-                    Some(partners.1),
-                    cx,
-                );
-                let from = Source::Local(source);
-                self.start_leg(
-                    exchange,
-                    choice,
-                    LegKind::Visible,
-                    writer,
-                    Some(&from),
-                    Some(partners.0),
-                    cx,
-                );
+                self.place_on_pair(place, &prefill, &decode, cx)
             }
         }
+    }
+
+    /// A prefill worker of a cluster computes the prompt. Decode is in another process, or claims
+    /// the KV later.
+    fn place_on_prefill(
+        &mut self,
+        place: ChoicePlace<'_>,
+        worker: WorkerId,
+        fake_bootstrap: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        let active = self.active.get(&place.key);
+        if let Some((kept, active)) =
+            active.and_then(|active| Some((active.kept.as_ref()?, active)))
+        {
+            // If decode claims the KV itself, prefill computes after the claim. Otherwise, a
+            // deadlock could occur: decode holds pages and waits for this pool, and this pool waits
+            // for decode's pages.
+            let is_claimed = active.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
+            let room = kept.room(place.choice);
+            let mut request = self.build_request(place, worker, room, Some(1), cx.handoff)?;
+            request.keep = !is_claimed;
+            self.start_leg(place.leg(LegKind::KvKept), request, cx);
+            return Ok(());
+        }
+        let (room, source) =
+            self.room_and_source(place.key, place.choice, fake_bootstrap, false)?;
+        let request = self.build_request(place, worker, room, Some(1), cx.handoff)?;
+        let is_ahead = self
+            .active
+            .get(&place.key)
+            .is_some_and(|active| active.request.stream && active.request.first_token);
+        let kind = match is_ahead {
+            true => LegKind::TokenBeforeHandover,
+            false => LegKind::TokenAfterHandover,
+        };
+        self.start_leg(NewLeg { source: Some(&source), ..place.leg(kind) }, request, cx);
         Ok(())
     }
 
-    /// Where a request's KV will be kept, if the client asks for that.
+    /// Places a choice on two workers of this process: a prefill leg and a decode leg, which are
+    /// partners.
+    fn place_on_pair(
+        &mut self,
+        place: ChoicePlace<'_>,
+        prefill: &[WorkerId],
+        decode: &[WorkerId],
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        let source = self.most_free_worker(prefill, cx.handoff)?;
+        let destination = self.most_free_worker(decode, cx.handoff)?;
+        debug_assert_ne!(source, destination, "a hand-off has two workers");
+        let room = room_of(random());
+        let reader = self.build_request(place, source, room, Some(1), cx.handoff)?;
+        let writer = match self.build_request(place, destination, room, None, cx.handoff) {
+            Ok(writer) => writer,
+            Err(error) => {
+                let slot = Slot { id: reader.slot, generation: reader.generation };
+                cx.handoff.release_slot(source, slot);
+                return Err(error);
+            }
+        };
+        let (reader_id, writer_id) = (reader.id, writer.id);
+        let leg = NewLeg { partner: Some(writer_id), ..place.leg(LegKind::Prefill) };
+        self.start_leg(leg, reader, cx);
+        let from = Source::Local(source);
+        let leg =
+            NewLeg { source: Some(&from), partner: Some(reader_id), ..place.leg(LegKind::Visible) };
+        self.start_leg(leg, writer, cx);
+        Ok(())
+    }
+
+    /// The place where a request's KV will be kept, if the client asks for that.
     ///
     /// # Errors
     /// The KV cannot be kept here, or there is no address to announce.
@@ -191,39 +199,41 @@ impl RequestTable {
         let refused = |why| Err(ApiError::invalid(kv_transfer::FIELD, why));
         let Some(keep) = &request.keeps_kv else { return Ok(None) };
         match &self.config.placement {
-            _ if request.bootstrap.is_some() => refused("and bootstrap_room exclude each other"),
+            _ if request.bootstrap.is_some() => {
+                refused("cannot be used together with bootstrap_room")
+            }
             Placement::Prefill { registry: (own, port), .. } => {
                 match keep.host.as_ref().or(own.as_ref()) {
                     Some(host) => {
                         Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room_of(random()))))
                     }
                     None => refused(
-                        "needs an address that decode workers reach: in its remote_host, or by \
-                         this worker's --advertise-host",
+                        "needs an address that decode workers can reach: set remote_host in it, \
+                         or --advertise-host for this worker",
                     ),
                 }
             }
             Placement::Split { .. } | Placement::Mixed(_) | Placement::Decode { .. } => {
-                refused("asks to keep KV for a decode worker; this is no prefill worker")
+                refused("asks to keep KV for a decode worker, but this is not a prefill worker")
             }
         }
     }
 
     /// Whether the request names no prefill worker and is no self-test.
-    fn comes_alone(&self, exchange: u64) -> bool {
+    fn comes_alone(&self, key: RequestKey) -> bool {
         self.active
-            .get(&exchange)
-            .is_some_and(|live| live.request.bootstrap.is_none() && !live.is_self_test)
+            .get(&key)
+            .is_some_and(|active| active.request.bootstrap.is_none() && !active.is_self_test)
     }
 
-    /// Sets which requests can share KV from this source.
+    /// Sets the salt, which decides which requests can share KV from this source.
     pub(super) fn salt_as_from(&self, source: &Source, proven: bool, request: &mut EngineRequest) {
         if *source == Source::Fake {
             // No worker computed this KV, so no other request must use it.
             request.salt = None;
         } else if !proven {
-            // A client can name any host, and that host can send anything. A salt per source limits
-            // the harm to requests that name the same source.
+            // A client can name any host, and that host can send any bytes. A salt for each source
+            // limits the harm to requests that name the same source.
             request.salt = request.salt.map(|salt| salt.of(&source.to_string()));
         }
     }
@@ -232,21 +242,21 @@ impl RequestTable {
     /// source if `fake_bootstrap` is set.
     pub(super) fn room_and_source(
         &self,
-        exchange: u64,
+        key: RequestKey,
         choice: usize,
         fake_bootstrap: bool,
         fake_by_default: bool,
     ) -> Result<(Room, Source), ApiError> {
-        let live = self.active.get(&exchange);
-        if live.is_some_and(|live| live.is_self_test) {
+        let active = self.active.get(&key);
+        if active.is_some_and(|active| active.is_self_test) {
             return Ok((room_of(random()), Source::Fake));
         }
-        let met = live.and_then(|live| live.request.bootstrap.as_ref()?.get(choice).cloned());
+        let met = active.and_then(|active| active.request.bootstrap.as_ref()?.get(choice).cloned());
         let BootstrapParams { host, port, room } = met.ok_or_else(|| {
             ApiError::invalid(
                 "bootstrap_room",
-                "is needed: this worker takes part in a hand-off and serves no request alone \
-                 (a decode worker does with --local-prefill)",
+                "is needed, because this worker serves no request without a hand-off (only a \
+                 decode worker with --local-prefill does)",
             )
         })?;
         let port = port.unwrap_or(BOOTSTRAP_PORT);
@@ -259,12 +269,13 @@ impl RequestTable {
         Ok((room, source))
     }
 
-    /// The worker with the most free slots; equal ones in turn.
+    /// The worker with the most free slots. Workers with equally many take turns.
     fn most_free_worker(
         &self,
         workers: &[WorkerId],
         handoff: &Handoff,
     ) -> Result<WorkerId, ApiError> {
+        assert!(!workers.is_empty(), "a placement names its workers");
         let start = self.turn % workers.len();
         let in_turn = workers[start..].iter().chain(&workers[..start]);
         let best = in_turn.copied().reduce(|best, next| {
@@ -275,24 +286,22 @@ impl RequestTable {
             .ok_or_else(|| ApiError::overloaded(1))
     }
 
-    /// A request with a slot of `worker` and all the memory that it will ever need.
-    #[allow(clippy::too_many_arguments)] // The only constructor of a request.
+    /// Builds a request with a slot of `worker` and with all the memory that it will need.
     pub(super) fn build_request(
         &mut self,
-        exchange: u64,
-        sample: usize,
+        place: ChoicePlace<'_>,
         worker: WorkerId,
         room: Room,
-        given: &ChoiceInput,
         max_new: Option<u32>,
         handoff: &mut Handoff,
     ) -> Result<Box<EngineRequest>, ApiError> {
-        let Some(live) = self.active.get(&exchange) else {
-            return Err(ApiError::new(500, "internal", "lost"));
+        let Some(active) = self.active.get(&place.key) else {
+            return Err(ApiError::from_cause(Cause::Internal, "lost"));
         };
-        let ChoiceInput { ids, resumed } = given;
-        let asked = &live.request;
-        let deadline = live.arrived + asked.patience;
+        let ChoiceInput { ids, resumed } = place.input;
+        debug_assert!(*resumed as usize <= ids.len(), "resumed tokens are a part of the input");
+        let asked = &active.request;
+        let deadline = active.arrived + asked.patience;
         let home = handoff.worker_mut(worker);
         let room_left =
             home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
@@ -301,6 +310,7 @@ impl RequestTable {
         if ids.len() + max_new as usize > home.tokens() {
             return Err(ApiError::kv_memory_exceeded(ids.len(), max_new as usize, home.tokens()));
         }
+        debug_assert!(max_new > 0, "a choice without a token to generate is not placed");
         let slot =
             home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
@@ -318,24 +328,24 @@ impl RequestTable {
             resumed: *resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
-            // A self-test must compute everything, so it shares nothing.
-            salt: (!live.is_self_test).then(|| {
+            // A self-test must compute its whole prompt, so it shares no KV.
+            salt: (!active.is_self_test).then(|| {
                 let shared = Salt::default();
                 asked.cache_salt.as_deref().map_or(shared, |text| shared.of(text))
             }),
-            sampling: sampling(asked, sample),
+            sampling: sampling(asked, place.sample),
             top_logprobs: asked.logprobs.unwrap_or(0),
             max_new,
             stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
             ignore_eos: asked.ignore_eos,
             deadline,
-            stamps: Stamps::new(live.arrived),
+            stamps: Stamps::new(active.arrived),
         }))
     }
 }
 
-/// Sampling parameters of one sample. The n samples of a seeded request differ, and the same seed
-/// gives the same n samples.
+/// Sampling parameters of one sample. The samples of a seeded request differ, but the same seed
+/// gives the same samples again.
 fn sampling(request: &GenerateRequest, sample: usize) -> SamplingParams {
     let asked = &request.sampling;
     let seed = asked.seed.unwrap_or_else(random);

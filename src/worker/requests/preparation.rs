@@ -1,21 +1,22 @@
-//! A request for text before a worker has it: early refusals, token ids of its prompts, and the
-//! input of each choice.
+//! A request for text before its placement: early refusals, token ids of its prompts, and the input
+//! of each choice.
 //!
-//! Thread: `ctl`. Invariant: all choices get what the client already has before one of them is
-//! placed. Not here: the tokeniser (`text`), the choice of workers (`placement`).
+//! Thread: `ctl`. Invariant: all choices are resumed before one of them is placed. Not here: the
+//! tokeniser (`text`), the choice of workers (`placement`).
 
 use super::active::{ChoiceInput, FirstTokenState};
-use super::{Context, RequestTable};
+use super::{ChoicePlace, Context, RequestTable};
 use crate::api::render::Renderer;
-use crate::api::{ApiError, GenerateRequest, Prompts, resume};
+use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, resume};
 use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
+use crate::ids::RequestKey;
 use crate::net::ConnId;
+use crate::sys::clock;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
 use crate::worker::text::{self, TextOutput, prompt_param};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 impl RequestTable {
     /// Refuses a model that is not served here.
@@ -41,18 +42,18 @@ impl RequestTable {
         let most = self.config.choices;
         if choices > most {
             let message = format!(
-                "asks for {choices} choices at once; a worker here has {most} places for \
+                "asks for {choices} choices at once, but a worker has only {most} places for \
                  requests that run or wait (--max-running-requests and --max-queued-requests)"
             );
-            return Err(ApiError::new(400, "too_many_choices", message));
+            return Err(ApiError::new(400, ErrorCode::TooManyChoices, message));
         }
         Ok(())
     }
 
-    /// Takes a result of the tokeniser. Its client can have gone.
+    /// Takes a result of the tokeniser. Its client can have disconnected.
     pub(super) fn handle_text_result(&mut self, answer: text::TextResult, cx: &mut Context<'_>) {
-        let text::TextResult { id, made } = answer;
-        match (made, self.converted(id)) {
+        let text::TextResult { key, made } = answer;
+        match (made, self.converted(key)) {
             (Ok(TextOutput::Body(body)), Some(conn)) => {
                 cx.send_response(
                     conn,
@@ -60,37 +61,39 @@ impl RequestTable {
                 );
             }
             (Err(error), Some(conn)) => cx.send_error(conn, &error),
-            (Ok(TextOutput::Ids(prompts, ids)), _) => self.handle_tokens(id, &prompts, ids, cx),
-            (Err(error), None) => self.fail_request(id, &error, Cause::Refused, cx),
+            (Ok(TextOutput::Ids(prompts, ids)), _) => self.handle_tokens(key, &prompts, ids, cx),
+            (Err(error), None) => self.fail_request(key, &error, Cause::Refused, cx),
             (Ok(TextOutput::Body(_)), None) => {}
         }
     }
 
-    /// Removes a conversion and returns its client. `None`: `id` is no conversion, or its client
-    /// has gone.
-    pub(super) fn converted(&mut self, id: u64) -> Option<ConnId> {
-        let (conn, _) = self.converting.remove(&id)?;
+    /// Removes a conversion and returns its client. `None`: `key` is no conversion, or its client
+    /// has disconnected.
+    pub(super) fn converted(&mut self, key: RequestKey) -> Option<ConnId> {
+        let (conn, _) = self.converting.remove(&key)?;
         self.forget_connection(conn);
         Some(conn)
     }
 
     fn handle_tokens(
         &mut self,
-        id: u64,
+        key: RequestKey,
         prompts: &Prompts,
         ids: Vec<Vec<u32>>,
         cx: &mut Context<'_>,
     ) {
-        let Some(live) = self.active.get(&id) else { return };
-        let param = prompt_param(live.request.endpoint, prompts);
+        let Some(active) = self.active.get(&key) else { return };
+        debug_assert_eq!(ids.len(), prompts.len(), "each prompt has its ids");
+        debug_assert!(active.response.is_none(), "a request is tokenised once");
+        let param = prompt_param(active.request.endpoint, prompts);
         let fit = ids
             .iter()
-            .try_for_each(|ids| self.check_context_length(&live.request, param, ids.len()));
+            .try_for_each(|ids| self.check_context_length(&active.request, param, ids.len()));
         if let Err(error) = fit {
-            return self.fail_request(id, &error, Cause::Refused, cx);
+            return self.fail_request(key, &error, Cause::Refused, cx);
         }
-        let Some(live) = self.active.get_mut(&id) else { return };
-        let request = &live.request;
+        let Some(active) = self.active.get_mut(&key) else { return };
+        let request = &active.request;
         let echoed =
             if request.echo { echoes(prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
         let prompted: Vec<PreparedPrompt> = ids
@@ -99,64 +102,65 @@ impl RequestTable {
             .map(|(index, ids)| PreparedPrompt {
                 ids: ids.into(),
                 echo: echoed.get(index).cloned(),
-                rid: request.rids.get(index).cloned().unwrap_or_else(|| live.id.clone()),
+                rid: request.rids.get(index).cloned().unwrap_or_else(|| active.id.clone()),
             })
             .collect();
         let begun = request.resume.as_ref().and_then(|resume| resume.created);
-        let created = begun.unwrap_or_else(|| {
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-        });
-        let kept = live.kept.clone();
+        let created = begun.unwrap_or_else(|| clock::since_epoch().as_secs());
+        let kept = active.kept.clone();
         let renderer =
-            Renderer::new(request, &live.id, created, &self.config.names[0]).with_kept(kept);
-        let exchange =
-            ResponseBuilder::new(request, renderer, &prompted, &self.config.eos, live.id.clone());
-        live.response = Some(exchange);
-        live.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
-        live.first_tokens = vec![FirstTokenState::default(); live.timings.len()];
+            Renderer::new(request, &active.id, created, &self.config.names[0]).with_kept(kept);
+        let response =
+            ResponseBuilder::new(request, renderer, &prompted, &self.config.eos, active.id.clone());
+        active.response = Some(response);
+        active.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
+        active.first_tokens = vec![FirstTokenState::default(); active.timings.len()];
         let samples = request.samples;
         let mut out = Vec::new();
         let mut open = Vec::new();
-        // Resume all choices before anything is sent. The opening event of a stream covers only
-        // choices that the client has nothing of.
+        // Resumes all choices before anything is sent, because the opening event of a stream
+        // includes only choices of which the client has no token.
         for choice in 0..prompted.len() * samples {
-            match self.resume_choice(id, choice, &prompted[choice / samples].ids, &mut out) {
+            match self.resume_choice(key, choice, &prompted[choice / samples].ids, &mut out) {
                 Ok(given) => open.extend(given.map(|given| (choice, given))),
-                Err(error) => return self.fail_request(id, &error, Cause::Refused, cx),
+                Err(error) => return self.fail_request(key, &error, Cause::Refused, cx),
             }
         }
-        if let Some(live) = self.active.get_mut(&id).filter(|_| !out.is_empty()) {
-            live.stream(&out, cx);
+        if let Some(active) = self.active.get_mut(&key).filter(|_| !out.is_empty()) {
+            active.stream(&out, cx);
         }
-        if self.active.get(&id).is_some_and(|live| live.pending_prefill.is_some()) {
-            return self.ask_prefill(id, open, samples, cx);
+        if self.active.get(&key).is_some_and(|active| active.pending_prefill.is_some()) {
+            return self.ask_prefill(key, open, samples, cx);
         }
         for (choice, given) in open {
-            if let Err(error) = self.place_choice(id, choice, choice % samples, &given, cx) {
+            let place = ChoicePlace { key, choice, sample: choice % samples, input: &given };
+            if let Err(error) = self.place_choice(place, cx) {
                 let cause = if error.status == 429 { Cause::Overloaded } else { Cause::Refused };
-                return self.fail_request(id, &error, cause, cx);
+                return self.fail_request(key, &error, cause, cx);
             }
         }
-        // Send at once where the KV will be, so that decode asks for it while it is computed.
-        if let Some(live) = self.active.get_mut(&id).filter(|live| live.kept.is_some()) {
-            live.stream(&[], cx);
+        // Sends the place of the KV at once, so that decode asks for the KV while it is computed.
+        if let Some(active) = self.active.get_mut(&key).filter(|active| active.kept.is_some()) {
+            active.stream(&[], cx);
         }
-        self.close_if_over(id, cx);
+        self.close_if_over(key, cx);
     }
 
-    /// The input of a choice: its prompt, then what the client already has of the answer. `None`:
-    /// the client has all tokens. If only the end is missing, appends it to `out`.
+    /// The input of a choice: its prompt, then the tokens of the answer that the client already
+    /// has. `None`: the client has all tokens. If only the end of the answer is missing, appends it
+    /// to `out`.
     fn resume_choice(
         &mut self,
-        id: u64,
+        key: RequestKey,
         choice: usize,
         prompt: &Arc<[u32]>,
         out: &mut Vec<u8>,
     ) -> Result<Option<ChoiceInput>, ApiError> {
         let given = ChoiceInput { ids: prompt.clone(), resumed: 0 };
-        let Some(live) = self.active.get_mut(&id) else { return Ok(None) };
-        let Some(exchange) = live.response.as_mut() else { return Ok(None) };
-        let Some(told) = live.request.resume.as_ref().and_then(|resume| resume.told(choice)) else {
+        let Some(active) = self.active.get_mut(&key) else { return Ok(None) };
+        let Some(response) = active.response.as_mut() else { return Ok(None) };
+        let Some(told) = active.request.resume.as_ref().and_then(|resume| resume.told(choice))
+        else {
             return Ok(Some(given));
         };
         let vocab = self.text.tokenizer.vocab_size();
@@ -166,17 +170,18 @@ impl RequestTable {
                 format!("has an id outside the vocabulary of {vocab} ids"),
             ));
         }
+        debug_assert!(prompt.len() <= self.text.context, "a prompt was checked before its choices");
         let room = self.text.context - prompt.len();
-        let most = live.request.max_tokens.map_or(room, |most| most as usize);
+        let most = active.request.max_tokens.map_or(room, |most| most as usize);
         if told.ids.len() > most {
             return Err(ApiError::invalid(
                 resume::FIELD,
                 format!("has more ids than the maximum of {most}"),
             ));
         }
-        exchange.resume_choice(choice, told, most, &self.text.tokenizer, out);
-        live.timings[choice].resumed = told.ids.len() as u32;
-        Ok((!exchange.has_ended(choice)).then(|| ChoiceInput {
+        response.resume_choice(choice, told, most, &self.text.tokenizer, out);
+        active.timings[choice].resumed = told.ids.len() as u32;
+        Ok((!response.has_ended(choice)).then(|| ChoiceInput {
             ids: prompt.iter().chain(&told.ids).copied().collect(),
             resumed: told.ids.len() as u32,
         }))

@@ -31,12 +31,12 @@ fn invariants_find_a_connection_that_leads_to_a_request_that_is_over() {
     };
     let mut table = table();
     convert(&mut table, 1);
-    assert_eq!(table.converted(0), Some(ConnId::outside(1)));
+    assert_eq!(table.converted(RequestKey(0)), Some(ConnId::outside(1)));
     table.invariants();
 
     convert(&mut table, 2);
     set_failpoint(Some("connection outlives its request"));
-    assert_eq!(table.converted(1), Some(ConnId::outside(2)));
+    assert_eq!(table.converted(RequestKey(1)), Some(ConnId::outside(2)));
     set_failpoint(None);
     let found = catch_unwind(AssertUnwindSafe(|| table.invariants()));
     let message = *found.unwrap_err().downcast::<String>().unwrap();

@@ -1,5 +1,5 @@
-//! Metrics and timings of choices: where their time went and how they ended, for `/metrics` and for
-//! `timings` in answers.
+//! Metrics and timings of choices: their times and their ends, for `/metrics` and for `timings` in
+//! answers.
 //!
 //! Thread: `ctl`. Not here: the arithmetic on time stamps (`worker::stages`).
 
@@ -18,7 +18,8 @@ impl RequestTable {
         let metrics = &self.metrics[leg.worker.index()];
         match outcome {
             FinishReason::Stop => metrics.finished_stop.inc(),
-            // The leg was aborted then, or had generated all its tokens before the abort came.
+            // The stop string aborted the leg, or the leg generated all its tokens before the abort
+            // arrived.
             FinishReason::Length | FinishReason::Failed(_) if leg.stopped => {
                 metrics.finished_stop.inc();
             }
@@ -33,10 +34,10 @@ impl RequestTable {
         }
     }
 
-    /// The answer of a choice is complete: records where its time went, once.
+    /// Records the times of a choice when its answer is complete, once.
     pub(super) fn end_timing(&mut self, leg: &ActiveLeg, cx: &Context<'_>) {
-        let Some(live) = self.active.get_mut(&leg.key) else { return };
-        let ended = &mut live.timings[leg.choice].ended;
+        let Some(active) = self.active.get_mut(&leg.key) else { return };
+        let ended = &mut active.timings[leg.choice].ended;
         if ended.is_none() {
             *ended = Some(cx.now);
             self.record(leg, cx);
@@ -44,10 +45,10 @@ impl RequestTable {
     }
 
     fn record(&self, leg: &ActiveLeg, cx: &Context<'_>) {
-        let Some(live) = self.active.get(&leg.key) else { return };
+        let Some(active) = self.active.get(&leg.key) else { return };
         let metrics = &self.metrics[leg.worker.index()];
-        metrics.ended(cx.now.saturating_duration_since(live.arrived));
-        let times = &live.timings[leg.choice];
+        metrics.ended(cx.now.saturating_duration_since(active.arrived));
+        let times = &active.timings[leg.choice];
         if let Some(stages) = times.stages() {
             metrics.first_token(&stages);
             match carried(leg, cx.handoff) {
@@ -61,8 +62,8 @@ impl RequestTable {
         }
     }
 
-    pub(super) fn first_timings(&self, live: &ActiveRequest, handoff: &Handoff) -> Timings {
-        let first = live
+    pub(super) fn first_timings(&self, active: &ActiveRequest, handoff: &Handoff) -> Timings {
+        let first = active
             .legs
             .iter()
             .filter_map(|leg| self.legs.get(leg))
@@ -70,18 +71,19 @@ impl RequestTable {
         first.map(|leg| self.timings(leg, handoff)).unwrap_or_default()
     }
 
-    /// Where the time of a choice went, from the time stamps of its legs.
+    /// The timings of a choice, from the time stamps of its legs.
     pub(super) fn timings(&self, leg: &ActiveLeg, handoff: &Handoff) -> Timings {
-        let Some(live) = self.active.get(&leg.key) else { return Timings::default() };
+        let Some(active) = self.active.get(&leg.key) else { return Timings::default() };
         let prompt = prompt_tokens(leg, handoff);
-        let generated = live.response.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
-        live.timings[leg.choice].timings((prompt, generated), carried(leg, handoff))
+        let generated =
+            active.response.as_ref().map_or(0, |response| response.generated(leg.choice));
+        active.timings[leg.choice].timings((prompt, generated), carried(leg, handoff))
     }
 }
 
-/// Counts a failed hand-off. SGLang's two counters tell whether the KV could move already: on
-/// prefill from the time when the destination is known, on decode when its pages are allocated. A
-/// decode leg that has its KV did not fail in the hand-off.
+/// Counts a failed hand-off. SGLang has one counter for failures before the KV could move, and one
+/// for failures after that. On prefill, the KV can move when the destination is known; on decode,
+/// when its pages are allocated. A decode leg that has its KV did not fail in the hand-off.
 fn count_handoff_failure(leg: &ActiveLeg, stamps: &Stamps, metrics: &WorkerMetrics) {
     let begun = match leg.kind {
         LegKind::Visible if stamps.filled.is_some() => return,

@@ -9,8 +9,8 @@ use crate::api::info::{
 };
 use crate::net::ConnId;
 use crate::server::role_change::RoleChange;
+use crate::sys::clock;
 use crate::worker::requests::{Context, RequestTable};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -20,16 +20,16 @@ impl WorkerRoutes {
         &self,
         conn: ConnId,
         path: &str,
-        generations: &RequestTable,
+        table: &RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         let about = &self.about;
         match path {
             "/v1/models" => {
-                let names = generations.config().names.iter();
-                json(conn, &ModelList::of(names.map(|name| self.card(name, generations))), cx)
+                let names = table.config().names.iter();
+                json(conn, &ModelList::of(names.map(|name| self.card(name, table))), cx)
             }
-            "/server_info" | "/get_server_info" => json(conn, &self.server_info(generations), cx),
+            "/server_info" | "/get_server_info" => json(conn, &self.server_info(table), cx),
             "/model_info" | "/get_model_info" => {
                 let info = ModelInfo {
                     model_path: &about.model_path,
@@ -43,9 +43,7 @@ impl WorkerRoutes {
                 json(conn, &info, cx)
             }
             "/v1/loads" => {
-                let unix = SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .map_or(0.0, |since| since.as_secs_f64());
+                let unix = clock::since_epoch().as_secs_f64();
                 json(conn, &Loads::new(self.load(), unix, VERSION), cx)
             }
             "/get_load" => json(conn, &[RankLoad::of(&self.load())], cx),
@@ -54,13 +52,13 @@ impl WorkerRoutes {
         }
     }
 
-    pub(super) fn card<'a>(&'a self, name: &'a str, generations: &RequestTable) -> ModelCard<'a> {
+    pub(super) fn card<'a>(&'a self, name: &'a str, table: &RequestTable) -> ModelCard<'a> {
         let about = &self.about;
-        ModelCard::new(name, &about.model_path, about.started, generations.context())
+        ModelCard::new(name, &about.model_path, about.started, table.context())
     }
 
-    fn server_info<'a>(&'a self, generations: &'a RequestTable) -> ServerInfo<'a> {
-        let (terms, about) = (generations.config(), &self.about);
+    fn server_info<'a>(&'a self, table: &'a RequestTable) -> ServerInfo<'a> {
+        let (terms, about) = (table.config(), &self.about);
         ServerInfo {
             model_path: &about.model_path,
             served_model_name: &terms.names[0],
@@ -72,7 +70,7 @@ impl WorkerRoutes {
             load_balance_method: "follow_bootstrap_room",
             version: VERSION,
             is_embedding: false,
-            context_length: generations.context(),
+            context_length: table.context(),
             max_total_tokens: about.pool_tokens,
             max_running_requests: about.max_running,
             page_size: about.page_size,

@@ -1,7 +1,7 @@
 //! The HTTP paths of a worker, and the endpoints that need no engine.
 //!
-//! Thread: `ctl`. It answers at once. Requests for text, and those that need the tokeniser, go to
-//! `requests`.
+//! Thread: `ctl`. These endpoints answer at once. Requests for text go to `requests`, and so do
+//! requests that need the tokeniser.
 
 mod info;
 mod role;
@@ -10,12 +10,14 @@ use crate::api::info::{AbortRequest, DRAINING, Draining, HandoffInfo, TAKEN_FOR}
 use crate::api::routed::RoutedBody;
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::api::{
-    ApiError, GenerateRequest, Keep, PrefillAddress, Sampling, chat, completion, generate,
+    ApiError, ErrorCode, GenerateRequest, Keep, PrefillAddress, Sampling, chat, completion,
+    generate,
 };
+use crate::cause::Cause;
 use crate::config::secret::Secret;
 use crate::http::response::{JSON, Response};
 use crate::http::{Method, REQUEST_TIMEOUT, Request};
-use crate::ids::Role;
+use crate::ids::{RequestKey, Role};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
@@ -31,7 +33,7 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a server says about itself.
+/// The description of a server.
 #[derive(Clone, Debug)]
 pub struct ServerDescription {
     /// Model file or directory.
@@ -44,7 +46,7 @@ pub struct ServerDescription {
     pub mode: &'static str,
     /// Port of the bootstrap registry, if there is one.
     pub bootstrap_port: Option<u16>,
-    /// What peers must have in common with this worker, if it takes part in hand-offs.
+    /// Properties that its peers must share, if this worker takes part in hand-offs.
     pub handoff: Option<HandoffInfo>,
     /// Tokens of the KV pool.
     pub pool_tokens: usize,
@@ -65,7 +67,7 @@ pub struct DisaggregationMode {
     pub name: &'static str,
     /// Port of the bootstrap registry, if there is one.
     pub bootstrap_port: Option<u16>,
-    /// What peers must have in common with this worker, if it takes part in hand-offs.
+    /// Properties that its peers must share, if this worker takes part in hand-offs.
     pub handoff: Option<HandoffInfo>,
 }
 
@@ -101,7 +103,7 @@ pub struct WorkerRoutes {
 const UNKNOWN_FIELDS_MAX: usize = 256;
 
 impl WorkerRoutes {
-    /// Requires one of `keys`, if there are any, on all paths but the health endpoints.
+    /// Requires one of `keys`, if there are any, on all paths except the health endpoints.
     pub fn new(about: ServerDescription, keys: Vec<Secret>, telemetry: Telemetry) -> WorkerRoutes {
         WorkerRoutes {
             about,
@@ -115,7 +117,7 @@ impl WorkerRoutes {
         }
     }
 
-    /// Serves these workers, in this role, from now on.
+    /// From now on, serves these workers in this role.
     pub fn set_mode(&mut self, mode: DisaggregationMode, telemetry: Telemetry) {
         let DisaggregationMode { name, bootstrap_port, handoff } = mode;
         (self.about.mode, self.about.bootstrap_port, self.about.handoff) =
@@ -128,7 +130,7 @@ impl WorkerRoutes {
         self.keys = keys;
     }
 
-    /// Announces to routers which cluster keys peers prove from now on.
+    /// Sets the ids of the cluster keys that routers see.
     pub fn set_cluster_keys(&mut self, keys: &Keyring) {
         if let Some(handoff) = &mut self.about.handoff {
             handoff.cluster_keys = keys.names();
@@ -145,7 +147,7 @@ impl WorkerRoutes {
         self.draining
     }
 
-    /// Logs what the figures show.
+    /// Logs the events that the figures show.
     pub fn look(&mut self, now: Instant) {
         self.telemetry.tell(now);
     }
@@ -159,16 +161,16 @@ impl WorkerRoutes {
         }
     }
 
-    /// Answers a request, or begins to.
+    /// Answers a request, or starts it.
     pub fn serve(
         &mut self,
         conn: ConnId,
         request: &Request,
-        generations: &mut RequestTable,
+        table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) {
         let id = cx.connections.assign_request_id(conn, || self.make_id());
-        match self.route(conn, request, &id, generations, cx) {
+        match self.route(conn, request, &id, table, cx) {
             Ok(()) => {}
             Err(error) => cx.send_error(conn, &error),
         }
@@ -179,7 +181,7 @@ impl WorkerRoutes {
         conn: ConnId,
         request: &Request,
         id: &str,
-        generations: &mut RequestTable,
+        table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         use Method::{Get, Head, Post};
@@ -195,62 +197,48 @@ impl WorkerRoutes {
         match (method, path) {
             (Post, "/v1/completions") => {
                 let parsed = completion::parse(&request.body, &self.about.sampling)?;
-                self.generate(conn, request, parsed, id, generations, cx)
+                self.generate(conn, request, parsed, id, table, cx)
             }
             (Post, "/v1/chat/completions") => {
                 let parsed = chat::parse(&request.body, &self.about.sampling)?;
-                self.generate(conn, request, parsed, id, generations, cx)
+                self.generate(conn, request, parsed, id, table, cx)
             }
             (Post, "/generate") => {
                 let parsed = generate::parse(&request.body, &self.about.sampling)?;
-                self.generate(conn, request, parsed, id, generations, cx)
+                self.generate(conn, request, parsed, id, table, cx)
             }
-            (Get, "/health_generate") => self.run_self_test(conn, id, generations, cx),
+            (Get, "/health_generate") => self.run_self_test(conn, id, table, cx),
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;
-                let body = if self.takes_nothing() { DRAINING.as_bytes() } else { b"OK" };
-                cx.send_response(
-                    conn,
-                    &Response { status: 200, media: "text/plain", body, retry_after: None },
-                );
-                Ok(())
+                let body = if self.takes_nothing() { DRAINING } else { "OK" };
+                text(conn, "text/plain", body, cx)
             }
             (Get | Head, "/readiness") => {
                 self.admitting()?;
-                cx.send_response(
-                    conn,
-                    &Response { status: 200, media: "text/plain", body: b"OK", retry_after: None },
-                );
-                Ok(())
+                text(conn, "text/plain", "OK", cx)
             }
             (Get, "/metrics") => {
-                let body = self.telemetry.exposition();
-                let media = "text/plain; version=0.0.4";
-                cx.send_response(
-                    conn,
-                    &Response { status: 200, media, body: body.as_bytes(), retry_after: None },
-                );
-                Ok(())
+                text(conn, "text/plain; version=0.0.4", &self.telemetry.exposition(), cx)
             }
             (Get, _) if path.starts_with(ONE_MODEL) => {
                 let path = request.head.unescaped_path();
                 let name = path.get(ONE_MODEL.len()..).unwrap_or_default();
-                generations.check_model(Some(name))?;
-                json(conn, &self.card(name, generations), cx)
+                table.check_model(Some(name))?;
+                json(conn, &self.card(name, table), cx)
             }
-            (Get, "/role") => json(conn, &self.role(generations.running()), cx),
-            (Get, _) => self.serve_info(conn, path, generations, cx),
-            (Post, "/tokenize") => self.tokenize(conn, request, generations),
-            (Post, "/detokenize") => self.detokenize(conn, request, generations),
-            (Post, "/abort_request") => abort(conn, request, generations, cx),
-            (Post, "/flush_cache") => generations.flush(conn, cx),
+            (Get, "/role") => json(conn, &self.role(table.running()), cx),
+            (Get, _) => self.serve_info(conn, path, table, cx),
+            (Post, "/tokenize") => self.tokenize(conn, request, table),
+            (Post, "/detokenize") => self.detokenize(conn, request, table),
+            (Post, "/abort_request") => abort(conn, request, table, cx),
+            (Post, "/flush_cache") => table.flush(conn, cx),
             (Post, "/drain") => {
                 refuse_browser_request(request)?;
                 self.drain();
-                json(conn, &Draining::with(generations.running()), cx)
+                json(conn, &Draining::with(table.running()), cx)
             }
             (Post, "/role") => {
-                let (status, told) = self.change_role(request, generations.running(), cx.now)?;
+                let (status, told) = self.change_role(request, table.running(), cx.now)?;
                 json_with(status, conn, &told, cx)
             }
             _ => Err(nothing_at(path)),
@@ -262,15 +250,16 @@ impl WorkerRoutes {
         &self,
         conn: ConnId,
         id: &str,
-        generations: &mut RequestTable,
+        table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         // Two tokens: in a hand-off prefill samples the first, and decode the second.
         const BODY: &[u8] =
-            br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":2,"temperature":0,"ignore_eos":true}}"#;
+            b"{\"input_ids\":[0],\"sampling_params\":{\"max_new_tokens\":2,\"temperature\":0,\
+            \"ignore_eos\":true}}";
         let parsed = generate::parse(BODY, &self.about.sampling)?;
         self.admitting()?;
-        generations.start_self_test(conn, parsed, id.to_owned(), cx);
+        table.start_self_test(conn, parsed, id.to_owned(), cx);
         Ok(())
     }
 
@@ -280,7 +269,7 @@ impl WorkerRoutes {
         request: &Request,
         mut asked: GenerateRequest,
         id: &str,
-        generations: &mut RequestTable,
+        table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         self.admitting()?;
@@ -292,10 +281,10 @@ impl WorkerRoutes {
             }
         }
         match asked.prefill.take() {
-            None => generations.start_request(conn, asked, id.to_owned(), cx),
+            None => table.start_request(conn, asked, id.to_owned(), cx),
             Some(address) => {
                 let ask = ask(request, &asked, address, id)?;
-                generations.start_with_remote_prefill(conn, asked, ask, id.to_owned(), cx);
+                table.start_with_remote_prefill(conn, asked, ask, id.to_owned(), cx);
             }
         }
         Ok(())
@@ -305,27 +294,27 @@ impl WorkerRoutes {
         &self,
         conn: ConnId,
         request: &Request,
-        generations: &mut RequestTable,
+        table: &mut RequestTable,
     ) -> Result<(), ApiError> {
         let asked = TokenizeRequest::parse(&request.body)?;
-        generations.check_model(asked.model.as_deref())?;
-        generations.convert(conn, TextTask::Tokenize(asked))
+        table.check_model(asked.model.as_deref())?;
+        table.convert(conn, TextTask::Tokenize(asked))
     }
 
     fn detokenize(
         &self,
         conn: ConnId,
         request: &Request,
-        generations: &mut RequestTable,
+        table: &mut RequestTable,
     ) -> Result<(), ApiError> {
         let asked = DetokenizeRequest::parse(&request.body)?;
-        generations.check_model(asked.model.as_deref())?;
-        generations.convert(conn, TextTask::Detokenize(asked))
+        table.check_model(asked.model.as_deref())?;
+        table.convert(conn, TextTask::Detokenize(asked))
     }
 
     fn alive(&self) -> Result<(), ApiError> {
         if self.hanging {
-            Err(ApiError::new(503, "hanging", "the engine makes no progress"))
+            Err(ApiError::new(503, ErrorCode::Hanging, "the engine makes no progress"))
         } else {
             Ok(())
         }
@@ -368,34 +357,40 @@ fn ask(
         headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
     }
     headers.push(("content-type", JSON.to_owned()));
-    // With this field, a worker that has changed its role since then says so. Without it, the
-    // worker would refuse to keep KV as a mistake of the client.
+    // With this field, a worker that has changed its role reports the change. Without it, that
+    // worker would refuse to keep KV, and the refusal would look like a mistake of the client.
     headers.push((TAKEN_FOR, Role::Prefill.to_string()));
     let order = UpstreamHead { method: Method::Post, target: head.path().to_owned(), headers };
     // Key and deadline are set when the request has its slots.
-    Ok(PrefillRequest { key: 0, address, head: order, body: Arc::new(body), until: Instant::now() })
+    Ok(PrefillRequest {
+        key: RequestKey(0),
+        address,
+        head: order,
+        body: Arc::new(body),
+        until: Instant::now(),
+    })
 }
 
 /// Aborts the requests that the body names.
 fn abort(
     conn: ConnId,
     request: &Request,
-    generations: &mut RequestTable,
+    table: &mut RequestTable,
     cx: &mut Context<'_>,
 ) -> Result<(), ApiError> {
     let aborted = match AbortRequest::parse(&request.body)? {
-        AbortRequest::All => generations.abort_requests(None, cx),
-        AbortRequest::Rid(rid) => generations.abort_requests(Some(&rid), cx),
-        AbortRequest::Kept(room) => generations.abort_kept(room, cx),
+        AbortRequest::All => table.abort_requests(None, cx),
+        AbortRequest::Rid(rid) => table.abort_requests(Some(&rid), cx),
+        AbortRequest::Kept(room) => table.abort_kept(room, cx),
     };
     event!(Info, "http", "aborted by request", count = aborted);
     json(conn, &serde_json::json!({ "aborted": aborted }), cx)
 }
 
-/// The name of a model follows.
+/// Path of one model; its name follows.
 const ONE_MODEL: &str = "/v1/models/";
 
-/// How long the client waits, at most [`REQUEST_TIME_MAX`].
+/// The time that the client waits, at most [`REQUEST_TIME_MAX`].
 fn patience(request: &Request) -> Result<Duration, ApiError> {
     let Some(text) = request.head.headers.get(REQUEST_TIMEOUT) else { return Ok(REQUEST_TIME_MAX) };
     let milliseconds = text.parse::<u64>().ok().filter(|&milliseconds| milliseconds > 0);
@@ -424,9 +419,20 @@ fn nothing_at(path: &str) -> ApiError {
         "/health_generate" | "/metrics" | "/v1/models" | "/server_info" | "/get_server_info"
         | "/model_info" | "/get_model_info" | "/v1/loads" | "/get_load" | "/version" => "GET",
         _ if path.starts_with(ONE_MODEL) => "GET",
-        _ => return ApiError::new(404, "not_found", format!("there is nothing at {path}")),
+        _ => return ApiError::new(404, ErrorCode::NotFound, format!("there is nothing at {path}")),
     };
     ApiError::method_not_allowed(allow)
+}
+
+fn text(
+    conn: ConnId,
+    media: &'static str,
+    body: &str,
+    cx: &mut Context<'_>,
+) -> Result<(), ApiError> {
+    let body = body.as_bytes();
+    cx.send_response(conn, &Response { status: 200, media, body, retry_after: None });
+    Ok(())
 }
 
 fn json(conn: ConnId, body: &impl Serialize, cx: &mut Context<'_>) -> Result<(), ApiError> {
@@ -440,7 +446,7 @@ fn json_with(
     cx: &mut Context<'_>,
 ) -> Result<(), ApiError> {
     let body = serde_json::to_vec(body)
-        .map_err(|error| ApiError::new(500, "internal", error.to_string()))?;
+        .map_err(|error| ApiError::from_cause(Cause::Internal, error.to_string()))?;
     cx.send_response(conn, &Response { status, media: JSON, body: &body, retry_after: None });
     Ok(())
 }

@@ -1,22 +1,22 @@
-//! The role of the worker: queries, changes, and the check against the role that the router
-//! assumes.
+//! The role of the worker: queries, changes, and the comparison with the role that the router
+//! expects.
 //!
 //! Thread: `ctl`. Not here: the steps of a role change (`server::role_change`).
 
 use super::WorkerRoutes;
-use crate::api::ApiError;
 use crate::api::info::TAKEN_FOR;
+use crate::api::{ApiError, ErrorCode};
 use crate::http::Request;
 use crate::ids::Role;
 use crate::obs::log::event;
 use crate::server::authorization::refuse_browser_request;
-use crate::server::role_change::{NOT_POSSIBLE, RoleChange, RoleChangeRequest, RoleStatus};
+use crate::server::role_change::{RoleChange, RoleChangeRequest, RoleStatus};
 use std::time::Instant;
 
 impl WorkerRoutes {
-    /// The worker's role can change from now on.
-    pub fn set_role_change(&mut self, turning: RoleChange) {
-        self.role_change = Some(turning);
+    /// From now on, the worker's role can change.
+    pub fn set_role_change(&mut self, role_change: RoleChange) {
+        self.role_change = Some(role_change);
     }
 
     /// The state of role changes, if the role can change.
@@ -37,8 +37,8 @@ impl WorkerRoutes {
     /// The status of the role for `GET /role`, with this number of running requests.
     pub(super) fn role(&self, running: usize) -> RoleStatus {
         match &self.role_change {
-            Some(turning) => turning.status(running),
-            // A process with both roles reports the role `mixed`, and keeps it.
+            Some(role_change) => role_change.status(running),
+            // A process with both roles reports the role `mixed`, which cannot change.
             None => RoleChange::new(Role::Mixed, Vec::new()).status(running),
         }
     }
@@ -54,28 +54,28 @@ impl WorkerRoutes {
         if self.draining {
             return Err(ApiError::draining("the server is draining"));
         }
-        let turning = self.role_change.as_mut().ok_or_else(no_role)?;
+        let role_change = self.role_change.as_mut().ok_or_else(no_role)?;
         let wanted = RoleChangeRequest::parse(&request.body)?;
-        if turning.request_change(wanted, now)? {
-            let (from, to) = (turning.role(), wanted.role);
+        if role_change.request_change(wanted, now)? {
+            let (from, to) = (role_change.role(), wanted.role);
             event!(Info, "ctl", "role change: no new requests", from = from, to = to);
         }
-        Ok((if turning.is_changing() { 202 } else { 200 }, turning.status(running)))
+        Ok((if role_change.is_changing() { 202 } else { 200 }, role_change.status(running)))
     }
 
-    /// Checks the role that the router assumes, if the request names it.
+    /// Checks the role that the router expects, if the request names one.
     pub(super) fn check_role(&self, request: &Request) -> Result<(), ApiError> {
-        let (Some(turning), Some(taken_for)) =
+        let (Some(role_change), Some(taken_for)) =
             (&self.role_change, request.head.headers.get(TAKEN_FOR))
         else {
             return Ok(());
         };
-        match turning.is_taken_for(taken_for) {
+        match role_change.is_taken_for(taken_for) {
             true => Ok(()),
             false => {
                 let why = format!(
-                    "this worker was expected to be {taken_for}, but it is {}",
-                    turning.name()
+                    "the router expects this worker to be {taken_for}, but it is {}",
+                    role_change.name()
                 );
                 Err(ApiError { param: Some(TAKEN_FOR.into()), ..ApiError::draining(why) })
             }
@@ -86,5 +86,5 @@ impl WorkerRoutes {
 /// The error of a process that cannot change its role.
 fn no_role() -> ApiError {
     let why = "the role of baton prefill and baton decode can change; this process has both roles";
-    ApiError::new(409, NOT_POSSIBLE, why)
+    ApiError::new(409, ErrorCode::RoleNotPossible, why)
 }

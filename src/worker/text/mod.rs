@@ -1,8 +1,8 @@
-//! Text to token ids and back: the tasks, and how they are done.
+//! Text to token ids and back: the tasks and their execution.
 //!
-//! Threads: `tok` and `tok-long`, through [`TextQueue`]. Invariant: a prompt is refused by its
-//! length in bytes if no tokenisation of it can fit the context. That costs no time in the
-//! tokeniser. `/tokenize` has no limit but that of a body. Not here: the queues (`queue`).
+//! Threads: `tok` and `tok-long`, through [`TextQueue`]. Invariant: a prompt that is too long in
+//! bytes for any tokenisation to fit the context is refused. That needs no tokenisation.
+//! `/tokenize` has only the limit of a body. Not here: the queues (`queue`).
 
 mod queue;
 
@@ -12,13 +12,14 @@ use crate::api::request::ChatPrompt;
 use crate::api::tokenize::{
     DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
 };
-use crate::api::{ApiEndpoint, ApiError, Prompts};
+use crate::api::{ApiEndpoint, ApiError, ErrorCode, Prompts};
 use crate::cause::Cause;
+use crate::ids::RequestKey;
 use crate::model::chat::{self, ChatTemplate};
 use crate::model::tokenizer::Tokenizer;
+use crate::sys::clock;
 use serde::Serialize;
 use serde_json::Value;
-use std::time::SystemTime;
 
 /// Turns text into token ids and back.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ pub struct TextProcessor {
 #[derive(Debug)]
 pub struct TextJob {
     /// Id of the result.
-    pub id: u64,
+    pub key: RequestKey,
     /// The task.
     pub task: TextTask,
 }
@@ -87,7 +88,7 @@ fn text_size(value: &Value) -> usize {
 #[derive(Debug)]
 pub struct TextResult {
     /// Id of the job.
-    pub id: u64,
+    pub key: RequestKey,
     /// The output, or an error.
     pub made: Result<TextOutput, ApiError>,
 }
@@ -102,7 +103,7 @@ pub enum TextOutput {
 }
 
 impl TextProcessor {
-    /// Does a task, as long as it is wanted.
+    /// Runs a task while `is_wanted` holds.
     fn work(&self, task: TextTask, is_wanted: &dyn Fn() -> bool) -> Result<TextOutput, ApiError> {
         match task {
             TextTask::Prompts(prompts, endpoint) => {
@@ -152,12 +153,7 @@ impl TextProcessor {
         let param = prompt_param(endpoint, prompts);
         let encode = |text: &str, special: bool| {
             if !is_wanted() {
-                let cause = Cause::ClientGone;
-                return Err(ApiError::new(
-                    cause.http_status(),
-                    cause.name(),
-                    "its client has gone",
-                ));
+                return Err(ApiError::from_cause(Cause::ClientGone, "its client has gone"));
             }
             self.fits(param, text)?;
             self.tokenizer
@@ -194,21 +190,21 @@ impl TextProcessor {
         }
     }
 
-    /// A conversation as the model's template renders it.
+    /// Renders a conversation with the model's template.
     pub fn render(&self, conversation: &ChatPrompt) -> Result<String, ApiError> {
         let Some(template) = &self.chat else {
             let message = "this model has no chat template; use /v1/completions";
-            return Err(ApiError::new(400, "no_chat_template", message));
+            return Err(ApiError::new(400, ErrorCode::NoChatTemplate, message));
         };
         let rendered = template.render(&chat::Conversation {
             messages: &conversation.messages,
             tools: None,
             variables: Some(&conversation.template_kwargs),
             add_generation_prompt: conversation.add_generation_prompt,
-            now: SystemTime::now(),
+            now: clock::since_epoch(),
         });
         rendered.map_err(|error| {
-            ApiError::invalid("messages", format!("do not fit the template: {error}"))
+            ApiError::invalid("messages", format!("do not fit the model's chat template: {error}"))
         })
     }
 }
@@ -216,7 +212,7 @@ impl TextProcessor {
 fn body(answer: &impl Serialize) -> Result<TextOutput, ApiError> {
     serde_json::to_vec(answer)
         .map(TextOutput::Body)
-        .map_err(|error| ApiError::new(500, "internal", error.to_string()))
+        .map_err(|error| ApiError::from_cause(Cause::Internal, error.to_string()))
 }
 
 /// The request field that holds the prompt.
@@ -245,7 +241,7 @@ mod tests {
         let refused = ids(most + 1).unwrap_err();
         assert_eq!(
             (refused.code, refused.param.as_deref()),
-            ("context_length_exceeded", Some("prompt"))
+            (ErrorCode::ContextLengthExceeded, Some("prompt"))
         );
         assert!(refused.message.contains(&most.to_string()), "{}", refused.message);
     }

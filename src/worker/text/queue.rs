@@ -1,6 +1,6 @@
 //! Queues in front of the tokeniser threads. A long prompt takes milliseconds, and the longest body
-//! takes seconds. On `ctl` that would stall all streams and links; on one thread it would delay
-//! short prompts.
+//! takes seconds. On `ctl`, that would stall all streams and links; on a single thread, it would
+//! delay short prompts.
 //!
 //! Threads: `tok` takes short texts, `tok-long` the others; `ctl` submits. A full queue refuses a
 //! job. Invariants: a cancelled job does not start, and a running one stops between two texts; a
@@ -8,6 +8,7 @@
 
 use super::{TextJob, TextOutput, TextProcessor, TextResult, TextTask};
 use crate::api::ApiError;
+use crate::cause::Cause;
 use crate::limits::TOKENISE_SHORT;
 use crate::stdx::event_count::EventCount;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
@@ -15,11 +16,11 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-/// A client waits for the job as long as its guard exists.
+/// Keeps a job wanted: a client waits for the job while this guard exists.
 #[derive(Debug)]
 pub struct JobGuard(#[expect(dead_code, reason = "its count is what is read")] Arc<()>);
 
-/// The end of `ctl`.
+/// The end of the queues that `ctl` uses.
 #[derive(Debug)]
 pub struct TextQueue {
     short: Sender<QueuedJob>,
@@ -54,7 +55,7 @@ impl TextQueue {
             let (entries, queue) = crossbeam_channel::bounded::<QueuedJob>(capacity);
             let (work, answers, ctl) = (work.clone(), answers.clone(), ctl.clone());
             let run = move || {
-                // The thread ends with its queue.
+                // The thread ends when its queue closes.
                 let _ = queue.iter().try_for_each(|entry| answer(&*work, entry, &answers, &ctl));
             };
             std::thread::Builder::new().name(name.into()).spawn(run).map(|_| entries)
@@ -74,11 +75,12 @@ impl TextQueue {
                 TrySendError::Full(_) => {
                     let most = lane.capacity().unwrap_or(0);
                     ApiError::busy(format!(
-                        "the maximum of {most} requests wait for the tokeniser; try again later"
+                        "{most} requests already wait for the tokeniser, which is the limit; try \
+                         again later"
                     ))
                 }
                 TrySendError::Disconnected(_) => {
-                    ApiError::new(500, "internal", "the tokeniser has stopped")
+                    ApiError::from_cause(Cause::Internal, "the tokeniser has stopped")
                 }
             }
         })?;
@@ -96,7 +98,8 @@ impl TextQueue {
     }
 }
 
-/// Does a job if it is wanted and sends its result. An error means that the receiver is gone.
+/// Runs a job if it is still wanted, and sends its result. An error means that the receiver no
+/// longer exists.
 fn answer(
     work: &Work,
     entry: QueuedJob,
@@ -108,11 +111,12 @@ fn answer(
     if !is_wanted() {
         return Ok(());
     }
-    // A job changes nothing, so a panic leaves nothing half changed.
+    // A job changes no shared state, so a panic leaves no partial change.
     let made = catch_unwind(AssertUnwindSafe(|| work(job.task, &is_wanted)));
-    let made = made
-        .unwrap_or_else(|_| Err(ApiError::new(500, "internal", "the text could not be tokenised")));
-    answers.send(TextResult { id: job.id, made }).map_err(|_| ())?;
+    let made = made.unwrap_or_else(|_| {
+        Err(ApiError::from_cause(Cause::Internal, "the text could not be tokenised"))
+    });
+    answers.send(TextResult { key: job.key, made }).map_err(|_| ())?;
     ctl.notify();
     Ok(())
 }
@@ -121,6 +125,7 @@ fn answer(
 mod tests {
     use super::*;
     use crate::api::tokenize::DetokenizeRequest;
+    use crate::ids::RequestKey;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
@@ -146,9 +151,9 @@ mod tests {
         }
     }
 
-    fn job(id: u64, tokens: usize) -> TextJob {
+    fn job(key: u64, tokens: usize) -> TextJob {
         TextJob {
-            id,
+            key: RequestKey(key),
             task: TextTask::Detokenize(DetokenizeRequest { model: None, tokens: vec![1; tokens] }),
         }
     }
@@ -163,9 +168,11 @@ mod tests {
         });
         let _tickets = [queue.submit(job(0, 0)).unwrap(), queue.submit(job(7, 1)).unwrap()];
         let failed = answer(&queue);
-        assert_eq!((failed.id, failed.made.unwrap_err().status), (0, 500));
+        assert_eq!((failed.key.0, failed.made.unwrap_err().status), (0, 500));
         let well = answer(&queue);
-        assert!(well.id == 7 && matches!(well.made, Ok(TextOutput::Body(body)) if body == b"well"));
+        assert!(
+            well.key.0 == 7 && matches!(well.made, Ok(TextOutput::Body(body)) if body == b"well")
+        );
     }
 
     #[test]
@@ -181,9 +188,9 @@ mod tests {
             queue.submit(job(0, TOKENISE_SHORT + 1)).unwrap(),
             queue.submit(job(1, TOKENISE_SHORT)).unwrap(),
         ];
-        assert_eq!(answer(&queue).id, 1);
+        assert_eq!(answer(&queue).key.0, 1);
         open.send(()).unwrap();
-        assert_eq!(answer(&queue).id, 0);
+        assert_eq!(answer(&queue).key.0, 0);
     }
 
     #[test]
@@ -204,7 +211,7 @@ mod tests {
         let _third = queue.submit(job(2, 1)).unwrap();
         drop((first, second));
         (0..2).for_each(|_| open.send(()).unwrap());
-        assert_eq!([answer(&queue).id, answer(&queue).id], [0, 2]);
+        assert_eq!([answer(&queue).key.0, answer(&queue).key.0], [0, 2]);
         assert_eq!(begun.load(Ordering::Relaxed), 2);
     }
 }

@@ -1,5 +1,5 @@
-//! Clients that send requests without pause and know each right answer. Each knows both routers,
-//! and asks the other one if the first is gone, breaks off or has no pair.
+//! Clients that send requests without pause and know each right answer. Each client knows both
+//! routers. It uses the second router if the first is gone, breaks the connection or has no pair.
 
 use super::cluster::{Model, ROUTERS};
 use crate::network;
@@ -29,8 +29,10 @@ pub fn cases(model: &Model, change: impl Fn(&mut Value)) -> Vec<Case> {
     };
     let bodies = (0..12).map(|seed| {
         let temperature = [0.0, 40.0][seed % 2];
-        let mut body = json!({"prompt": ids(seed), "max_tokens": 20 + 12 * seed, "temperature": temperature,
-            "seed": seed, "frequency_penalty": 0.2 * (seed % 3) as f64, "ignore_eos": true, "stream": seed % 3 > 0});
+        let mut body = json!({"prompt": ids(seed), "max_tokens": 20 + 12 * seed,
+            "temperature": temperature,
+            "seed": seed, "frequency_penalty": 0.2 * (seed % 3) as f64, "ignore_eos": true,
+            "stream": seed % 3 > 0});
         change(&mut body);
         body
     });

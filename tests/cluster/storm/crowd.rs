@@ -1,5 +1,5 @@
-//! Hundreds of streams at once through one router, while one of its four workers dies. Each ends
-//! with its own right tokens, and the router holds little memory for each.
+//! Hundreds of streams at once through one router, while one of its four workers dies. Each stream
+//! ends with its own right tokens, and the router uses little memory for each.
 
 use super::clients::{Case, cases, text};
 use super::cluster::{Model, mib};

@@ -1,4 +1,5 @@
-//! Faults of a cluster, drawn from a seed: one at a time, and then the cluster recovers.
+//! Faults of a cluster, drawn from a seed. They occur one at a time, and the cluster recovers after
+//! each.
 
 use super::cluster::{Cluster, KEEPERS, ROUTERS, WORKERS};
 use crate::network;

@@ -1,9 +1,9 @@
-//! A steady load on a cluster with one host for each process. One process after the other suffers a
+//! A steady load on a cluster with one host for each process. One process after the other gets a
 //! fault: it is killed and restarted, stopped, loses its link or packets, or is delayed. The
-//! registries suffer too.
+//! registries get faults, too.
 //!
 //! The test shows that almost all requests succeed with the right tokens. The others end in time
-//! with a typed error, and nothing is left over.
+//! with a typed error, and no resource stays in use.
 //! `BATON_STORM_SECONDS` sets the duration, `BATON_STORM_SEED` the faults, `BATON_STORM_MODEL` the
 //! model. `tools/storm` does the long runs.
 

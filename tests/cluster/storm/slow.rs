@@ -1,6 +1,6 @@
-//! A client that stops reading for long, or for ever. Its data at the router and at its worker is
-//! bounded, and no other request waits. The client gets its complete answer, or an end at its
-//! deadline.
+//! A client that stops reading for a long time or for ever. The router and the worker hold a
+//! bounded amount of its data, and no other request waits. The client gets its complete answer, or
+//! an error at its deadline.
 
 use super::clients::{cases, text};
 use super::cluster::{Model, mib};
@@ -24,8 +24,8 @@ const GENERATED: Duration = Duration::from_secs(900);
 
 /// More data than the kernels buffer on the way to the client, and less than a worker does.
 fn much() -> Value {
-    json!({"prompt": (3..43).collect::<Vec<_>>(), "max_tokens": TOKENS, "n": 8, "logprobs": 20, "temperature": 1.0, "seed": 5,
-        "ignore_eos": true, "stream": true})
+    json!({"prompt": (3..43).collect::<Vec<_>>(), "max_tokens": TOKENS, "n": 8, "logprobs": 20,
+        "temperature": 1.0, "seed": 5, "ignore_eos": true, "stream": true})
 }
 
 fn fleet(model: &Model) -> Fleet {

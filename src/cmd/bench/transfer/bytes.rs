@@ -1,5 +1,5 @@
-//! The bytes of a case: written into a source's pages and checked in a destination's, element by
-//! element. The check does not use the code of transfer plans.
+//! The bytes of a case. The source writes them into its pages; the destination checks each element.
+//! The check does not use the code of transfer plans.
 
 use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvLayout};
@@ -65,8 +65,7 @@ pub fn verify(
 
 /// The value of a word of a token's head. It is the same on every rank that holds the head.
 fn value(page: PageId, element: u32, word: u32) -> u64 {
-    // Fewer than 2^20 pages, 2^22 elements and 2^22 words, so no two words have the same
-    // number.
+    // 20, 22 and 22 bits: no two words have the same number.
     mix(u64::from(page.0) << 44 | u64::from(element) << 22 | u64::from(word))
 }
 

@@ -1,6 +1,6 @@
-//! What is transferred: the number of pages and buffers, and the page lists of both sides.
+//! The cases of a bench: number of pages and buffers, and the page lists of both sides.
 //!
-//! Invariants: pure arithmetic; both processes derive page lists and bytes from the case alone.
+//! Invariants: pure arithmetic; both processes derive page lists and bytes only from the case.
 
 use super::bytes::{ELEMENTS_MAX, PAGES_MAX, WORDS_MAX};
 use crate::ids::PageId;
@@ -10,8 +10,8 @@ use crate::stdx::rng::mix;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Number of page lists that are used in turn, so that no run finds the pages of the previous run
-/// in the CPU caches.
+/// Number of page lists. Runs use them in turn, so no run finds the pages of the previous run in
+/// the CPU caches.
 pub const LISTS: u32 = 4;
 
 /// The side of a transfer.
@@ -113,12 +113,12 @@ pub struct Case {
     pub spread: Spread,
 }
 
-/// A value that gives no valid KV shape.
+/// A value that does not give a valid KV shape.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaseError {
-    /// The flag of this value, of this process or of the process that connects.
+    /// The flag that sets this value, in this process or in the process that connects.
     pub flag: &'static str,
-    /// The value, and the values that it does not fit.
+    /// The value, and the other values that it conflicts with.
     pub value: String,
     /// The allowed values.
     pub limit: String,
@@ -133,7 +133,7 @@ impl CaseError {
     /// Checks that the value is 1 to `most`.
     ///
     /// # Errors
-    /// It is not.
+    /// The value is out of range.
     pub fn unless_within(flag: &'static str, value: u32, most: usize) -> Result<(), CaseError> {
         if (1..=most as u64).contains(&value.into()) {
             return Ok(());
@@ -198,7 +198,7 @@ impl Case {
     /// Checks that the shape is possible.
     ///
     /// # Errors
-    /// The first value that is not.
+    /// The first value that is impossible.
     pub fn check(&self) -> Result<(), CaseError> {
         let Case { pages, buffers, item_bytes, kv_heads, page_size, pool, .. } = *self;
         let fail = |flag, value: String, limit: String| Err(CaseError::new(flag, value, limit));
@@ -212,7 +212,7 @@ impl Case {
         let layers = buffers.div_ceil(2);
         let heads = u64::from(page_size) * u64::from(kv_heads);
         let elements = heads.saturating_mul(2 * u64::from(layers));
-        // The bytes of more elements would repeat.
+        // With more elements, the values of words would repeat.
         if heads == 0 || elements > ELEMENTS_MAX {
             let value = format!("{kv_heads} with --layers {layers} and {page_size} tokens a page");
             return fail(

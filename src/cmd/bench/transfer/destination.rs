@@ -1,4 +1,4 @@
-//! The destination process: runs row after row as the source process requests.
+//! The destination process. It runs the rows that the source process requests.
 
 use super::bytes::{self, touch};
 use super::case::{LISTS, TransferEnd};
@@ -14,8 +14,7 @@ use crate::transfer::manager::identity::host_id;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-/// Serves one row after the other, for as long as the process lives. An error goes to the source
-/// and to `log`.
+/// Serves one row after the other until the process ends. An error goes to the source and to `log`.
 ///
 /// # Errors
 /// The listener fails.
@@ -40,7 +39,7 @@ fn answer(stream: TcpStream) -> Result<(), String> {
         Following::new(stream, asked)?.follow()
     });
     if let Err(why) = &outcome {
-        // If the source has gone, the message is not needed.
+        // Nothing is lost if the source has already closed the connection.
         let _ = say_last(&last_words, &BenchMessage::Failed { why: why.clone() });
     }
     outcome
@@ -53,7 +52,8 @@ fn say_last(mut stream: &TcpStream, what: &BenchMessage) -> std::io::Result<()> 
     stream.write_all(&line)
 }
 
-/// Reads one line. The source sends no more before it gets an answer, so nothing is read too far.
+/// Reads one line. The source waits for an answer before it sends more, so the read does not go
+/// past this line.
 fn first_line(stream: &TcpStream) -> Result<String, String> {
     stream.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
     let mut line = String::new();

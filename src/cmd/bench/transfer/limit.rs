@@ -1,4 +1,5 @@
-//! The bare limits: the same bytes moved with the minimum of work, measured between two hand-offs.
+//! The bare limits: the time to move the same bytes with the minimum of work. Each run is between
+//! two hand-offs.
 //!
 //! shm: the same number of threads copy with streaming stores between two contiguous regions; for
 //! few bytes, a spinning thread signals by a flag. tcp: the same number of sockets, contiguous
@@ -27,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Up to this size the signal takes longer than the copy.
+/// Up to this size, the signal takes longer than the copy, so the limit uses a ring.
 pub const RING_BYTES_MAX: u64 = 16 << 10;
 
 /// The limit of shm: copies inside this process.
@@ -86,7 +87,8 @@ impl CopyLimit {
     /// Runs once. Returns nanoseconds.
     pub fn run(&self, run: u32) -> u64 {
         let rooms = self.from.len() as u64 - self.bytes + 1;
-        // Not the pages of the previous run, because those are in the CPU caches.
+        // Each run uses other memory than the previous run, because that memory is in the CPU
+        // caches.
         let at = u64::from(run) * self.bytes.next_multiple_of(4096) % rooms / 64 * 64;
         let begun = self.flag.as_ref().map_or_else(monotonic_ns, Flag::wait);
         // Several shares for each thread, so that no thread waits long for another.
@@ -154,7 +156,7 @@ impl Drop for Flag {
         self.shared.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // The thread has nothing that can panic.
+            // This thread cannot panic.
             let _ = thread.join();
         }
     }
@@ -195,14 +197,14 @@ struct VerbsLane {
     end: u64,
 }
 
-/// What the other end needs to connect.
+/// The data that the other end needs to connect.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VerbsEnds {
     address: u64,
     rails: Vec<VerbsRailEnds>,
 }
 
-/// What the other end needs of one NIC.
+/// The data of one NIC that the other end needs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct VerbsRailEnds {
     gid: [u8; 16],
@@ -223,8 +225,8 @@ const CHAIN: usize = 64;
 const OVER: u64 = u64::MAX;
 
 impl VerbsLimit {
-    /// Creates queue pairs, `lanes` on each NIC, and memory for the case's bytes. Also returns what
-    /// the other end needs.
+    /// Creates queue pairs, `lanes` on each NIC, and memory for the case's bytes. Also returns the
+    /// data that the other end needs.
     pub fn new(
         case: &Case,
         lanes: u16,
@@ -278,7 +280,7 @@ impl VerbsLimit {
         Ok(())
     }
 
-    /// Prepares to receive: the other end will write.
+    /// Prepares to receive the writes of the other end.
     pub fn expect(&mut self) -> io::Result<()> {
         for lane in self.rails.iter_mut().flat_map(|rail| &mut rail.lanes) {
             let posted = lane.pair.post_receive(0);

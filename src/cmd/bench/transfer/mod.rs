@@ -1,9 +1,10 @@
-//! `baton bench transfer`: the time of a hand-off between two processes, next to the bare limit of
-//! the same transport in the same run.
+//! `baton bench transfer`: measures a hand-off between two processes. The same run also measures
+//! the bare limit of the transport.
 //!
-//! The hand-off uses production code from the control link to the mover; the bench replaces the
-//! schedulers. Source and destination are two processes, on one host or on two. The source leads
-//! and measures. The time runs from the source's call to the completion seen at the destination.
+//! The hand-off uses production code from the control link to the mover. The bench replaces the
+//! schedulers. Source and destination are two processes, on one host or on two. The source controls
+//! the run and measures. The time runs from the source's call to the completion seen at the
+//! destination.
 
 mod bytes;
 mod case;
@@ -49,7 +50,7 @@ impl std::error::Error for BenchError {}
 /// # Errors
 /// A row has no figures, or the other process or the report's file cannot be used.
 pub fn run(plan: &BenchPlan) -> Result<(), BenchError> {
-    // Links start and end with every row; that is not logged.
+    // Links start and end with every row, and the log does not need that.
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
     match &plan.place {
         PeerMode::Listen { address, until_eof } => listen(*address, *until_eof),
@@ -103,8 +104,9 @@ impl Follower {
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
         let address =
             line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
-        let address =
-            address.ok_or_else(|| BenchError(format!("the second process says {line:?}")))?;
+        let address = address.ok_or_else(|| {
+            BenchError(format!("the second process did not report its address: {line:?}"))
+        })?;
         Ok(Follower { child, _stdin: stdin, address })
     }
 }
@@ -120,11 +122,11 @@ impl Drop for Follower {
 /// The survey of the process at `peer` and its address, if it is a `--listen` process.
 fn meet(peer: &str) -> Result<(Survey, SocketAddr), BenchError> {
     let (survey, address) = Survey::ask(peer).map_err(|why| {
-        BenchError(format!("{peer} does not answer as `baton bench transfer --listen` does: {why}"))
+        BenchError(format!("no `baton bench transfer --listen` at {peer}: {why}"))
     })?;
     let (ours, theirs) = (env!("CARGO_PKG_VERSION"), &survey.version);
     if theirs != ours {
-        return Err(BenchError(format!("{peer} runs baton {theirs:?}, this is {ours}")));
+        return Err(BenchError(format!("{peer} runs baton {theirs:?}, this process is {ours}")));
     }
     Ok((survey, address))
 }
@@ -156,7 +158,8 @@ fn lead(plan: &BenchPlan, rows: &[BenchRow], peer: SocketAddr) -> Result<(), Ben
     let unwritten =
         |path: &Path, error| BenchError(format!("--report {}: {error}", path.display()));
     if let Some(path) = &plan.report {
-        // Fails before minutes are spent. An old report stays until there is a new one.
+        // The check comes first, because the rows take minutes. An old report stays until the new
+        // one is written.
         let opened = OpenOptions::new().append(true).create(true).open(path);
         opened.map_err(|error| unwritten(path, error))?;
     }

@@ -137,7 +137,7 @@ fn spread(page: &mut String, figures: &Figures) {
         (0..=100).map(|percent| (f64::from(percent), value(histogram, percent))).collect()
     };
     let (ours, bare) = (points(&samples.handed_over), points(&samples.bare));
-    // Above the 99th percentile, a few slow runs would compress the rest of the chart.
+    // The chart ends at the 99th percentile, because a few slow runs would compress the rest.
     let shown = [value(&samples.handed_over, 99), value(&samples.bare, 99)];
     let mut chart = Chart::new(
         Axis::linear(0.0, 100.0),

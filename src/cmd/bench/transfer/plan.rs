@@ -43,7 +43,7 @@ pub struct BenchPlan {
     pub json: bool,
     /// File for the HTML page.
     pub report: Option<PathBuf>,
-    /// Parts of `all` that are left out, with the reason.
+    /// Parts of `all` that the plan leaves out, with the reason.
     pub left_out: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ impl BenchPlan {
     /// Checks the flags and lists their rows.
     ///
     /// # Errors
-    /// The first unusable value, with the allowed ones.
+    /// The first invalid value, with the allowed values.
     pub fn new(flags: &TransferBenchFlags) -> Result<BenchPlan, ConfigError> {
         let place = match (&flags.listen, &flags.connect) {
             (Some(address), _) => {
@@ -74,19 +74,7 @@ impl BenchPlan {
             left_out.push(format!("rdma is left out: {why}"));
         }
         if !transports.contains(&"rdma") {
-            let typed = [
-                ("--pieces", flags.pieces.map(|pieces| pieces.to_string())),
-                ("--data-threads", flags.data_threads.map(|threads| threads.to_string())),
-            ];
-            if let Some((flag, Some(typed))) = typed.into_iter().find(|(_, typed)| typed.is_some())
-            {
-                let ways = transports.join(" and ");
-                return Err(value(
-                    flag,
-                    typed,
-                    format!("only rdma uses it, and all rows use {ways}"),
-                ));
-            }
+            refuse_rdma_flags(flags, &transports)?;
         }
         let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
         // `all` leaves out combinations of two layouts.
@@ -111,20 +99,7 @@ impl BenchPlan {
             }
             for &layouts in &layouts {
                 for &transport in &transports {
-                    let row = BenchRow {
-                        case: case.clone(),
-                        layouts,
-                        source_ranks: flags.src_tp,
-                        destination_ranks: flags.dst_tp,
-                        transport: transport.into(),
-                        lanes: match transport {
-                            "rdma" => flags.lanes.unwrap_or(Settings::default().lanes as u16),
-                            _ => flags.lanes.unwrap_or(1),
-                        },
-                        pieces: flags.pieces.unwrap_or(Settings::default().pieces),
-                        busy_poll: flags.busy_poll,
-                        data_threads: flags.data_threads.unwrap_or_default(),
-                    };
+                    let row = row(case, layouts, transport, flags);
                     row.check().map_err(|CaseError { flag, value, limit }| ConfigError::Value {
                         flag,
                         value,
@@ -143,6 +118,37 @@ impl BenchPlan {
             report: flags.report.clone(),
             left_out,
         })
+    }
+}
+
+fn row(case: &Case, layouts: Layouts, transport: &str, flags: &TransferBenchFlags) -> BenchRow {
+    let usual = Settings::default();
+    let lanes = if transport == "rdma" { usual.lanes as u16 } else { 1 };
+    BenchRow {
+        case: case.clone(),
+        layouts,
+        source_ranks: flags.src_tp,
+        destination_ranks: flags.dst_tp,
+        transport: transport.into(),
+        lanes: flags.lanes.unwrap_or(lanes),
+        pieces: flags.pieces.unwrap_or(usual.pieces),
+        busy_poll: flags.busy_poll,
+        data_threads: flags.data_threads.unwrap_or_default(),
+    }
+}
+
+/// Refuses flags of rdma if no row uses it.
+fn refuse_rdma_flags(flags: &TransferBenchFlags, transports: &[&str]) -> Result<(), ConfigError> {
+    let given = [
+        ("--pieces", flags.pieces.map(|pieces| pieces.to_string())),
+        ("--data-threads", flags.data_threads.map(|threads| threads.to_string())),
+    ];
+    match given.into_iter().find_map(|(flag, given)| Some((flag, given?))) {
+        None => Ok(()),
+        Some((flag, given)) => {
+            let used = transports.join(" and ");
+            Err(value(flag, given, format!("only rdma uses this flag, and all rows use {used}")))
+        }
     }
 }
 
@@ -310,8 +316,14 @@ mod tests {
             ("--connect nowhere", "a peer is HOST:PORT"),
             ("--layers 3", "pages"),
             ("--lanes 33", "32"),
-            ("--transport shm --pieces 4", "--pieces 4: only rdma uses it, and all rows use shm"),
-            ("--transport tcp --data-threads fused", "--data-threads fused: only rdma uses it"),
+            (
+                "--transport shm --pieces 4",
+                "--pieces 4: only rdma uses this flag, and all rows use shm",
+            ),
+            (
+                "--transport tcp --data-threads fused",
+                "--data-threads fused: only rdma uses this flag",
+            ),
             ("--listen 127.0.0.1:1 --connect 127.0.0.1:1", "cannot be used with"),
         ] {
             let error = plan(words).unwrap_err();

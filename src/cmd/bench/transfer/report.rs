@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fmt;
 
-/// A note on the ratio of rows for which [`Figures::tells_wake_ups`] is true.
+/// A note about the ratio, for rows with [`Figures::tells_wake_ups`].
 pub const OF_WAKE_UPS: &str = "Up to 16 KiB a ratio shows wake-ups, not copies: a hand-off wakes \
                                three threads in turn, but the limit spins (with tcp it waits \
                                once). With --busy-poll the hand-off spins, too.";
@@ -27,7 +27,7 @@ pub struct BenchSamples {
 impl BenchSamples {
     /// An empty set of samples.
     pub fn new() -> BenchSamples {
-        // Three significant digits, up to one minute: no run lasts longer.
+        // Three significant digits. No run lasts longer than one minute.
         let empty = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid");
         BenchSamples { handed_over: empty.clone(), bare: empty, cpu: 0 }
     }

@@ -1,9 +1,9 @@
-//! One worker of a bench: production's managers, links and mover, with the bench in place of the
+//! One worker of a bench: the managers, links and mover of production. The bench replaces the
 //! scheduler.
 //!
 //! Thread: the caller's thread is `ctl` and `engine`. `move-0` is a thread that parks, as in a
-//! worker; with busy polling the caller also does its work. Invariants: dropping the worker ends
-//! everything; every wait has a deadline.
+//! worker. With busy polling, the caller does the work of `move-0`, too. Invariants: dropping the
+//! worker ends everything; every wait has a deadline.
 
 use super::case::TransferEnd;
 use super::talk::{BenchChannel, BenchMessage, BenchRow};
@@ -54,9 +54,10 @@ use std::time::{Duration, Instant};
 
 /// Maximum time of each step, also on an emulated processor.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Limits of control links: no answers come during checks of bytes and bare runs.
+/// Timeouts of control links. They are long, because a peer does not answer while it checks bytes
+/// or runs the bare limit.
 const STILL: LinkTimeouts = LinkTimeouts { proof: PATIENCE, silence: PATIENCE };
-/// One room at a time; the previous one can still be ending.
+/// There is one room at a time, and the previous one can still be ending.
 const SLOTS: usize = 4;
 const SESSIONS: usize = 4;
 /// Interval of the checks for deadlines.
@@ -110,7 +111,7 @@ struct Parts {
 /// The transport with this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no transport with this name.
 pub fn transport_of(name: &str) -> Result<Transport, String> {
     match name {
         "shm" => Ok(Transport::Shm),
@@ -207,7 +208,7 @@ impl Parts {
     }
 
     fn listen(&mut self, host: IpAddr) -> Result<(ListenerId, SocketAddr), String> {
-        // The link, all lanes of a session, and those of a session that is ending.
+        // The link, all lanes of a session, and the lanes of a session that is ending.
         let connections = 2 * LANES_MAX;
         let listener =
             self.reactor.listen(&SocketAddr::new(host, 0).into(), connections).map_err(text)?;
@@ -280,7 +281,7 @@ impl BenchWorker<SourceCommand> {
         let (right, memory) = (MoverRight::for_mover_thread(), parts.memory.clone());
         let source = SourceMover::new(links, memory, SESSIONS, right);
         let mover = Mover { sources: vec![source], destinations: Vec::new() };
-        // Measured is a hand-off between pages that both sides have allocated.
+        // The bench measures a hand-off between pages that both sides have allocated.
         let (early, status) = (DecodeAllocation::Early, parts.status.clone());
         let manager =
             SourceManager::new(parts.identity(), vec![parts.transport], early, status, SESSIONS);
@@ -331,7 +332,7 @@ impl BenchWorker<DestinationCommand> {
         parts.side(row, member, handle, mover, address, peers)
     }
 
-    /// Marks the slot's pages as expecting their bytes.
+    /// Marks the slot's pages: their bytes will arrive.
     pub fn expecting(&mut self, slot: Slot, tokens: u32) {
         self.handoff.handle_expecting(WORKER, slot, 0..tokens, Instant::now());
     }
@@ -468,7 +469,7 @@ impl<C: Cancel> BenchWorker<C> {
                 }
             }
             self.bell.prepare_wait();
-            // Checks again: a notification can come before the announcement above.
+            // Checks again, because an event can come before the announcement above.
             let found = done(self)?;
             if found.is_none() {
                 self.turn()?;

@@ -1,4 +1,5 @@
-//! The source process: it leads and measures. One row at a time, hand-offs and bare runs alternate.
+//! The source process. It controls the run and measures. In each row, hand-offs and bare runs
+//! alternate.
 
 use super::bytes::{fill, touch};
 use super::case::{LISTS, TransferEnd};
@@ -16,8 +17,8 @@ use crate::transfer::manager::identity::host_id;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Minimum and maximum number of hand-offs in a row. A median needs some; tiny ones would run a
-/// hundred thousand times in a few seconds.
+/// Minimum and maximum number of hand-offs in a row. A median needs several runs. Tiny cases would
+/// otherwise run a hundred thousand times in a few seconds.
 const RUNS: std::ops::RangeInclusive<u32> = 5..=2000;
 /// Number of clock comparisons; the one with the shortest answer is the most exact.
 const ASKS: u32 = 32;
@@ -108,7 +109,8 @@ enum Bare {
 impl Leading<'_> {
     fn measure(mut self, duration: Duration) -> Result<Figures, String> {
         let mut samples = BenchSamples::new();
-        // The first hand-off touches all memory, and is checked byte for byte. It is not measured.
+        // The first hand-off touches all memory and is not measured. The destination checks every
+        // byte.
         self.hand_over(true)?;
         self.bare_run()?;
         let begun = Instant::now();

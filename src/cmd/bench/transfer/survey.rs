@@ -1,5 +1,5 @@
-//! The survey of a host: what it can take part in. A `--listen` process answers it for the process
-//! that connects and for `baton doctor --peer`.
+//! The survey of a host: the transports that it supports. A `--listen` process sends it to the
+//! process that connects and to `baton doctor --peer`.
 
 use super::talk::{BenchMessage, LINE_MAX, Survey};
 use crate::transfer::manager::identity::host_id;
@@ -8,7 +8,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Maximum time for an answer. An idle `--listen` process answers at once, and a user waits here.
+/// Maximum time for an answer. An idle `--listen` process answers at once, and a user waits for the
+/// result.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Maximum characters of an invalid answer in an error message.
@@ -28,7 +29,7 @@ impl Survey {
     /// address that answered.
     ///
     /// # Errors
-    /// There is no answer, or the answer of another program.
+    /// There is no answer, or another program answers.
     pub fn ask(peer: &str) -> Result<(Survey, SocketAddr), String> {
         let text = |error: std::io::Error| error.to_string();
         let mut connected = Err("the name has no address".to_string());
@@ -59,7 +60,7 @@ impl Survey {
     }
 }
 
-/// Whether an HTTP server is there; tried after a failed survey.
+/// Whether an HTTP server is at this address. Called after a failed survey.
 fn speaks_http(address: SocketAddr) -> bool {
     let asked = TcpStream::connect_timeout(&address, PATIENCE).and_then(|mut stream| {
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,5 +1,5 @@
-//! Messages between the two processes of a bench: JSON objects, one on each line. Each row of
-//! figures has its own TCP connection.
+//! Messages between the two processes of a bench: JSON objects, one on each line. Each row has its
+//! own TCP connection.
 
 use super::case::{Case, CaseError, Layouts, TransferEnd};
 use super::limit::VerbsEnds;
@@ -43,7 +43,7 @@ pub struct BenchRow {
     pub lanes: u16,
     /// Maximum local pieces of an rdma work request.
     pub pieces: u32,
-    /// Whether no thread parks.
+    /// Whether all threads spin and none parks.
     pub busy_poll: bool,
     /// Threads that post and poll over rdma.
     pub data_threads: DataThreadMode,
@@ -59,7 +59,7 @@ impl BenchRow {
         self.case.layout(self.layouts.of(end), ranks)
     }
 
-    /// A case with the number of bytes that are transferred; each replica of a rank counts.
+    /// The same case with the number of bytes that are transferred, replicas of ranks included.
     pub fn moved(&self) -> Case {
         self.case.times(self.destination_ranks.div_ceil(self.case.kv_heads))
     }
@@ -127,7 +127,7 @@ impl BenchChannel {
         let mut line = serde_json::to_vec(what).expect("all keys are strings");
         line.push(b'\n');
         reactor.send(self.0, &line).map_err(|error| format!("the other process: {error:?}"))?;
-        // Written now, because the next step can block on a bare stream.
+        // The line is written now, because the next step can block on a bare stream.
         reactor.write_due();
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! Memory for repacked weights: a few large anonymous mappings, in huge pages if the system grants
-//! them. Every decode step reads all of it in order.
+//! them. Every decode step reads all of this memory in order.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,7 +7,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of a mapping; a larger slab gets its own mapping. Untouched memory costs nothing.
+/// Bytes of a mapping; a larger slab gets its own mapping. Memory that is never written takes no
+/// space.
 const CHUNK: usize = 64 << 20;
 /// Alignment of a mapping: that of huge pages.
 const HUGE: usize = 2 << 20;

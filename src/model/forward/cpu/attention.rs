@@ -1,8 +1,8 @@
 //! Causal attention of a few query positions over the paged keys and values of one KV head.
 //!
-//! Absolute positions cut the context into segments. A segment computes scores with tokens as
-//! lanes, their maximum, exponentials, and one sequential sum over tokens. Then segments are folded
-//! in order.
+//! Absolute positions cut the context into segments. For each segment, it computes scores with
+//! tokens as lanes, their maximum, their exponentials, and one sequential sum over tokens. Then it
+//! folds the segments in order.
 //! Invariants: the result does not depend on chunk, batch, page size or thread.
 // The loops index registers on purpose.
 #![allow(clippy::needless_range_loop)]
@@ -11,11 +11,11 @@ use super::paged::Strip;
 use super::simd::{Kernel, LANES, Lanes, Simd};
 use crate::stdx::disjoint::Window;
 
-/// Tokens of a segment. The value is part of the definition of the result's bits.
+/// Tokens of a segment. Another value would change the bits of results.
 const SEGMENT: usize = 256;
 /// Tokens converted at once. Their keys or values stay in the first-level cache.
 const TILE: usize = 64;
-/// Query heads, over all positions of a task, that share a conversion.
+/// Query heads, over all positions of a task, that share one conversion of keys and values.
 const QUERIES: usize = 96;
 
 /// Number of positions of one task.

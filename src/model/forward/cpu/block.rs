@@ -15,7 +15,7 @@ pub type RowLevels = [u8; BLOCK];
 
 /// Sixteen stored numbers, one per output row.
 pub trait Numbers: Copy + Send + Sync + 'static {
-    /// Rounds to the stored type; exact if the numbers came from it.
+    /// Rounds to the stored type. The result is exact if the numbers were of that type before.
     fn pack(lanes: &Lanes) -> Self;
     /// Converts to floats.
     fn lanes<S: Simd>(&self, s: S) -> S::F;
@@ -250,9 +250,9 @@ impl<N: Numbers> Minimum for N {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block<L, D, M> {
-    /// Integers.
+    /// The weights as integers.
     pub levels: L,
-    /// Units of the integers.
+    /// The factor of the integers.
     pub scales: D,
     /// Added to each weight.
     pub minimum: M,
@@ -266,7 +266,7 @@ impl<L: Levels, D: Scales, M: Minimum> Block<L, D, M> {
     }
 }
 
-/// The block layouts of GGUF's types. Types with 6-bit scales store the full product of both
+/// The block layouts of GGUF's types. For types with 6-bit scales, they store the product of both
 /// scales.
 pub type Q4_0 = Block<Nibbles<8>, Halves, ()>;
 /// See [`Q4_0`].

@@ -146,9 +146,9 @@ pub struct Pack<'a, R> {
     pub count: usize,
     /// Elements of a row.
     pub columns: usize,
-    /// The panel as integers; empty if not wanted.
+    /// The panel as integers; empty if no consumer needs them.
     pub integers: &'a mut [Quantised],
-    /// The panel as floats; empty if not wanted.
+    /// The panel as floats; empty if no consumer needs them.
     pub floats: &'a mut [Lanes],
 }
 

@@ -82,7 +82,8 @@ impl<'a> Loader<'a> {
         let embedding = self.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
         let layers = (0..config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         let norm = self.vector("model.norm.weight", config.hidden)?;
-        // The tensor's presence decides: a config can say "tied" although a head exists.
+        // If the files hold a head, it is used, because a configuration can say "tied" although a
+        // head exists.
         let own_head = !config.tied_head || self.source.tensor("lm_head.weight")?.is_some();
         let (head, embedding) = match own_head {
             true => (self.matrix("lm_head.weight", config.vocab, config.hidden)?, Some(embedding)),

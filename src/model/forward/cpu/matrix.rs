@@ -63,7 +63,7 @@ pub struct Matrix {
     pub rows: usize,
     /// Input features.
     pub columns: usize,
-    /// The numbers; rows past the end are zero.
+    /// The weights. Rows after the last one are zero.
     pub weights: Weights,
 }
 

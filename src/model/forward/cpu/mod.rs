@@ -43,7 +43,7 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Largest batch.
     pub limits: BatchLimits,
-    /// The kernel family; `None` takes the fastest of the CPU.
+    /// The kernel family; `None` selects the fastest one that the CPU can run.
     pub kernel: Option<KernelFamily>,
     /// Cores of the threads. The first is for the engine's thread, which pins itself.
     pub pin: Option<Vec<usize>>,

@@ -1,7 +1,7 @@
 //! Matrix products: panels of activations by groups of sixteen output rows.
 //!
-//! Invariants: an output is one chain of operations over its columns in order. The chain is the
-//! same whether the row is computed alone or with others.
+//! Invariants: an output is one chain of operations over its columns, in order. The chain does not
+//! depend on the other rows that are computed with it.
 // The loops index registers on purpose.
 #![allow(clippy::needless_range_loop)]
 
@@ -148,7 +148,7 @@ impl Out<'_, '_> {
 }
 
 /// Repeats the body for `$r` in `0..$count`, with `$r` as a constant in each copy. Otherwise the
-/// compiler keeps long bodies rolled up and the sums in memory.
+/// compiler does not unroll long bodies and keeps the sums in memory.
 macro_rules! unroll {
     ($count:expr, $r:ident, $body:block) => {
         unroll!(@ $count, $r, $body, 0 1 2 3 4 5 6 7)

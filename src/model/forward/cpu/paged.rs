@@ -17,7 +17,7 @@ pub struct Paged<'a> {
     layout: &'a KvLayout,
 }
 
-// SAFETY: a raw pointer with accesses ordered as the module says.
+// SAFETY: a raw pointer; the module's header says how accesses are ordered.
 unsafe impl Sync for Paged<'_> {}
 // SAFETY: as above.
 unsafe impl Send for Paged<'_> {}
@@ -100,8 +100,8 @@ impl Strip<'_> {
         }
     }
 
-    /// Prefetches `count` tokens that will be read soon. Pages lie anywhere, so the hardware cannot
-    /// predict them.
+    /// Prefetches `count` tokens that are read soon. The hardware cannot predict the addresses,
+    /// because pages are not adjacent.
     #[inline(always)]
     pub fn prefetch(&self, position: u32, count: usize) {
         let layout = self.paged.layout;
@@ -133,7 +133,7 @@ impl Strip<'_> {
     }
 }
 
-/// Clamps outliers to the largest f16: infinity would make every later token a NaN.
+/// Clamps large values to the largest f16. An infinity would make every later token a NaN.
 #[inline(always)]
 fn to_half_in_range<S: Simd>(s: S, value: S::F) -> [u16; LANES] {
     const LARGEST: f32 = 65504.0;

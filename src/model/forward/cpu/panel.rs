@@ -1,8 +1,8 @@
 //! Activations in the form that matrix products read: panels of sixteen rows, block after block.
 //!
 //! For quantised weights, 32 columns of a row become 16-bit integers with one scale, so that dot
-//! products are exact. With 8 bits, logprobs would change by more than through the rounding of most
-//! weights. For plain weights they stay floats.
+//! products are exact. With 8 bits, the error in logprobs would be larger than that of most
+//! quantised weights. For plain weights the activations stay floats.
 
 use super::block::BLOCK;
 use super::simd::{LANES, Lanes, Simd};
@@ -85,8 +85,8 @@ impl Panels {
         size_of_val(&*self.integers) + size_of_val(&*self.floats)
     }
 
-    /// Blocks and float columns for `rows` × `columns`. [`blocks_per_panel`] and `columns` cut each
-    /// into one piece per panel. An unwanted form is empty.
+    /// Blocks and float columns for `rows` × `columns`. Pieces of [`blocks_per_panel`] blocks, or
+    /// of `columns` float columns, are one panel each. An unwanted form is empty.
     pub fn parts(
         &mut self,
         rows: usize,
@@ -125,7 +125,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A row to pack, sixteen columns at a time. Columns past the end read as zero.
+/// A row to pack, sixteen columns at a time. Columns after the last one read as zero.
 pub trait RowSource {
     /// Columns `16 · chunk..` of the row.
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F;

@@ -1,12 +1,13 @@
-//! The cut of a step into blocks of tokens, and of blocks into spans of one sequence's positions.
+//! Divides a step into blocks of tokens, and each block into spans of positions of one sequence.
 //!
-//! Invariants: no number depends on the cut. It only decides which thread computes what, and when.
+//! Invariants: no result depends on the division. It only decides which thread computes a result,
+//! and when.
 
 use crate::model::forward::batch::{Batch, BatchLimits, Logits};
 use std::ops::Range;
 
-/// Tokens that run through a layer together. They are enough to make every product compute-bound.
-/// They are few enough that intermediate data stays in the second-level cache.
+/// Tokens that run through a layer together. They are enough to make every product compute-bound,
+/// and few enough that intermediate data stays in the second-level cache.
 pub const BLOCK_TOKENS: usize = 256;
 
 /// The place of a token.
@@ -18,7 +19,7 @@ pub struct TokenPosition {
     pub position: u32,
 }
 
-/// The cut of one step.
+/// The division of one step.
 pub struct StepPlan {
     /// One for each token.
     pub places: Vec<TokenPosition>,

@@ -1,5 +1,5 @@
-//! Rotary embedding: frequencies as transformers computes them, and the rotation of half against
-//! half.
+//! Rotary embedding: the frequencies, computed as in transformers, and the rotation. It pairs an
+//! element of the first half of a head with one of the second half.
 
 use crate::model::config::{ModelConfig, RopeScaling};
 use std::f64::consts::PI;
@@ -59,8 +59,8 @@ impl Rope {
     pub fn fill(&self, position: u32, to: &mut [f32]) {
         let (cos, sin) = to.split_at_mut(self.frequencies.len());
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
-            // The product is single precision as in transformers. Double precision inside makes
-            // libraries agree.
+            // The product is in single precision as in transformers. The sine and cosine are in
+            // double precision, so that all math libraries give the same bits.
             let (s, c) = ((position as f32 * frequency) as f64).sin_cos();
             (*cos, *sin) = (c as f32 * self.factor, s as f32 * self.factor);
         }

@@ -54,7 +54,8 @@ struct Widths {
     vocab: usize,
 }
 
-/// An odd number of cache lines. Rows with an even number would use few sets of the cache.
+/// The stride of rows: an odd number of cache lines. With an even number, rows would use few sets
+/// of the cache.
 fn stride(columns: usize) -> usize {
     (columns.div_ceil(LANES) | 1) * LANES
 }
@@ -163,8 +164,8 @@ impl StepTeam<'_> {
             true => &bands[..count.div_ceil(64)],
             false => std::slice::from_ref(&whole),
         };
-        // Few rows are memory-bound and need long runs. Many are compute-bound and need an even
-        // end.
+        // Few rows are memory-bound and need long tasks. Many rows are compute-bound; with more
+        // tasks, all threads end at about the same time.
         let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };
         let per_task = (groups / tasks).max(1);
         let grid = Grid::new(to, stride, bands, linear.outputs(), per_task * LANES);

@@ -183,7 +183,7 @@ impl Fleet {
         let instant = self.instant(now);
         while let Some(action) = self.members.poll() {
             match action {
-                MembershipAction::Join { seat, has_turned, .. } => {
+                MembershipAction::Join { address: seat, has_turned, .. } => {
                     let worker = self.router.join(seat.role, instant);
                     let host = (0..self.read_alone.len()).find(|&host| url_of(host) == seat.url);
                     let host = host.expect("nobody else is named");
@@ -192,7 +192,7 @@ impl Fleet {
                         Target { host, seat, has_turned, changes, introduced, drains, kept };
                     self.targets.insert(worker, target);
                 }
-                MembershipAction::Leave { seat, .. } => {
+                MembershipAction::Leave { address: seat, .. } => {
                     let is_left = |worker: &WorkerNumber| self.targets[worker].seat == seat;
                     let here = self.router.workers().map(|(worker, ..)| worker).find(is_left);
                     if let Some(worker) = here {

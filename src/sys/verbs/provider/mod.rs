@@ -2,7 +2,7 @@
 //! the same table of functions. Work requests are written as a NIC's driver writes them: in 64-byte
 //! entries behind a doorbell. A step of the fabric executes them by copying.
 //!
-//! It injects faults that neither a NIC nor soft-RoCE offers: delayed packets, any order of queue
+//! It injects faults that a NIC or soft-RoCE cannot offer: delayed packets, any order of queue
 //! pairs, chosen failures, lost completions, stalled posts. It checks keys, bounds, permissions,
 //! receives and resets as the standard requires. A simulator with its own network and clock moves
 //! each request step by step (`steps`).
@@ -122,8 +122,8 @@ impl Fabric {
         self.0.wire().held.insert(number);
     }
 
-    /// Held requests arrive with the next steps, unless the destination was reset. This holds even
-    /// after the source's end.
+    /// Held requests arrive with the next steps, unless the destination was reset. They arrive even
+    /// if their source has ended.
     pub fn release(&self, number: u32) {
         self.0.wire().held.remove(&number);
     }

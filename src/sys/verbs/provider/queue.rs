@@ -40,7 +40,7 @@ pub(super) struct WorkQueue {
     read: AtomicU64,
     /// Requests read by the device.
     taken: AtomicU64,
-    /// Requests with a polled completion, their own or a later one. As in a NIC, only that frees
+    /// Requests for which their own or a later completion was polled. As in a NIC, only that frees
     /// their entries.
     retired: AtomicU64,
 }
@@ -107,7 +107,7 @@ impl WorkQueue {
                 result = Err((request, libc::ENOMEM));
                 break;
             }
-            // SAFETY: as above. The queue has a maximum-size place for each request, so there is
+            // SAFETY: as above. The queue reserves the maximum size for each request, so there is
             // room.
             match unsafe { self.write(written, valid) } {
                 Some(entries) => written += entries,

@@ -1,5 +1,5 @@
-//! The three steps of a request, for a simulator with its own network and clock: it departs, it
-//! lands, its source receives the answer.
+//! The three steps of a request: it departs, it lands, and its source receives the answer. They are
+//! for a simulator with its own network and clock.
 //!
 //! The network owns packets in flight. They land even if their source ends, unless their
 //! destination was reset. The requests of each queue pair land and are answered in order. The
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 /// The outcome of a request at its destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landed {
-    /// Its bytes lie there. The source must still be answered.
+    /// Its bytes have landed. The source must still be answered.
     Here {
         /// Address of the first byte.
         address: u64,
@@ -31,8 +31,7 @@ pub enum Landed {
 }
 
 impl Fabric {
-    /// A device with this place number, which distinguishes its queue pairs from those of other
-    /// devices.
+    /// A device at this place. The place distinguishes its queue pairs from those of other devices.
     pub fn device_in(&self, place: u32) -> Arc<Device> {
         self.0.place.store(place, Ordering::Relaxed);
         self.device()

@@ -1,8 +1,8 @@
-//! The library's functions and those of an open device, as this provider implements them. Each
-//! object begins with the struct of the library's object, so that pointers to both are
-//! interchangeable.
+//! This provider's implementation of the functions of the library and of an open device. Each
+//! object begins with the struct of the library's object, so that a pointer to one is a pointer to
+//! the other.
 //!
-//! Nothing here unwinds into the callers' C interface: a panic ends the process.
+//! No panic unwinds through the C interface: it ends the process.
 #![allow(unsafe_code)]
 
 use super::Shared;
@@ -111,7 +111,7 @@ unsafe fn shared<'a>(context: *mut Context) -> &'a Arc<Shared> {
     unsafe { &device(context).shared }
 }
 
-/// Fabrics are opened by their handles, not from a list.
+/// A device is opened by the handle of its fabric, not from a list.
 unsafe extern "C" fn get_device_list(_count: *mut c_int) -> *mut *mut ListedDevice {
     refused(libc::ENOSYS)
 }

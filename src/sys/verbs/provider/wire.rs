@@ -1,9 +1,9 @@
 //! Execution of work by the simulated device: one request at a time, in the order that the test
 //! chooses.
 //!
-//! Everything is under one lock, except the entries of the work queues. A held packet has already
-//! left its queue pair. Nothing at the source can recall it: it lands unless the destination was
-//! reset in between.
+//! One lock protects everything except the entries of the work queues. A held packet has already
+//! left its queue pair, so that its source cannot stop it. It lands unless the destination is reset
+//! before.
 #![allow(unsafe_code)]
 
 use super::queue::{Request, WorkQueue};
@@ -21,8 +21,8 @@ pub(super) struct Wire {
     packets: VecDeque<Packet>,
     /// Sources with held packets, including sources that are gone.
     pub(super) held: BTreeSet<u32>,
-    /// Requests only produce completions, at the lowest cost, because benches measure this code,
-    /// too.
+    /// Requests only produce completions. This path is as cheap as possible, because benches
+    /// measure it, too.
     pub(super) discards: bool,
     pub(super) last_number: u32,
 }
@@ -434,7 +434,7 @@ impl Entries {
 
     fn push(&self, entry: Wc, retires: Option<(Arc<WorkQueue>, u64)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // A NIC would fail all its queue pairs; here the test is wrong.
+        // A NIC would fail all queue pairs of this queue. Here it shows an error in the test.
         assert!(waiting.len() < self.room, "a completion queue has overflowed");
         waiting.push_back(Finished { entry, retires });
         if self.events >= 0 && self.armed.swap(false, Ordering::AcqRel) {

@@ -34,7 +34,7 @@ pub trait DestinationEffects<L, A> {
     fn ready(&mut self, slot: Slot, session: SessionId);
     /// Reports to the scheduler that a slot has failed; it is marked already.
     fn failed(&mut self, slot: Slot, cause: Cause);
-    /// Logs that a transport, which breaks repeatedly, is not offered for a while.
+    /// Logs that a transport is not offered for a while because it broke repeatedly.
     fn left_out(&mut self, source: &A, transport: Transport, time: Duration);
     /// Logs that two workers are not compatible.
     fn refused(&mut self, source: &A, mismatch: &Mismatch);

@@ -2,8 +2,8 @@
 //! slots that wait for it or use it. Mirrors [`super::source`].
 //!
 //! Life of a source: down → dialling → announced → binding → ready. An error leads back to down,
-//! fails the waiting slots, and delays the next dial. There is one exception: if a transport cannot
-//! be set up, the session is announced again without it, until none is left.
+//! fails the waiting slots, and delays the next dial. One exception: if a transport cannot be set
+//! up, the worker announces the session again without it, until no transport is left.
 //! Not here: the steps of a session (`sessions`), the effects of messages on slots (`slots`). This
 //! file handles the worker's requests and outside events.
 
@@ -26,13 +26,13 @@ use crate::transfer::target::SessionId;
 use crate::transfer::transport::DestinationBinding;
 use crate::wire::message::{Abort, Destination, Done, Interest, Message, TransferId, Transport};
 use sessions::{Source, Stage};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A prompt that a prefill worker computes for this decode worker.
+/// A request of this decode worker. A prefill worker computes its prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptRequest {
     /// The room in which the legs meet.
@@ -48,7 +48,7 @@ pub struct PromptRequest {
 pub struct MissingPages<'a> {
     /// Tokens at the beginning of the prompt that it already holds.
     pub prefix: u32,
-    /// The pages for the tokens behind them.
+    /// The pages for the tokens after the prefix.
     pub pages: &'a [PageId],
 }
 
@@ -71,7 +71,7 @@ pub struct DestinationManager<L, A> {
     sources: HashMap<A, Source<L>>,
     sessions: Vec<Option<A>>,
     slots: HashMap<SlotId, Waiting<A>>,
-    /// Slots with a request that failed here; a source may still write into their pages.
+    /// Slots with a request that failed here. A source can still write into their pages.
     aborting: HashMap<SlotId, Aborting<A>>,
 }
 
@@ -81,7 +81,7 @@ struct Aborting<A> {
     generation: crate::ids::Generation,
     room: Room,
     source: A,
-    /// After this time its session is reset.
+    /// Time at which its session is reset.
     until: Instant,
 }
 
@@ -102,8 +102,8 @@ where
         }
     }
 
-    /// A request has come, and `source` computes its prompt. Its slot is in Bootstrapping and known
-    /// to the scheduler. An error ends the request.
+    /// Adds a request. `source` computes its prompt. Its slot is in Bootstrapping, and the
+    /// scheduler knows it. An error ends the request.
     pub fn enter(
         &mut self,
         slot: Slot,
@@ -112,6 +112,9 @@ where
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) -> Result<(), Cause> {
+        debug_assert!(!self.slots.contains_key(&slot.id), "a slot has one request");
+        let generation = self.status.load(slot.id).generation;
+        debug_assert_eq!(generation, slot.generation, "a request enters in its use of a slot");
         if !self.sources.contains_key(source) {
             let fresh = self.make_room(now).ok_or(Cause::Overloaded)?;
             self.sessions[fresh.session.0 as usize] = Some(source.clone());
@@ -142,8 +145,8 @@ where
         Ok(())
     }
 
-    /// The session of a slot is ready. Lets the scheduler lease pages, or first asks a late source
-    /// to compute.
+    /// Continues a slot with a ready session: the scheduler can lease pages, or a source with late
+    /// allocation computes first.
     fn begin(&mut self, slot: Slot, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
         let Some(waiting) = self.slots.get_mut(&slot.id) else { return };
         let Some(source) = self.sources.get(&waiting.source) else { return };
@@ -151,6 +154,7 @@ where
         if !late {
             return effects.ready(slot, source.session);
         }
+        debug_assert!(!waiting.sent, "a source gets one Interest of a slot");
         (waiting.sent, waiting.ready_due) = (true, true);
         let interest = Interest {
             id: TransferId { room: waiting.asked.room, slot: slot.id, generation: slot.generation },
@@ -171,7 +175,7 @@ where
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) -> Option<Transport> {
-        // A slot that has failed in the meantime may have lost its lease with its session, so its
+        // If the slot has failed in the meantime, its lease can have ended with its session. So its
         // pages must not be sent.
         let status = self.status.load(slot.id);
         if status.generation != slot.generation || status.state == State::Failed {
@@ -184,6 +188,7 @@ where
             self.fail(slot, Cause::PeerLost, effects);
             return None;
         };
+        debug_assert!(source.transport().is_some(), "pages are leased after the session is ready");
         waiting.sent = true;
         let PromptRequest { room, prompt, deadline } = waiting.asked;
         let id = TransferId { room, slot: slot.id, generation: slot.generation };
@@ -201,9 +206,9 @@ where
         source.transport()
     }
 
-    /// The request in `slot` has ended here. Sends a failure after Interest or Destination to the
-    /// source. If the source writes by itself, its answer or the session's reset ends the slot's
-    /// lease.
+    /// Removes a request that has ended here. If it failed after Interest or Destination, sends an
+    /// Abort to the source. If the source writes into this worker's pages, its answer or the
+    /// session's reset ends the slot's lease.
     pub fn leave(
         &mut self,
         slot: Slot,
@@ -239,7 +244,7 @@ where
         }
     }
 
-    /// The dialled link is open and proven: announces the session.
+    /// Announces the session on a dialled link that is open and proven.
     pub fn link_up(
         &mut self,
         source: &A,
@@ -252,10 +257,11 @@ where
             return effects.hang_up(link);
         }
         entry.without.clear();
+        debug_assert!(self.source_of(link).is_none(), "a link carries one session");
         self.announce(source, link, Cause::Incompatible, now, effects);
     }
 
-    /// The source could not be reached or proven.
+    /// Handles a dial that failed, or a source without a valid proof.
     pub fn dial_failed(
         &mut self,
         source: &A,
@@ -281,12 +287,12 @@ where
             Message::AbortAck(ack) => self.abort_ack(&source, ack, now, effects),
             Message::Status(status) => self.status(&source, status, now, effects),
             Message::Ready(ready) => self.computed(&source, &ready.id, effects),
-            // The others are for a source, or for the link itself.
+            // The other messages are for a source, or for the link itself.
             _ => {}
         }
     }
 
-    /// The transport of a session is set up on this side, or could not be.
+    /// Handles the result of [`DestinationEffects::bind`]: the transport is set up, or cannot be.
     pub fn bound(
         &mut self,
         session: SessionId,
@@ -314,7 +320,7 @@ where
         }
     }
 
-    /// The link is dead: the session ends and its transfers fail.
+    /// Handles a dead link: the session ends and its transfers fail.
     pub fn link_down(
         &mut self,
         link: L,
@@ -344,15 +350,18 @@ where
                     effects.send(link, &Message::Done(Done { id }));
                 }
             }
-            // The mover has marked the slot and ended its lease. The source learns of it when the
+            // The mover has marked the slot and ended its lease. The source gets an Abort when the
             // request leaves.
             Report::Failed { slot, generation, cause } => {
                 effects.failed(Slot { id: slot, generation }, cause)
             }
             Report::Lost { session, generation, cause } => {
                 let source = self.sessions[session.0 as usize].clone();
+                // The link can have reported the same end before, and a new dial can be under way.
                 let is_meant = |source: &A| {
-                    self.sources.get(source).is_some_and(|entry| entry.generation == generation)
+                    self.sources.get(source).is_some_and(|entry| {
+                        entry.generation == generation && entry.transport().is_some()
+                    })
                 };
                 if let Some(source) = source.filter(is_meant) {
                     self.down(&source, now, cause, effects);
@@ -362,7 +371,7 @@ where
         }
     }
 
-    /// Ends overdue set-ups and Aborts.
+    /// Ends set-ups and Aborts after their deadlines.
     pub fn expire(&mut self, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
         let overdue = |source: &Source<L>| match source.stage {
             Stage::Dialling { deadline }
@@ -375,12 +384,45 @@ where
         for source in late {
             self.down(&source, now, Cause::PeerLost, effects);
         }
-        // RDMA can be used again: an idle session with another transport is built anew.
+        // RDMA can be used again, so an idle session with another transport ends and is set up
+        // again.
         while let Some(source) = self.regained(now) {
             self.down(&source, now, Cause::PeerLost, effects);
         }
         while let Some(source) = self.unanswered(now) {
             self.down(&source, now, Cause::PeerLost, effects);
+        }
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+    }
+
+    /// Asserts the rules that hold between calls. Debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// A source and its session do not name each other, two sessions have one link, or a slot waits
+    /// for an answer that no source will send.
+    pub fn invariants(&self) {
+        for (index, name) in self.sessions.iter().enumerate() {
+            let session = name.as_ref().map(|name| self.sources[name].session.0 as usize);
+            assert!(session.is_none_or(|session| session == index), "a source has one session");
+        }
+        let taken = self.sessions.iter().flatten().count();
+        assert_eq!(self.sources.len(), taken, "each source has a session");
+        let links: Vec<L> = self.sources.values().filter_map(Source::link).collect();
+        let distinct = links.iter().copied().collect::<HashSet<L>>().len();
+        assert_eq!(distinct, links.len(), "a link carries one session");
+        for waiting in self.slots.values() {
+            let source = self.sources.get(&waiting.source);
+            let transport = source.expect("a slot's source is known").transport();
+            assert!(!waiting.sent || transport.is_some(), "a source knows slots of its session");
+        }
+        for (slot, asked) in &self.aborting {
+            let transport = self.sources.get(&asked.source).and_then(Source::transport);
+            let writes = transport.is_some_and(Transport::writes);
+            assert!(writes, "only a source that can write owes an answer");
+            let next = self.slots.get(slot).map(|waiting| waiting.generation);
+            assert_ne!(next, Some(asked.generation), "a slot that was aborted has left");
         }
     }
 

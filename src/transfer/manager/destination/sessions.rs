@@ -1,4 +1,4 @@
-//! The session of each source: announced, bound, and given up.
+//! The session of each source: how it is announced, bound and ended.
 //!
 //! Invariants: a source has at most one session, and a generation is never reused; the transfers of
 //! a session fail with it.
@@ -20,7 +20,7 @@ use std::time::Instant;
 
 #[derive(Debug)]
 pub(super) enum Stage<L> {
-    /// Not dialled before `until`; `cause` is the reason.
+    /// There is no dial before `until`; `cause` is the reason.
     Down {
         until: Instant,
         cause: Cause,
@@ -127,8 +127,8 @@ where
         if welcome.session != entry.generation {
             return;
         }
-        // The source must choose an offered transport. Another one, such as fake, would present old
-        // pages as KV.
+        // The source must choose an offered transport. Another one, such as fake, would leave old
+        // data in the pages and report it as KV.
         if !offered.offers(welcome.transport) {
             let theirs = Transport::ALL.into_iter().filter(|&transport| offered.offers(transport));
             let mismatch = Mismatch {
@@ -212,12 +212,17 @@ where
         let barred =
             entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
         let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
-        // A barred transport is better than none.
+        // A barred transport is better than no transport.
         let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
         let Some(offered) = offered else {
             effects.hang_up(link);
             return self.down(source, now, failure, effects);
         };
+        let is_absent = |way: &Transport| !offered.offers(*way);
+        debug_assert!(
+            entry.without.iter().all(is_absent),
+            "what could not be set up is not offered"
+        );
         entry.rdma.begin(offered.rdma.map_or(0, |grant| grant.rails));
         let deadline = now + SESSION_SETUP_DEADLINE;
         entry.stage = Stage::Announced { link, offered: Box::new(offered), deadline };
@@ -246,6 +251,7 @@ where
         }) else {
             return;
         };
+        debug_assert!(!entry.without.contains(&transport), "a transport is left out once");
         entry.without.push(transport);
         entry.stage = Stage::Dialling { deadline: now };
         self.announce(source, link, failure, now, effects);
@@ -281,6 +287,7 @@ where
         effects: &mut impl DestinationEffects<L, A>,
     ) {
         let Some(entry) = self.sources.get_mut(source) else { return };
+        debug_assert!(!matches!(entry.stage, Stage::Down { .. }), "a session ends once");
         let link = entry.link();
         let stood = matches!(entry.stage, Stage::Ready { .. });
         let session = entry.session;
@@ -300,8 +307,10 @@ where
         if let Some(link) = link {
             effects.hang_up(link);
         }
-        // After a reset no answer is due any more: closing the session has ended the leases.
-        self.aborting.retain(|_, asked| asked.source != *source);
+        // After a reset no answer is due, because the end of the session has ended the leases.
+        if !is_failpoint_active("answer is awaited after a reset") {
+            self.aborting.retain(|_, asked| asked.source != *source);
+        }
         for slot in self.waiting_for(source) {
             if let Some(waiting) = self.slots.get_mut(&slot.id) {
                 waiting.sent = false;

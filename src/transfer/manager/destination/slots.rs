@@ -39,7 +39,7 @@ where
             self.aborting.remove(&slot.id);
         } else if self.holds(source, &ack.id) {
             self.fail(slot, ack.cause, effects);
-            // The source has forgotten this attempt, and would not answer an Abort.
+            // The source no longer knows this attempt, and would not answer an Abort.
             if let Some(waiting) = self.slots.get_mut(&slot.id).filter(|_| ack.quiet) {
                 waiting.sent = false;
             }
@@ -104,14 +104,16 @@ where
         })
     }
 
-    /// Marks the slot Failed, sends Cancel down the mover's ring, then informs the scheduler. A
-    /// slot in Success is left unchanged.
+    /// Marks the slot Failed, sends Cancel to the mover, then informs the scheduler. A slot in
+    /// Success does not change.
     pub(super) fn fail(
         &self,
         slot: Slot,
         cause: Cause,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
+        let generation = self.slots.get(&slot.id).map(|waiting| waiting.generation);
+        debug_assert_eq!(generation, Some(slot.generation), "a slot fails before it is left");
         if self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok() {
             effects
                 .mover(DestinationCommand::Cancel { slot: slot.id, generation: slot.generation });

@@ -3,6 +3,7 @@
 use super::*;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::limits::{DIAL_HOLD_OFF, RDMA_BARRED, RDMA_BREAKS_MAX};
+use crate::stdx::failpoint::panic_of;
 use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::status::Move;
 use crate::transfer::transport::fake::Fake;
@@ -201,7 +202,8 @@ impl Worker {
         session
     }
 
-    /// A room of a source that writes by itself, or could as soon as Destination was sent.
+    /// A room with a source that writes into this worker's pages, or can do so once Destination is
+    /// sent.
     fn written_to(&mut self, sent: bool) -> (Slot, SessionId) {
         self.effects.has_nic = true;
         let slot = self.enter(0, 1).unwrap();
@@ -229,6 +231,7 @@ impl Worker {
         self.manager.receive(1, &status, self.now, &mut self.effects);
         assert_eq!(self.status.load(slot.id).cause, Some(cause), "the reported cause");
         self.die(1);
+        self.leave(slot);
     }
 
     fn answer(&mut self, slot: Slot, quiet: bool) {
@@ -520,8 +523,8 @@ fn no_destination_leaves_for_a_slot_that_has_failed() {
     assert_eq!((way, &worker.effects.destinations[..]), (None, &[][..]));
 }
 
-/// RDMA that can be set up but carries nothing fails the requests that use it; then it is left out,
-/// so that no others fail.
+/// If RDMA can be set up but carries no bytes, the requests that use it fail. Then RDMA is left
+/// out, so that no other requests fail.
 #[test]
 fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
     let mut worker = Worker::new();
@@ -529,13 +532,13 @@ fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
     for _ in 1..RDMA_BREAKS_MAX {
         worker.break_rdma(Cause::Unreachable);
         // Bytes arrive in between: the fabric works.
-        worker.enter(0, 1).unwrap();
+        let slot = worker.enter(0, 1).unwrap();
         let session = worker.set_up_by(Transport::Rdma, 1);
-        let slot = SlotId(0);
-        let generation = worker.status.load(slot).generation;
-        let arrived = Report::Arrived { slot, generation, room: Room(7), session };
+        let Slot { id, generation } = slot;
+        let arrived = Report::Arrived { slot: id, generation, room: Room(7), session };
         worker.manager.report(arrived, worker.now, &mut worker.effects);
         worker.die(1);
+        worker.leave(slot);
     }
     assert_eq!(worker.effects.left_out, 0);
     for _ in 0..RDMA_BREAKS_MAX {
@@ -547,10 +550,11 @@ fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
         assert!(worker.effects.offered.contains(&Transport::Rdma));
     }
     assert_eq!(worker.effects.left_out, 1, "and this is logged");
-    worker.enter(0, 1).unwrap();
+    let slot = worker.enter(0, 1).unwrap();
     worker.set_up(1);
     assert!(!worker.effects.offered.contains(&Transport::Rdma));
     worker.die(1);
+    worker.leave(slot);
     // Without another transport it is tried anyway.
     worker.effects.only_rdma = true;
     worker.break_rdma(Cause::Unreachable);
@@ -623,4 +627,37 @@ fn a_late_source_is_asked_to_compute_before_pages_are_leased() {
     worker.status.advance(left.id, left.generation, Move::Fail(Cause::ClientGone)).unwrap();
     worker.manager.leave(left, Some(Cause::ClientGone), worker.now, &mut worker.effects);
     assert_eq!(worker.effects.aborts, [other]);
+}
+
+#[test]
+fn invariants_find_an_answer_that_is_awaited_after_a_reset() {
+    let mut worker = Worker::new();
+    worker.written_to(true);
+    worker.manager.invariants();
+    worker.die(1);
+    worker.manager.invariants();
+
+    worker.written_to(true);
+    let message = panic_of("answer is awaited after a reset", || {
+        worker.die(1);
+        worker.manager.invariants();
+    });
+    assert!(message.contains("only a source that can write owes an answer"), "{message}");
+}
+
+/// Link and mover report the same death. The second report says nothing about the next session.
+#[test]
+fn a_session_ends_once_however_many_report_its_end() {
+    let mut worker = Worker::new();
+    let session = worker.hand_off(1);
+    let generation = worker.manager.sources[&1].generation;
+    let lost = Report::Lost { session, generation, cause: Cause::PeerLost };
+    worker.manager.link_down(1, Cause::PeerLost, worker.now, &mut worker.effects);
+    worker.manager.report(lost, worker.now, &mut worker.effects);
+    let slot = worker.enter(0, 1).unwrap();
+    assert_eq!(worker.effects.dialled, [1], "it is dialled at once");
+    worker.manager.report(lost, worker.now, &mut worker.effects);
+    worker.set_up(1);
+    assert_eq!(worker.effects.failed, [], "the request waits for the next session");
+    worker.leave(slot);
 }

@@ -21,7 +21,7 @@ use crate::wire::message::{
     Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId,
     Transport,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ pub trait SourceEffects<L> {
     fn mover(&mut self, command: SourceCommand);
     /// Sets up this side of a transport; [`SourceManager::bound`] is called with the result.
     fn bind(&mut self, link: L, session: SessionId, how: SourceSetup<'_>);
-    /// Reports to the scheduler that a slot's destination is known. If the source writes the KV
-    /// there, `pages` are the destination's pages for the prompt's pages from the `first` on.
+    /// Reports to the scheduler that a slot's destination is known. If the source writes the KV,
+    /// `pages` are the destination's pages for the prompt's pages from index `first` on.
     fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]);
     /// Reports to the scheduler that a Destination will follow, so that the slot can be computed.
     fn awaited(&mut self, slot: Slot);
@@ -81,13 +81,13 @@ pub struct SourceManager<L> {
     sessions: Vec<Option<Session<L>>>,
     by_link: HashMap<L, SessionId>,
     rooms: Rooms<L>,
-    /// Sessions so far; makes each use of an index unique.
+    /// Number of sessions so far. It makes each use of an index unique.
     begun: SessionGeneration,
 }
 
 impl<L: Copy + Eq + Hash> SourceManager<L> {
-    /// A worker without sessions. `allowed` transports in order of preference. `allocation` is sent
-    /// to destinations; `sessions` bounds their number.
+    /// A worker without sessions. `allowed` lists transports in order of preference. Destinations
+    /// get `allocation`. `sessions` bounds the number of sessions.
     pub fn new(
         identity: WorkerIdentity,
         allowed: Vec<Transport>,
@@ -107,7 +107,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// A request has come; its slot is in Bootstrapping. An error ends the request.
+    /// Adds a request. Its slot is in Bootstrapping. An error ends the request.
     pub fn enter(
         &mut self,
         room: Room,
@@ -116,6 +116,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         now: Instant,
         effects: &mut impl SourceEffects<L>,
     ) -> Result<(), Cause> {
+        let generation = self.status.load(slot.id).generation;
+        debug_assert_eq!(generation, slot.generation, "a request enters in its use of a slot");
         match self.rooms.enter(room, slot, prompt, now) {
             EnterOutcome::Waits => Ok(()),
             EnterOutcome::Meets(met) => {
@@ -130,13 +132,13 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Whether the Destination of a request, or its Interest, has come.
+    /// Whether the Destination or Interest of a request has arrived.
     pub fn is_asked_for(&self, slot: Slot) -> bool {
         self.rooms.partner(slot).is_some()
     }
 
-    /// The whole prompt in `slot` is computed. Sends Ready if the destination has sent only an
-    /// Interest; its Destination follows.
+    /// Handles a prompt in `slot` that is completely computed. If the destination has sent only an
+    /// Interest, sends Ready; its Destination follows.
     pub fn computed(&mut self, slot: Slot, effects: &mut impl SourceEffects<L>) {
         let interested = self.rooms.partner(slot).filter(|(_, wanted)| wanted.place.is_none());
         if let Some((room, wanted)) =
@@ -146,7 +148,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// The request in `slot` has ended here. Sends a failure to the other side, if there is one.
+    /// Removes a request that has ended here. Sends a failure to the other side, if there is one.
     pub fn leave(
         &mut self,
         slot: Slot,
@@ -180,7 +182,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             Message::Interest(interest) => self.interest(link, interest, now, effects),
             Message::Abort(abort) => self.abort(link, abort, now, effects),
             Message::Done(done) => self.done(link, done, effects),
-            // The others are for a destination, or for the link itself.
+            // The other messages are for a destination, or for the link itself.
             _ => {}
         }
     }
@@ -202,9 +204,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 if let Some(lost) = lost.filter(|lost| lost.usage == generation) {
                     let (link, transport) = (lost.link, lost.transport);
                     self.close(session, effects);
-                    // The destination may not notice the loss, for example of a lane that never
-                    // reached it. If the source writes into it, it must also reset the session
-                    // before its pages return.
+                    // The destination can miss the loss, for example if a lane never reached it. If
+                    // the source writes into its pages, the destination must also reset the session
+                    // before it reuses them.
                     if transport.writes() && !is_failpoint_active("link outlives its queue pairs") {
                         self.tell_causes(link, effects);
                         effects.hang_up(link);
@@ -220,16 +222,45 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Forgets expired entries; a Destination without a request is turned down.
+    /// Forgets expired entries and refuses Destinations without a request.
     pub fn expire(&mut self, now: Instant, effects: &mut impl SourceEffects<L>) {
         let mut unclaimed = Vec::new();
         self.rooms.expire(now, |_, wanted| unclaimed.push(wanted));
         for wanted in unclaimed {
             self.turn_down(&wanted, wanted.unclaimed(), effects);
         }
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
     }
 
-    /// No more requests will come here: turns down the Destinations that wait for one.
+    /// Asserts the rules that hold between calls. Debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// A session and its link do not name each other, two uses of an index have one number, or a
+    /// Destination belongs to a session that has ended.
+    pub fn invariants(&self) {
+        self.rooms.invariants();
+        let mut uses = HashSet::new();
+        for (index, session) in self.sessions.iter().enumerate() {
+            let Some(session) = session else { continue };
+            let of_link = self.by_link.get(&session.link);
+            assert_eq!(of_link, Some(&SessionId(index as u32)), "a link leads to its session");
+            assert!(uses.insert(session.usage), "each use of an index has a number of its own");
+        }
+        assert_eq!(self.by_link.len(), uses.len(), "a link leads to a session that is open");
+        for wanted in self.rooms.destinations() {
+            let session = self.by_link.get(&wanted.link);
+            assert_eq!(
+                session,
+                Some(&wanted.target.session),
+                "a Destination ends with its session"
+            );
+        }
+    }
+
+    /// Refuses all Destinations that wait for a request, because no more requests come to this
+    /// worker.
     pub fn refuse_early(
         &mut self,
         cause: Cause,
@@ -241,8 +272,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Rooms that are over here, but the destination may not have noticed that everything was
-    /// written. If their link ended now, they would fail there.
+    /// Rooms that are over here, while the destination has not confirmed that it has everything. If
+    /// their link ended now, they would fail there.
     pub fn unheard_rooms(&self) -> usize {
         self.rooms.unheard()
     }
@@ -276,7 +307,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         };
         if !names_its_pages(session, asked) {
             self.turn_down(&wanted, Cause::Mismatch, effects);
-            // No other Destination will come for the KV computed for its Interest.
+            // No other Destination comes for the KV that was computed for its Interest.
             if let Some(slot) = self.rooms.interested(&wanted) {
                 self.fail(slot, Cause::Mismatch, effects);
             }
@@ -323,9 +354,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Both legs are here: sets the state, then informs the scheduler.
+    /// Handles a room in which both legs have met: sets the state, then informs the scheduler.
     fn meet(&mut self, met: MatchedLegs<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
         let MatchedLegs { slot, wanted } = met;
+        let session = self.by_link.get(&wanted.link);
+        debug_assert_eq!(session, Some(&wanted.target.session), "legs meet in an open session");
         let goes_on = match &wanted.place {
             Some(place) if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() => {
                 effects.granted(slot, wanted.target, place.first, &place.pages);
@@ -345,7 +378,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Answers a Destination; no write for it is posted now or later.
+    /// Refuses a Destination. No write for it is posted now or later.
     fn turn_down(
         &self,
         wanted: &DestinationRequest<L>,
@@ -370,8 +403,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
             AbortOutcome::Fail(slot) => {
                 if !self.fail(slot, abort.cause, effects) {
-                    // The slot had ended already. Either everything posted has completed, or its
-                    // own Cancel will report.
+                    // The slot had ended already. Either everything posted has completed, or the
+                    // mover reports after its Cancel.
                     let state = self.status.load(slot.id).state;
                     if state == State::Success
                         && let Some((room, wanted)) = self.rooms.withdrawn(slot, now)
@@ -396,8 +429,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Marks the slot Failed, sends Cancel down the same ring as the chunks, then informs the
-    /// scheduler.
+    /// Marks the slot Failed, sends Cancel to the mover, then informs the scheduler.
     fn fail(&self, slot: Slot, cause: Cause, effects: &mut impl SourceEffects<L>) -> bool {
         let failed = self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok();
         if failed {
@@ -409,7 +441,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 }
 
 /// Checks the pages of a Destination. Its prefix has whole pages and leaves tokens to transfer. It
-/// names ⌈n/page⌉ pages less those of the prefix, all inside its pool, and a slot that exists.
+/// names ⌈n/page⌉ pages minus those of the prefix. All pages are in its pool, and its slot exists.
 fn names_its_pages<L>(session: &Session<L>, asked: &Destination<'_>) -> bool {
     let needed = asked.tokens.div_ceil(session.page_size);
     let held = asked.prefix_tokens / session.page_size;

@@ -8,6 +8,7 @@
 use super::{Session, SourceEffects, SourceManager, SourceSetup, transfer_id};
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, SessionGeneration};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::command::SourceCommand;
 use crate::transfer::manager::choice::TransportChoice;
 use crate::transfer::manager::identity::Mismatch;
@@ -18,7 +19,7 @@ use crate::wire::message::{Announce, Message, Rank, Refusal, Refused, Status, Tr
 use std::hash::Hash;
 
 impl<L: Copy + Eq + Hash> SourceManager<L> {
-    /// The transport of a session is set up on this side, or could not be.
+    /// Handles the result of [`SourceEffects::bind`]: the transport is set up, or cannot be.
     pub fn bound(
         &mut self,
         session: SessionId,
@@ -50,7 +51,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// The link is dead: its session ends and its rooms fail.
+    /// Handles a dead link: its session ends and its rooms fail.
     pub fn link_down(&mut self, link: L, effects: &mut impl SourceEffects<L>) {
         if let Some(&session) = self.by_link.get(&link) {
             self.close(session, effects);
@@ -69,7 +70,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         announce: &Announce,
         effects: &mut impl SourceEffects<L>,
     ) {
-        // A new Announce on a link ends the session before it, with all its rooms and kept
+        // A new Announce on a link ends the link's earlier session, with all its rooms and early
         // Destinations.
         self.link_down(link, effects);
         let accepted = self.identity.accept(announce).and_then(|(layout, template)| {
@@ -100,7 +101,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             slots: announce.aux.slots,
             usage: self.begun,
         });
-        self.by_link.insert(link, session);
+        let before = self.by_link.insert(link, session);
+        debug_assert!(before.is_none(), "a link has one session at a time");
         effects.bind(link, session, SourceSetup { choice, announce, template });
     }
 
@@ -148,7 +150,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     /// The session of a link, if its generation matches. Messages of an ended session get no
-    /// answer: their sender has reset it, or will do so soon.
+    /// answer, because their sender resets the session.
     pub(super) fn session_of(
         &self,
         link: L,
@@ -161,7 +163,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 
     pub(super) fn close(&mut self, session: SessionId, effects: &mut impl SourceEffects<L>) {
         if let Some(entry) = self.sessions[session.0 as usize].take() {
-            self.by_link.remove(&entry.link);
+            if !is_failpoint_active("link keeps its ended session") {
+                let known = self.by_link.remove(&entry.link);
+                debug_assert_eq!(known, Some(session), "a session and its link name each other");
+            }
             effects.mover(SourceCommand::Close { session });
         }
     }
@@ -196,12 +201,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         };
         self.rooms.unlink(link, |slot, is_told| {
             // If Done came, the mover has it too, and the hand-off is complete. A Done for a
-            // transfer that has not begun is false, and none may begin towards a lost peer.
+            // transfer that has not begun is false, and no transfer may begin to a lost peer.
             if !is_told || !has_begun(slot) {
                 slots.push(slot);
             }
         });
         slots.sort_unstable_by_key(|slot: &Slot| slot.id);
+        let has_left = self.rooms.partners(link).next().is_none();
+        debug_assert!(has_left, "the rooms of a dead link have no other end");
         for slot in slots {
             self.fail(slot, cause, effects);
         }

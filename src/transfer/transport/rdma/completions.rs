@@ -1,8 +1,8 @@
 //! The polling side of a session on one NIC: completions free room on lanes and complete slots.
 //!
 //! Thread: `move`, or `poll` if posting and polling are split.
-//! Invariants: any error ends the session with the cause and the slot of the first one. All later
-//! requests on its queue pair are flushed.
+//! Invariants: any error ends the session, with the cause and the slot of the first error. The NIC
+//! flushes all later requests of the queue pair.
 
 use super::flight::{InFlight, WorkRequestId};
 use super::rails::Rails;
@@ -56,8 +56,8 @@ impl Reaping {
         Ok(moved)
     }
 
-    /// Arms or disarms the event of the next completion, which wakes the thread that waits on the
-    /// queue.
+    /// Arms or disarms the event of the next completion. The event wakes the thread that waits on
+    /// the queue.
     pub(super) fn park(&mut self, parked: bool) {
         if parked {
             // Fails only if the queue is broken; the next poll reports that.
@@ -68,7 +68,7 @@ impl Reaping {
     }
 }
 
-/// A device that does not work, or that reports a request that was never posted.
+/// The device does not work, or it reports a request that was never posted.
 const BEYOND_US: SessionLost = SessionLost::because(Cause::Internal);
 
 fn cause_of(fault: CompletionError) -> Cause {

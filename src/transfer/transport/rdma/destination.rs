@@ -1,5 +1,5 @@
-//! The receiving half: the peer's NIC can write its memory at any time between the grant and quiet
-//! or a reset. Immediates report that rooms are complete.
+//! The receiving half. The peer's NIC can write into its memory from the grant until quiet or a
+//! reset. Immediates report that rooms are complete.
 //!
 //! A receive belongs to its lane, not to a room: each completed one is posted again at once.
 
@@ -24,14 +24,15 @@ const TAKEN_MAX: usize = 64;
 #[derive(Debug)]
 pub struct RdmaOffer {
     rails: Arc<Rails>,
-    /// Each is taken when the source answers for it.
+    /// Each entry is taken when the source's answer names it.
     opened: Vec<Option<Opened>>,
 }
 
 /// The destination's half of a session.
 #[derive(Debug)]
 pub struct RdmaDestination {
-    // By lane. Dropped first: afterwards no bytes arrive, and no request completes into the queues.
+    // By lane. They are dropped first: after that no bytes arrive, and no request completes into
+    // the queues.
     pairs: Box<[QueuePair]>,
     /// By NIC, with the completions of the last step, which the next step judges.
     completions: Box<[(CompletionQueue, Completions)]>,
@@ -56,7 +57,7 @@ impl RdmaOffer {
         self.rails.grant(opened.map(|opened| (self.rails.rail(opened.rail).number, opened)))
     }
 
-    /// The half, once the source has sent its grant. `wait` is where the mover parks.
+    /// Makes the half from the source's grant. The mover parks in `wait`.
     pub fn connect(mut self, source: &RdmaGrant, wait: &WaitSet) -> io::Result<RdmaDestination> {
         let (mut pairs, mut completions) = (Vec::new(), Vec::new());
         for (nic, names) in source.rails() {
@@ -120,7 +121,7 @@ impl DestinationHalf for RdmaDestination {
     fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
 
     fn park(&mut self, parked: bool) {
-        if parked && !is_failpoint_active("completions wake nobody") {
+        if parked && !is_failpoint_active("completions wake no mover") {
             // Fails only if the queue is broken; the next poll reports that.
             for (queue, _) in &mut self.completions {
                 let _ = queue.request_event();
@@ -131,10 +132,10 @@ impl DestinationHalf for RdmaDestination {
     }
 }
 
-/// A device that does not work, or that reports a request that was never posted.
+/// The device does not work, or it reports a request that was never posted.
 const BEYOND_US: SessionLost = SessionLost::because(Cause::Internal);
 
-/// A lane has brought its whole share of a room.
+/// Handles the immediate of a lane: its whole share of a room has arrived.
 fn notice(
     rails: &Rails,
     records: &mut [AuxRecord],
@@ -143,7 +144,8 @@ fn notice(
     landings: &mut dyn Landings,
 ) {
     let slot = slot_of(said);
-    // An immediate of an earlier use of the slot, from a source that was quiet late, is ignored.
+    // An immediate for an earlier use of the slot is ignored. It can come from a source that became
+    // quiet late.
     let Some(notice) =
         landings.current(slot).filter(|notice| immediate(slot, notice.generation) == said)
     else {

@@ -1,13 +1,13 @@
-//! State shared by the posting and the polling side of a session: room that returns to lanes, and
-//! the work in flight per slot.
+//! State that the posting and the polling side of a session share: room that returns to lanes, and
+//! the work in flight of each slot.
 //!
 //! Thread: each lane has one posting and one polling thread, which can be the same. A slot can use
 //! several lanes.
-//! Invariants: each active poster of a slot counts for more than it can post, each completed chain
-//! for one. The count reaches zero once, after all posters have left and all their chains have
-//! completed. The thread that brings it to zero has seen everything the others did. Posting a chain
-//! does not touch this state: a cache line written by two threads in turn costs as much as five
-//! work requests.
+//! Invariants: each active poster adds more to a slot's count than the chains that it can post;
+//! each completed chain subtracts one. The count reaches zero once, after all posters have left and
+//! all chains have completed. The thread that brings it to zero sees all earlier work of the
+//! others. Posting does not write this state, because a cache line that two threads write in turn
+//! costs as much as five work requests.
 
 use crate::ids::SlotId;
 use crate::stdx::sync::{AtomicU64, Ordering};
@@ -73,7 +73,8 @@ impl InFlight {
         self.returned[usize::from(lane)].swap(0, Ordering::Acquire) as u32
     }
 
-    /// A chain has completed. True: the slot is complete. None: it was never posted.
+    /// Notes that a chain has completed. Returns true if the slot is complete, and `None` if the
+    /// chain was never posted.
     #[inline]
     pub fn reap(&self, chain: WorkRequestId) -> Option<bool> {
         let returned = self.returned.get(usize::from(chain.lane))?;
@@ -82,8 +83,8 @@ impl InFlight {
         Some(self.count_down(chain.slot, 1))
     }
 
-    /// A poster has posted `posted` chains of the slot, and will post no more. True: the slot is
-    /// complete.
+    /// Notes that a poster has posted `posted` chains of the slot and posts no more. Returns true
+    /// if the slot is complete.
     #[inline]
     pub fn leave(&self, slot: SlotId, posted: u64) -> bool {
         self.count_down(slot, WHOLE - posted)

@@ -1,9 +1,9 @@
 //! A lane: one queue pair that writes, and the chain of work requests that is filled for it.
 //!
 //! Thread: the posting thread of the lane's NIC. Consecutive runs that are contiguous at the
-//! destination become one work request, gathered from several pieces. No request crosses a slab
-//! edge of either side, because a key is valid for one slab.
-//! Not here: what is posted when, and its completion.
+//! destination become one work request, gathered from several pieces. No request crosses the edge
+//! of a slab on either side, because a key is valid for one slab.
+//! Not here: when a chain is posted (`posts`), and how it completes (`completions`).
 
 use super::flight::WorkRequestId;
 use super::rails::Rails;
@@ -57,7 +57,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// `CUT`: there are several slabs.
+    /// If `CUT` is true, there are several slabs.
     #[inline(always)]
     fn at<const CUT: bool>(&self, offset: u64) -> RemoteAddress {
         let address = self.address.wrapping_add(offset);
@@ -157,7 +157,7 @@ impl Lane {
         filled
     }
 
-    /// Adds the write that announces the lane's last bytes; on the first lane it carries the
+    /// Adds the write that announces the lane's last bytes. On the first lane it also writes the
     /// record.
     pub(super) fn tell(&mut self, slot: SlotId, target: Target, aux: &AuxRecord, rails: &Rails) {
         let id = WorkRequestId { slot, lane: self.number, requests: 0 }.id();
@@ -194,7 +194,8 @@ impl Lane {
     }
 }
 
-/// A chain that is being filled, run by run. `CUT`: requests are cut at slab edges of either pool.
+/// A chain that is filled run by run. If `CUT` is true, requests are cut at the slab edges of both
+/// pools.
 struct Filling<'a, const CUT: bool> {
     chain: &'a mut Chain,
     id: u64,

@@ -1,9 +1,9 @@
 //! Transport between hosts with RDMA NICs: the source writes into the destination's pages. After a
 //! room's last bytes, each lane sends an immediate that names the slot.
 //!
-//! A session has some lanes, each a pair of connected queue pairs, on one or several NICs of each
-//! side. A chunk's bytes, in template order, are cut into one share per lane. Each share is cut
-//! into chains of work requests with one doorbell and one completion. On lane 0 the immediate's
+//! A session has several lanes on one or more NICs of each side. A lane is a pair of connected
+//! queue pairs. A chunk's bytes, in template order, are cut into one share per lane. Each share is
+//! cut into chains of work requests with one doorbell and one completion. On lane 0 the immediate's
 //! request also writes the room's aux record.
 //! Invariants: requests of a slot are counted until their completions have come. Any error ends the
 //! session; none of its bytes arrive once its queue pairs are reset or destroyed.

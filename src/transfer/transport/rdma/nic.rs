@@ -13,7 +13,8 @@ pub struct Nic {
     pub device: Arc<Device>,
     /// Port and address.
     pub route: Route,
-    /// Index among all devices of the host, by name: hosts of the same model number theirs alike.
+    /// Index among all devices of the host, sorted by name. Hosts with equal hardware have equal
+    /// numbers.
     pub number: u16,
     /// Description of the choice, for logs.
     pub chosen: String,
@@ -29,10 +30,9 @@ struct Candidate {
 }
 
 impl Nic {
-    /// Chooses devices with an active port, each with the port's best address. There are at most as
-    /// many as a session can use. `names` limits the choice to these devices. Without names,
-    /// devices on the NUMA node of all `cores` come first; others are used only if none of these
-    /// opens.
+    /// Chooses devices with an active port, and the best address of each port. It chooses at most
+    /// as many as a session can use. `names` limits the choice to these devices. Without names, it
+    /// chooses devices on the NUMA node of all `cores`, and others only if none of these opens.
     ///
     /// # Errors
     /// The reason, if no device can be used.

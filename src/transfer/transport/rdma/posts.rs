@@ -3,8 +3,9 @@
 //!
 //! Thread: `move`, or `post` if posting and polling are split.
 //! Invariants: work of a slot is posted only while this side is counted in the session's
-//! [`InFlight`]. It leaves that count once, with its last chain or when the slot is withdrawn.
-//! Dropping this destroys the queue pairs; the NIC reads and writes nothing more for them.
+//! [`InFlight`]. It leaves that count once, with its last chain or when the slot is withdrawn. If
+//! the value is dropped, its queue pairs are destroyed, and the NIC reads and writes nothing more
+//! for them.
 
 use super::flight::{InFlight, WorkRequestId};
 use super::lane::{CHAIN_MAX, Lane};
@@ -15,8 +16,8 @@ use crate::transfer::plan::Template;
 use crate::transfer::transport::{Post, SessionLost, share};
 use std::sync::Arc;
 
-/// Chains of a lane per turn: as many as most lanes have room for, and few enough that a Cancel
-/// does not wait.
+/// Chains of a lane per turn. Most lanes have room for as many, and a Cancel does not wait long for
+/// them.
 const TURN_CHAINS: usize = 8;
 
 /// The lanes of one NIC and their pending posts.
@@ -61,8 +62,8 @@ impl Posting {
         let mut unposted = 0;
         for lane in &mut self.lanes {
             let share = share(bytes, lane.number.into(), self.lanes_all);
-            // A short chunk does not use all lanes, but each lane announces its end of the last
-            // chunk.
+            // A short chunk does not use all lanes. With the last chunk, each lane announces its
+            // end.
             if !share.is_empty() || tells {
                 lane.queue.push_back((slot, share.start));
                 unposted += 1;
@@ -79,8 +80,7 @@ impl Posting {
         self.posts[slot.index()].take().is_some_and(|held| self.flight.leave(slot, held.posted))
     }
 
-    /// Posts as much as there is work and room for. Calls `completed` for slots that are complete
-    /// already.
+    /// Posts while there is work and room. Calls `completed` for slots that are complete already.
     pub(super) fn step(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, SessionLost> {
         let mut moved = false;
         for index in 0..self.lanes.len() {

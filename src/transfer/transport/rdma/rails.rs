@@ -1,8 +1,8 @@
-//! NICs with one worker's memory: registered once, used by all sessions.
+//! The NICs of one worker. The worker's memory is registered once on each, and all sessions use it.
 //!
 //! A session has some queue pairs on each pair of NICs. NICs with equal numbers form a pair,
-//! because fabrics usually connect these by the shortest path. A NIC is left out as long as there
-//! is another, if its port is down or sessions broke on it repeatedly.
+//! because fabrics usually connect these by the shortest path. A NIC is left out if its port is
+//! down or sessions broke on it repeatedly, and if there is another one.
 //!
 //! Thread: `ctl` makes queue pairs; the polling thread (`move` or `poll`) reports the success of
 //! sessions.
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Settings of a session's queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Lanes between two NICs: a single queue pair keeps only few parts of a NIC busy.
+    /// Lanes between two NICs. A single queue pair uses only a part of a NIC.
     pub lanes: usize,
     /// Work requests in flight per lane.
     pub requests: u32,
@@ -58,8 +58,8 @@ pub struct Rails {
     desks: Vec<NicThreads>,
     /// One record for each slot.
     pub(super) record_region: Arc<Region>,
-    /// By slot of this worker, the destination's pages. Only valid behind the prefix that the
-    /// destination holds.
+    /// The destination's pages, by slot of this worker. Entries of the prefix that the destination
+    /// holds are not valid.
     pub targets: Arc<PageLists>,
 }
 
@@ -93,8 +93,8 @@ pub(super) struct Opened {
 }
 
 impl Rails {
-    /// Registers a worker's memory with devices. `context` is the most tokens of a prompt, which
-    /// can need as many pages at a destination.
+    /// Registers a worker's memory with devices. `context` is the most tokens of a prompt; at a
+    /// destination, they can need as many pages.
     ///
     /// # Errors
     /// If all devices refuse, or accept the pool only in regions that are too small.
@@ -182,7 +182,8 @@ impl Rails {
         &self.rails[place]
     }
 
-    /// Names of NICs that are not used while there are others: down, or sessions broke on them.
+    /// Names of NICs that are not used if there are others, because they are down or sessions broke
+    /// on them.
     pub fn left_out(&self) -> Vec<&str> {
         let used = self.usable();
         let unused = (0..self.rails.len()).filter(|place| !used.contains(place));
@@ -195,7 +196,7 @@ impl Rails {
         let trusted: Vec<usize> = all()
             .filter(|&place| self.rails[place].is_up() && !self.rails[place].is_barred())
             .collect();
-        // A barred NIC is better than none.
+        // A barred NIC is better than no NIC.
         if trusted.is_empty() { all().collect() } else { trusted }
     }
 
@@ -275,8 +276,8 @@ impl Rail {
             Ok(Arc::new(Registration::new(&domain, &memory.region, slab, remote)?))
         };
         let kv = slabs.ranges(bytes).map(register).collect::<io::Result<_>>()?;
-        // A record is read as soon as its immediate has come, so its write must not be reordered
-        // behind it.
+        // A record is read as soon as its immediate has arrived, so its write must not be reordered
+        // behind the immediate.
         let ordered = Access { remote_write: true, relaxed_ordering: false };
         let records = Registration::new(&domain, record_region, 0..slots * RECORD_STRIDE, ordered)?;
         Ok(Rail {

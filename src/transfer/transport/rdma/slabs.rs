@@ -1,4 +1,5 @@
-//! Cuts a pool into registrations: slabs of one power of two; the last one can be shorter.
+//! Divides a pool into slabs for registration. All slabs have the same power of two of bytes; the
+//! last one can be shorter.
 //!
 //! Arithmetic only.
 //! Invariants: the [`Slabs::left`] bytes from an offset lie in the slab that [`Slabs::slab`]

@@ -1,8 +1,8 @@
 //! The writing half: a session's lanes on all its NICs, and the work in flight of each slot.
 //!
 //! Thread: `ctl` makes it, the mover owns it. Posting and polling run in the mover (fused), or in
-//! two threads per NIC (split). Both use [`Posting`] and [`Reaping`], called here or through a
-//! ring.
+//! two threads per NIC (split). Both forms use [`Posting`] and [`Reaping`]; the split form calls
+//! them through a ring.
 //! Invariants: a slot has one post at a time; it is quiet when its [`InFlight`] count reaches zero;
 //! dropping this destroys the queue pairs.
 
@@ -31,7 +31,7 @@ pub struct RdmaSource {
     flight: Arc<InFlight>,
     /// Lanes of each NIC.
     lanes: usize,
-    /// By slot: how many NICs, from the first, have an unfinished post of it.
+    /// By slot: the number of NICs, counted from the first, with an unfinished post of it.
     under_way: Box<[u8]>,
 }
 
@@ -79,7 +79,8 @@ impl RdmaSource {
             (place, (posting, Reaping::new(completions, (rails.clone(), place), flight.clone())))
         });
         let sides = if rails.is_split() {
-            // Each slot completes once at a time, and each side of each NIC can report one loss.
+            // Each slot has at most one completion in the ring, and each side of each NIC at most
+            // one loss.
             let (saying, said) = channel::bounded(rails.slots() + 2 * RdmaGrant::RAILS_MAX);
             let seats = sides.map(|(place, sides)| {
                 let desk =
@@ -189,8 +190,8 @@ impl SourceHalf for RdmaSource {
                 }
                 *under_way == 0
             }
-            // The posters leave, and the last completion ends the slot; it is reported like any
-            // other.
+            // The posters leave, and the last completion ends the slot. It is reported like every
+            // other completion.
             Sides::Split { seats, .. } => {
                 seats[..taking].iter().for_each(|seat| seat.tell(Job::Cancel(slot)));
                 false

@@ -1,10 +1,10 @@
 //! Posting and polling in separate threads: each NIC has `post`, which posts for all sessions, and
 //! `poll`, which takes their completions. The mover keeps commands, states and leases. It sends
-//! jobs to a poster by a ring, and receives completions and losses by another.
+//! posts to a poster through a ring, and receives completions and losses through another.
 //!
 //! Thread: [`Poster`] and [`Poller`] run in one thread each; the mover holds a
-//! [`NicSessionHandle`]. No thread waits for another, with one exception. Dropping a handle takes
-//! the queue pairs from the poster, which holds them for at most one turn.
+//! [`NicSessionHandle`]. No thread waits for another, with one exception. The drop of a handle
+//! takes the queue pairs from the poster, which holds them for at most one turn.
 //! Invariants: a slot's post and its Cancel come in order. Rings have room for all outstanding
 //! entries. After a handle is dropped, no byte of its session is read or written. The two threads
 //! neither allocate nor free.
@@ -24,10 +24,10 @@ use std::io;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
-/// Sessions of a NIC: those that are set up, and as many again that are about to end.
+/// Sessions of a NIC: the open ones, and as many that are about to end.
 const SEATS_MAX: usize = 2 * SESSIONS_MAX;
-/// A poster's turn takes microseconds; a turn of this many milliseconds never ends. Milliseconds
-/// are counted one by one, because a stopped process must not count as a hanging poster.
+/// A poster's turn takes microseconds, so a turn of this many milliseconds hangs. The wait counts
+/// milliseconds one by one, so that a stopped process does not look like a hanging poster.
 const TURN_MAX_MS: u32 = 10_000;
 /// Yields before the first sleep of a millisecond.
 const YIELDS: u32 = 1000;
@@ -50,7 +50,7 @@ pub(super) enum NicReport {
 /// A poster's part of a session.
 #[derive(Debug)]
 struct Posts {
-    // Dropped first: its queue pairs complete into the other side's queue.
+    // Dropped first, because its queue pairs complete into the other side's queue.
     posting: Posting,
     jobs: channel::Receiver<Job>,
 }
@@ -150,8 +150,8 @@ impl NicSessions {
         NicSessions { arrivals, here: Vec::with_capacity(SEATS_MAX), leaving }
     }
 
-    /// Returns sessions that end, and adds new ones. True if there were new ones: they do not know
-    /// yet whether the thread parks.
+    /// Returns sessions that end, and adds new ones. Returns true if there were new ones, because
+    /// their events are not armed for a park yet.
     fn renew(&mut self) -> bool {
         let ended = |joint: &Arc<NicSession>| joint.ends.load(Ordering::Acquire);
         while let Some(at) = self.here.iter().position(ended) {
@@ -179,7 +179,7 @@ impl LoopTask for Poster {
         self.0.here.iter().fold(renewed, |moved, joint| moved | joint.post())
     }
 
-    /// Only threads of this process give it work, and they ring.
+    /// Only threads of this process give it work, and they ring the bell.
     fn park(&mut self, _parked: bool) {}
 }
 
@@ -275,8 +275,8 @@ impl NicThreads {
         said: &channel::Sender<NicReport>,
     ) -> io::Result<NicSessionHandle> {
         while self.left.try_recv().is_ok() {}
-        // Per slot a post and its Cancel, behind the Cancel of an earlier use that was complete
-        // before the Cancel was taken.
+        // Per slot: a post and its Cancel, and the Cancel of an earlier use that completed before
+        // the poster took that Cancel.
         let (jobs, taken) = channel::bounded(3 * slots);
         let joint = Arc::new(NicSession {
             posts: Mutex::new(Some(Posts { posting, jobs: taken })),
@@ -311,7 +311,7 @@ impl NicSessionHandle {
     }
 }
 
-/// When this returns, the queue pairs are destroyed, so that leases can end.
+/// The drop destroys the queue pairs, so that leases can end after it.
 impl Drop for NicSessionHandle {
     fn drop(&mut self) {
         self.joint.ends.store(true, Ordering::Release);
@@ -335,7 +335,7 @@ fn take<T>(side: &Mutex<Option<T>>) -> Option<T> {
                 sleep(Duration::from_millis(1));
             }
             Err(TryLockError::WouldBlock) => {
-                // The NIC could still access memory that would now be reused. Only the end of the
+                // The NIC can still access memory that is about to be reused. Only the end of the
                 // process stops it.
                 event!(Error, "move", "a thread that posts or polls hangs: the process ends");
                 std::process::abort();

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Aborts the process if its thread panics: all sessions of its NIC would be lost, and no thread
-/// would own their work in flight.
+/// Aborts the process if its thread panics. Otherwise all sessions of the NIC would be lost, and no
+/// thread would own their work in flight.
 struct EndsWithItsThread;
 
 impl Drop for EndsWithItsThread {

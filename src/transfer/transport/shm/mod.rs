@@ -1,11 +1,11 @@
-//! Transport within a host. The destination copies from the source's pool, mapped read-only.
-//! Afterwards it proves by the lease word that the pages still belonged to the room. No peer writes
-//! another's memory.
+//! Transport within a host. The destination copies from the source's pool, mapped read-only. After
+//! the copy, the lease word proves that the pages still belonged to the room. No process writes
+//! memory of another.
 //!
 //! The source writes offers into its own ring; the destination writes a cursor into its own page
 //! ([`ring`]). Each maps the other's memory read-only. If the destination's page says that its
-//! mover is parked, a doorbell (eventfd) follows an offer. An offer is taken one step after it was
-//! seen, as [`DestinationHalf::step`] says.
+//! mover is parked, the source rings a doorbell (eventfd) after an offer. The destination takes an
+//! offer one step after it saw it; [`DestinationHalf::step`] gives the reason.
 
 mod ring;
 
@@ -33,11 +33,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// chunks.
 const OFFERS: u64 = 1024;
 
-/// Bytes that one lane copies at a time: enough to outweigh the set-up of a task, and few enough
-/// that a late core delays little.
+/// Bytes that one lane copies at a time. They are enough to make the cost of a task small, and few
+/// enough that a late core delays the copy only a little.
 const TASK_BYTES: u64 = 1 << 20;
 
-/// "The KV of these tokens is in these pages, as long as the lease word has this value."
+/// An offer: the KV of these tokens is in these pages as long as the lease word has this value.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Offer {
@@ -54,8 +54,8 @@ struct Offer {
     aux: AuxRecord,
 }
 
-/// An entry of the ring holds only the used part of the offer, because each cache line must come
-/// from another core's cache.
+/// Bytes of an offer without the aux record. An entry of the ring has only the used part of an
+/// offer, because the reader fetches each cache line from another core's cache.
 const WITHOUT_AUX: usize = offset_of!(Offer, aux);
 const WITHOUT_TAIL: usize =
     (WITHOUT_AUX + offset_of!(AuxRecord, payload) + AUX_TAIL).next_multiple_of(8);
@@ -131,7 +131,7 @@ impl ShmRing {
         })
     }
 
-    /// The source's half, once the destination has sent its descriptors.
+    /// Makes the source's half from the destination's descriptors.
     pub fn connect(self, from: DestinationDescriptors) -> io::Result<ShmSource> {
         let cursor = PeerRegion::map(from.cursor.as_fd(), CURSOR_BYTES)?;
         let doorbell = EventFd::from_descriptor(from.doorbell);
@@ -173,7 +173,7 @@ impl SourceHalf for ShmSource {
         Ok(false)
     }
 
-    /// An offer in the ring needs no recall: the bumped lease word makes it void.
+    /// An offer stays in the ring: the changed lease word makes it void.
     fn withdraw(&mut self, _slot: SlotId) -> bool {
         true
     }
@@ -219,8 +219,8 @@ impl ShmCursor {
         })
     }
 
-    /// The destination's half, once the source has sent its descriptors. `template` was made from
-    /// the source's layout, which has `source_page_size`.
+    /// Makes the destination's half from the source's descriptors. `template` was made from the
+    /// source's layout, which has `source_page_size`.
     pub fn connect(
         self,
         from: SourceDescriptors,
@@ -249,8 +249,8 @@ impl DestinationHalf for ShmDestination {
         Ok(due > 0 || self.offers.look()?)
     }
 
-    /// This thread writes, and its helpers have left by the end of a step: nothing is written
-    /// between steps.
+    /// Nothing to do: only this thread and its helpers write, and the helpers have left at the end
+    /// of a step.
     fn revoke(&mut self, _slot: SlotId) {}
 
     fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
@@ -318,8 +318,8 @@ impl ShmDestination {
             let runs = self.template.runs(
                 tokens.clone(),
                 share(bytes, task, tasks),
-                // Loaded a second time, so checked a second time: the peer can have written in
-                // between.
+                // The page is loaded and checked a second time, because the peer can have written
+                // in between.
                 |index| page(index).unwrap_or_default(),
                 |index| {
                     memory
@@ -363,7 +363,7 @@ mod tests {
     const ROOM: Room = Room(7);
     const TOKENS: u32 = 4;
 
-    /// A mover that has or has not taken the slot's Expect yet.
+    /// A mover that has, or has not yet, taken the slot's Expect.
     #[derive(Default)]
     struct Slot {
         granted: bool,

@@ -5,7 +5,7 @@
 //! Invariants: the writer stores an entry before its number, and the reader loads it after the
 //! number, so it sees the whole entry. It reads the entry before it moves the cursor that frees the
 //! place. If a writer stores while a reader is about to park, at least one of them sees the other.
-//! Not here: the content of an entry, and whether it is true.
+//! Not here: the content of an entry and its checks.
 
 use crate::kv::region::{PeerRegion, Region};
 use crate::stdx::failpoint::is_failpoint_active;
@@ -52,7 +52,7 @@ impl<const ENTRIES: u64> Writer<ENTRIES> {
     /// Writes the first `bytes` of a record. True if the reader may be parked and must be woken.
     pub fn write<T: Pod>(&mut self, record: &T, bytes: usize) -> Result<bool, Full> {
         let read = self.cursor.load_word(READ, Ordering::Acquire);
-        // An invalid cursor only harms the reader that wrote it.
+        // An invalid cursor harms only the reader that wrote it.
         if self.written.wrapping_sub(read) >= ENTRIES {
             return Err(Full);
         }
@@ -84,7 +84,7 @@ impl<const ENTRIES: u64> Reader<ENTRIES> {
         Reader { ring, cursor, seen: 0, read: 0 }
     }
 
-    /// Whether there are entries that the last look did not find.
+    /// Looks for new entries. Returns whether there are any.
     pub fn look(&mut self) -> Result<bool, SessionLost> {
         let before = self.seen;
         while self.seen - self.read < ENTRIES {

@@ -1,7 +1,7 @@
-//! The receiving half: heads are compared with the live leases, and their bytes are scattered into
-//! pages or discarded.
+//! The receiving half. It compares each frame's head with the live leases, and scatters the frame's
+//! bytes into pages or discards them.
 //!
-//! A head is judged one step after it was read, as [`DestinationHalf::step`] says.
+//! It judges a head one step after it was read; [`DestinationHalf::step`] gives the reason.
 
 use super::frame::{Frame, HEAD_MAX};
 use super::stream::Stream;
@@ -28,7 +28,7 @@ const SCRAP_BYTES: usize = 64 << 10;
 pub struct TcpDestination {
     lanes: Box<[Option<Lane>]>,
     landing: Landing,
-    /// A stream came that belongs to no lane, or could not be used.
+    /// A stream belongs to no lane, or cannot be used.
     broken: bool,
     wait: Arc<WaitSet>,
 }
@@ -66,8 +66,8 @@ struct Lane {
 #[derive(Debug)]
 struct Incoming {
     stream: Stream,
-    /// Bytes that `ctl` read behind the preamble; kept to the end, because this thread frees
-    /// nothing.
+    /// Bytes that `ctl` read behind the preamble. They stay until the session ends, because this
+    /// thread frees nothing.
     early: Vec<u8>,
     early_used: usize,
 }
@@ -83,8 +83,8 @@ struct Body {
 }
 
 impl TcpDestination {
-    /// A session of `lanes` lanes; their streams join later. `slots` counts this worker's; `wait`
-    /// is where its mover parks.
+    /// A session of `lanes` lanes. Their streams join later. `slots` is the number of this worker's
+    /// slots. Its mover parks in `wait`.
     pub fn new(
         template: Template,
         lanes: usize,
@@ -175,7 +175,7 @@ impl Landing {
         share(self.template.bytes(tokens.clone()), lane, self.lanes)
     }
 
-    /// A live frame has arrived completely.
+    /// Handles a live frame that has arrived completely.
     fn landed(&mut self, frame: &Frame, lane: usize, landings: &mut dyn Landings) {
         let Frame { notice: Notice { slot, .. }, tokens, bytes, last, aux } = frame;
         let ended = self.share(tokens, lane).end == bytes.end;
@@ -287,7 +287,7 @@ impl Lane {
 }
 
 impl Incoming {
-    /// None: nothing is available now.
+    /// Reads from the stream. Returns `None` if no bytes are available now.
     fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, SessionLost> {
         let early = self.early();
         if early.is_empty() {
@@ -318,7 +318,8 @@ impl Incoming {
     }
 }
 
-/// The read asked for at least one byte, so 0 means the end of the stream.
+/// Interprets the result of a read. The read asked for at least one byte, so 0 means the end of the
+/// stream.
 fn some_of(read: io::Result<usize>) -> Result<Option<usize>, SessionLost> {
     match read {
         Ok(0) => Err(SessionLost::GONE),

@@ -1,10 +1,10 @@
-//! A stream without a kernel: two bounded buffers. The program uses them by [`MemoryStream`]. A
-//! simulated kernel and network use [`StreamKernel`], in pieces and at times of their own.
+//! A stream without a kernel: two bounded buffers. The program uses [`MemoryStream`]. A simulated
+//! kernel and network use [`StreamKernel`] and decide when and in which pieces bytes move.
 //!
 //! Thread: any; the simulator has one.
-//! Invariants: it behaves like a non-blocking socket. Bytes that do not fit are not taken. Received
-//! bytes are read before the end or the reset behind them. A waiting program is woken as long as
-//! there is a reason.
+//! Invariants: it behaves like a non-blocking socket. A write takes only the bytes that fit. The
+//! program reads all received bytes before it sees the end or the reset behind them. A program that
+//! waits is woken as long as there is a reason.
 //! Not here: time, order between streams, loss (`sim::cluster::lanes`).
 
 use crate::kv::region::Region;
@@ -36,7 +36,7 @@ struct Socket {
     ended: bool,
     /// The program has dropped its end.
     closed: bool,
-    /// The interest of the program's wait set; None before the stream was adopted.
+    /// The interest of the program's wait set; `None` before the stream is in a wait set.
     awaited: Option<WaitInterest>,
 }
 
@@ -47,7 +47,7 @@ enum State {
     Reset,
 }
 
-/// A stream that is open, or is being dialled, with room for `room` unsent bytes.
+/// A stream with room for `room` unsent bytes. If `stands` is false, it is still being dialled.
 pub fn stream(stands: bool, room: usize) -> (MemoryStream, StreamKernel) {
     let socket = Arc::new(Mutex::new(Socket {
         state: if stands { State::Open } else { State::Connecting },
@@ -138,7 +138,7 @@ impl Drop for MemoryStream {
 }
 
 impl StreamKernel {
-    /// The peer's kernel has accepted the connection.
+    /// Notes that the peer's kernel has accepted the connection.
     pub fn connected(&self) {
         let mut socket = lock(&self.0);
         if socket.state == State::Connecting {
@@ -146,7 +146,7 @@ impl StreamKernel {
         }
     }
 
-    /// Takes up to `most` bytes of those written.
+    /// Takes up to `most` of the bytes that the program has written.
     pub fn take(&self, most: usize) -> Vec<u8> {
         let mut socket = lock(&self.0);
         let count = socket.written.len().min(most);
@@ -169,7 +169,7 @@ impl StreamKernel {
         lock(&self.0).received.extend(bytes);
     }
 
-    /// The peer sends nothing more.
+    /// Notes that the peer sends nothing more.
     pub fn end(&self) {
         lock(&self.0).ended = true;
     }
@@ -191,7 +191,7 @@ impl StreamKernel {
         lock(&self.0).closed
     }
 
-    /// Whether a wait set waits for it.
+    /// Whether the stream is in a wait set.
     pub fn is_adopted(&self) -> bool {
         lock(&self.0).awaited.is_some()
     }

@@ -10,7 +10,8 @@ use std::fmt;
 const MAGIC: u32 = u32::from_le_bytes(*b"BtnT");
 const VERSION: u32 = 1;
 
-/// A stream's claim, not trusted until it is compared with the session of the token.
+/// The first bytes of a stream. They are not trusted until they are compared with the session of
+/// the token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Preamble {
     /// The token of the destination's Announce.
@@ -23,10 +24,10 @@ pub struct Preamble {
     pub lanes: u16,
 }
 
-/// Why a stream is refused.
+/// The reason why a stream is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PreambleError {
-    /// Another program dialled the data port.
+    /// The magic number is wrong: another program dialled the data port.
     Magic,
     /// A version that this build does not know.
     Version(u32),

@@ -38,8 +38,8 @@ struct Sending {
 #[derive(Debug)]
 struct Job {
     post: Post,
-    /// One bit per lane that has not sent its share. After a withdrawal: per lane in the middle of
-    /// a frame.
+    /// One bit for each lane that has not sent its share. After a withdrawal: one bit for each lane
+    /// that is in the middle of a frame.
     unsent: u32,
     withdrawn: bool,
 }
@@ -68,8 +68,8 @@ struct Begun {
 }
 
 impl TcpSource {
-    /// A session over `streams`, which are dialled to the destination's data port and may not be
-    /// connected yet. `slots` counts this worker's; `wait` is where its mover parks.
+    /// A session over `streams`, which were dialled to the destination's data port and need not be
+    /// connected yet. `slots` is the number of this worker's slots. Its mover parks in `wait`.
     pub fn new(
         streams: Vec<impl Into<Stream>>,
         (token, session): (Token, SessionGeneration),
@@ -202,8 +202,8 @@ impl Sending {
         stream.send(head, &memory.region, pieces)
     }
 
-    /// A lane has sent a frame. Returns the offset where it continues, and whether nothing of the
-    /// slot is outstanding.
+    /// Notes that a lane has sent a frame. Returns the offset at which the lane continues, and
+    /// whether nothing of the slot is outstanding.
     fn sent(&mut self, slot: SlotId, lane: usize, end: u64) -> (Option<u64>, bool) {
         let share = self.share(slot, lane);
         let Some(job) = &mut self.jobs[slot.index()] else { return (None, false) };
@@ -289,7 +289,8 @@ impl Lane {
         self.begun = Some(Begun { slot: Some(slot), head_bytes, bytes: frame.bytes, sent: 0 });
     }
 
-    /// The destination sends nothing: any data is the stream's end or invalid.
+    /// Checks that the stream is still open. The destination sends no data, so a readable stream
+    /// has ended or carries invalid data.
     fn listen(&mut self) -> Result<bool, SessionLost> {
         match self.stream.read(&mut [0]) {
             Err(error)

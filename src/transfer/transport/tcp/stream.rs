@@ -1,7 +1,7 @@
 //! The stream of a lane: a socket, or a stream with a simulated kernel.
 //!
-//! Thread: `move`; `ctl` makes them. An enum, so that calls of a socket stay direct. All calls are
-//! non-blocking.
+//! Thread: `move`; `ctl` makes them. It is an enum and not a trait object, so that calls to a
+//! socket are direct. All calls are non-blocking.
 //! Not here: dialling and accepting (`peer::tcp_handshake`), what is sent and when (`source`,
 //! `destination`).
 

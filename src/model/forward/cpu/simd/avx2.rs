@@ -9,7 +9,8 @@ use std::arch::x86_64::*;
 
 macro_rules! op {
     ($($body:tt)*) => {{
-        // SAFETY: `self` proves the instructions; memory is given by references of exact size.
+        // SAFETY: `self` proves that the CPU has the instructions; references give memory of exact
+        // size.
         unsafe { $($body)* }
     }};
 }

@@ -23,7 +23,8 @@ impl<const VNNI: bool> Avx512<VNNI> {
 
 macro_rules! op {
     ($($body:tt)*) => {{
-        // SAFETY: `self` proves the instructions; memory is given by references of exact size.
+        // SAFETY: `self` proves that the CPU has the instructions; references give memory of exact
+        // size.
         unsafe { $($body)* }
     }};
 }

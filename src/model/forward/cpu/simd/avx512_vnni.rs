@@ -1,4 +1,4 @@
-//! The entry of AVX-512 with VNNI. Its lanes are those of [`super::avx512`].
+//! The entry function of AVX-512 with VNNI. Its vectors are those of [`super::avx512`].
 #![allow(unsafe_code)]
 
 use super::Kernel;

@@ -1,5 +1,6 @@
-//! Selects the kernel family. Only this module enters functions compiled for particular features.
-//! Each family's entry is a separate file, so that the compiler can work on several at once.
+//! Selects the kernel family. Only this module calls functions that are compiled for particular CPU
+//! features. Each family's entry function is in a separate file, so that the compiler can compile
+//! several at once.
 #![allow(unsafe_code)]
 
 use super::Kernel;

@@ -98,7 +98,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.reduce(value, |a, b| if a > b { a } else { b })
     }
 
-    /// Joins the halves until one value is left.
+    /// Combines the two halves repeatedly until one value is left.
     #[inline(always)]
     fn reduce(self, value: Self::F, join: impl Fn(f32, f32) -> f32) -> f32 {
         let mut all = [0.0; LANES];
@@ -133,7 +133,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 /// A computation over [`Simd`]. `run` and everything that it calls must be `#[inline(always)]`:
 /// only the instance inside [`Dispatch::run`] can use the family's instructions.
 pub trait Kernel {
-    /// What it returns.
+    /// The type of the result.
     type Output;
     /// The body.
     fn run<S: Simd>(self, s: S) -> Self::Output;

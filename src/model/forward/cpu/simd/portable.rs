@@ -1,5 +1,5 @@
-//! Sixteen lanes as plain arrays, for any CPU. Multiplication and addition are rounded separately:
-//! without the instruction, a fused operation is a slow library call.
+//! Sixteen lanes as plain arrays, for any CPU. Multiplication and addition are rounded separately,
+//! because a fused operation without an instruction is a slow library call.
 
 use super::{LANES, Lanes, Simd};
 use half::{bf16, f16};

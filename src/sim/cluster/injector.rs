@@ -15,7 +15,7 @@ use crate::stdx::event_queue::Nanos;
 impl Cluster<'_> {
     pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
-        // The request records these faults when they hit it.
+        // The hit request records these faults.
         if !matches!(fault, Fault::CutCall | Fault::Abort | Fault::Leave) {
             self.trace.record_fault(now, &fault);
         }
@@ -71,8 +71,8 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// Records what a fault can cause, and where. A fault that hits one of many is recorded by the
-    /// function that picks its target.
+    /// Records the effect of a fault and its place. If a fault hits one of many targets, the
+    /// function that picks the target records it.
     fn explain(&mut self, fault: Fault, over: Nanos) {
         let now = self.agenda.now();
         let (effect, place, over) = match fault {
@@ -82,7 +82,7 @@ impl Cluster<'_> {
             | Fault::Stall { host, thread: Thread::Ctl, .. } => {
                 (Effect::Silences, FaultSite::Host(host), over)
             }
-            // A lane does not prove itself either.
+            // A lane also does not prove itself.
             Fault::Stall { host, thread: Thread::Move, .. } => {
                 (Effect::Holds, FaultSite::Host(host), over)
             }
@@ -192,7 +192,7 @@ impl Cluster<'_> {
         self.carry_out()
     }
 
-    /// Asks a process to drain, unless there is none or it is already draining.
+    /// Orders a process to drain, unless there is none or it is already draining.
     fn drain(&mut self, index: usize, down: Nanos) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
@@ -205,7 +205,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A process that drained has ended.
+    /// Ends a process that has drained.
     pub(super) fn leave(&mut self, index: usize) {
         let now = self.agenda.now();
         let down = self.hosts[index].leaves.map_or(0, |(_, down)| down);
@@ -214,8 +214,7 @@ impl Cluster<'_> {
         self.crash(index, false, now + down);
     }
 
-    /// Schedules a check: after a long enough stall, nothing sent before waits for the worker any
-    /// more.
+    /// Schedules a check: after a long stall, no earlier request waits for the worker.
     fn expect_silence(&mut self, fault: Fault, over: Nanos) {
         let now = self.agenda.now();
         let (host, from) = match fault {
@@ -232,7 +231,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Breaks a connection. Both ends notice, each at its time; what was on the way is lost.
+    /// Breaks a connection. Data in flight is lost. Both ends notice it, each at its time.
     fn cut(&mut self, number: ConnNumber) {
         self.trace.record(self.agenda.now(), "connection", number as usize, "is cut", None, 0);
         for end in [0, 1] {
@@ -245,8 +244,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// A process dies, and its kernel closes its connections. If its host dies too, peers notice
-    /// through the next process at this address, or through the silence.
+    /// Ends a process by a crash. Its kernel closes its connections. If its host also dies, peers
+    /// notice it from the next process at this address, or from the silence.
     fn crash(&mut self, index: usize, silent: bool, over: Nanos) {
         let now = self.agenda.now();
         if self.hosts[index].process.take().is_none() {
@@ -311,8 +310,8 @@ impl Cluster<'_> {
             .collect()
     }
 
-    /// Starts another process at the same address. It does not know the connections of the old one,
-    /// and resets them.
+    /// Starts another process at the same address. It resets the connections of the old process,
+    /// because it does not know them.
     pub(super) fn restart(&mut self, index: usize) {
         let now = self.agenda.now();
         self.trace.record(now, "process", index, "is started again", None, 0);
@@ -325,10 +324,10 @@ impl Cluster<'_> {
         }
     }
 
-    /// Resends what was lost between these hosts.
+    /// Resends data that was lost between these hosts.
     pub(super) fn heal(&mut self, ways: [Option<(usize, usize)>; 2]) {
         let now = self.agenda.now();
-        // A partition that began meanwhile can last longer.
+        // A partition that began later can still last.
         self.parted.retain(|way, until| !ways.contains(&Some(*way)) || *until > now);
         for (&number, conn) in &mut self.conns {
             for end in [0, 1] {
@@ -360,7 +359,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Restores the speed of a model, unless another fault slows it down.
+    /// Restores the speed of a model, unless another fault still slows it down.
     pub(super) fn quicken(&mut self, index: usize, life: u32) {
         let host = &self.hosts[index];
         let meant = host.life == life && host.slow_until <= self.agenda.now();

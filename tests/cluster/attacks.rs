@@ -531,7 +531,7 @@ fn a_router_never_pairs_what_does_not_fit() {
     assert!(alone.has_said("kv differs: "));
     assert_eq!(alone.get("/readiness").0, 503);
     let (status, text) = alone.post("/v1/completions", &body(1, 20, 4).to_string());
-    assert!(status == 503 && text.contains("fits a prefill worker"), "{status} {text}");
+    assert!(status == 503 && text.contains("fits a reachable prefill worker"), "{status} {text}");
     let both = route(&[&more[..], &["--decode", &url(&wide)]].concat());
     both.await_times("worker is up", 3);
     for salt in 0..6 {

@@ -3,8 +3,7 @@
 use super::*;
 use crate::config::Policy;
 use crate::ids::Leg;
-use crate::stdx::failpoint::set_failpoint;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::stdx::failpoint::panic_of;
 
 /// A pool with one idle connection that was kept for too long.
 fn pool_with_an_old_connection(reactor: &Reactor, now: Instant) -> WorkerPool {
@@ -30,9 +29,6 @@ fn invariants_find_a_connection_that_is_closed_and_stays_listed() {
     assert!(pool.kept.is_empty(), "it is closed");
 
     let mut pool = pool_with_an_old_connection(&reactor, begun);
-    set_failpoint(Some("idle connection stays listed"));
-    let found = catch_unwind(AssertUnwindSafe(|| pool.expire(&mut reactor, late)));
-    set_failpoint(None);
-    let message = *found.unwrap_err().downcast::<String>().unwrap();
+    let message = panic_of("idle connection stays listed", || pool.expire(&mut reactor, late));
     assert!(message.contains("each idle connection is listed once"), "{message}");
 }

@@ -371,7 +371,9 @@ impl ProxiedRequests {
                     return self.attempt(client, proxied, cx);
                 }
                 proxied.due = Some(at);
-                self.due.push(Reverse((at, client)));
+                if !is_failpoint_active("retry is not listed") {
+                    self.due.push(Reverse((at, client)));
+                }
             }
             AttemptAction::Finish => return self.land(client, proxied, cx),
             AttemptAction::Fail(cause) => return self.fail(client, proxied, cause, cx),

@@ -5,11 +5,13 @@ use crate::config::{Policy, RetryConfig};
 use crate::ids::Leg;
 use crate::net::resolver::Resolver;
 use crate::obs::registry::Registry;
+use crate::router::pool::PoolEvent;
 use crate::router::target::WorkerTarget;
 use crate::routing::balancer::LoadBalancer;
 use crate::stdx::failpoint::panic_of;
 use crate::upstream::request::UpstreamHead;
 use std::net::TcpListener;
+use std::time::Duration;
 
 const CLIENT: ConnId = ConnId::outside(7);
 
@@ -20,7 +22,7 @@ struct Router {
     pool: WorkerPool,
     requests: ProxiedRequests,
     now: Instant,
-    _worker: TcpListener,
+    worker: TcpListener,
 }
 
 impl Router {
@@ -35,14 +37,14 @@ impl Router {
         let number = pool.join(Leg::Decode, WorkerTarget::new(url, None, None), now);
         pool.balancer().probed(number, true, now);
         let metrics = RouterMetrics::register(&mut Registry::default());
-        let retries = RetryBudget::new(RetryConfig::of(0), now);
+        let retries = RetryBudget::new(RetryConfig::of(3), now);
         Router {
             reactor,
             connections: Connections::default(),
             pool,
             requests: ProxiedRequests::new(retries, metrics).within(terms),
             now,
-            _worker: worker,
+            worker,
         }
     }
 
@@ -62,6 +64,25 @@ impl Router {
     fn end(&mut self) {
         let (requests, mut cx) = self.split();
         requests.gone(CLIENT, &mut cx);
+    }
+
+    /// The worker closes each connection until the request waits for a retry.
+    fn break_off(&mut self) {
+        self.worker.set_nonblocking(true).unwrap();
+        let late = self.now + Duration::from_secs(60);
+        while self.requests.open[&CLIENT].due.is_none() {
+            drop(self.worker.accept());
+            self.now = Instant::now();
+            assert!(self.now < late, "the request does not end its attempt");
+            self.reactor.poll(Some(self.now + Duration::from_millis(10))).unwrap();
+            while let Some(event) = self.reactor.next_event() {
+                self.pool.handle(&mut self.reactor, event, self.now);
+                while let Some(PoolEvent { conn, event, .. }) = self.pool.poll() {
+                    let (requests, mut cx) = self.split();
+                    requests.handle_lead_event(CLIENT, conn, event, &mut cx);
+                }
+            }
+        }
     }
 
     fn check(&self) {
@@ -86,4 +107,17 @@ fn invariants_find_a_call_that_outlives_its_request() {
         router.check();
     });
     assert!(message.contains("each call of a leg has its request"), "{message}");
+}
+
+#[test]
+fn invariants_find_a_retry_that_is_not_listed() {
+    let lose_the_worker = || {
+        let mut router = Router::new(&RequestConfig::default());
+        router.start();
+        router.break_off();
+        router.check();
+    };
+    lose_the_worker();
+    let message = panic_of("retry is not listed", lose_the_worker);
+    assert!(message.contains("a request that waits for a retry is listed"), "{message}");
 }

@@ -4,8 +4,7 @@ use super::*;
 use crate::api::tokenize::DetokenizeRequest;
 use crate::model::tokenizer::Tokenizer;
 use crate::stdx::event_count::EventCount;
-use crate::stdx::failpoint::set_failpoint;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::stdx::failpoint::panic_of;
 use std::path::Path;
 
 fn table() -> RequestTable {
@@ -35,10 +34,9 @@ fn invariants_find_a_connection_that_leads_to_a_request_that_is_over() {
     table.invariants();
 
     convert(&mut table, 2);
-    set_failpoint(Some("connection outlives its request"));
-    assert_eq!(table.converted(RequestKey(1)), Some(ConnId::outside(2)));
-    set_failpoint(None);
-    let found = catch_unwind(AssertUnwindSafe(|| table.invariants()));
-    let message = *found.unwrap_err().downcast::<String>().unwrap();
+    let message = panic_of("connection outlives its request", || {
+        assert_eq!(table.converted(RequestKey(1)), Some(ConnId::outside(2)));
+        table.invariants();
+    });
     assert!(message.contains("a connection leads to one request"), "{message}");
 }

@@ -328,8 +328,10 @@ pub const PACE_TOKENS: f64 = 64.0;
 /// Tokens of a prefill chunk before the machine's speed is measured: a fraction of a second on the
 /// slowest machine.
 pub const UNMEASURED_CHUNK_TOKENS: u32 = 64;
-/// Sessions of one worker with peers: one per prefill worker of a large cluster.
-pub const SESSIONS_MAX: usize = 256;
+/// Sessions of one worker: one for each worker of the other role that a router can have. Beyond
+/// that, a decode worker ends its idle session that was used longest ago.
+pub const SESSIONS_MAX: usize = ROUTER_WORKERS_MAX;
+const _: () = assert!(SESSIONS_MAX <= CONTROL_CONNECTIONS_MAX);
 /// Most layers of a model with dummy weights. The deepest published models have under two hundred.
 pub const DUMMY_LAYERS_MAX: usize = 1024;
 /// Elements of the largest tensor of such a model, which is held in memory. Embeddings of the

@@ -23,6 +23,8 @@ use std::ops::Range;
 pub struct DestinationMover {
     memory: Memory,
     sessions: Vec<Option<Box<dyn DestinationHalf>>>,
+    /// No session at this index or above was ever open, so a turn skips them.
+    reached: usize,
     /// The last generation of each session.
     generations: Vec<SessionGeneration>,
     live: ExpectedSlots,
@@ -64,6 +66,7 @@ impl DestinationMover {
         DestinationMover {
             memory,
             sessions: (0..sessions).map(|_| None).collect(),
+            reached: 0,
             generations: vec![SessionGeneration(0); sessions],
             live: ExpectedSlots {
                 links,
@@ -77,7 +80,7 @@ impl DestinationMover {
     /// One turn: commands, then the sessions' arrivals. True if there was work.
     pub fn step(&mut self) -> bool {
         let mut busy = self.take_commands();
-        for index in 0..self.sessions.len() {
+        for index in 0..self.reached {
             let Some(half) = self.sessions[index].as_mut() else { continue };
             self.live.current = SessionId(index as u32);
             match half.step(&self.memory, &mut self.live) {
@@ -96,7 +99,7 @@ impl DestinationMover {
     /// Publishes to the sources of all sessions whether they must ring the doorbell.
     pub fn park(&mut self, parked: bool) {
         let parked = parked && !is_failpoint_active("sources are not told of a park");
-        for half in self.sessions.iter_mut().flatten() {
+        for half in self.sessions[..self.reached].iter_mut().flatten() {
             half.park(parked);
         }
     }
@@ -122,6 +125,7 @@ impl DestinationMover {
                 self.close(session, SessionLost::GONE);
                 self.generations[session.0 as usize] = generation;
                 self.sessions[session.0 as usize] = Some(binding);
+                self.reached = self.reached.max(session.0 as usize + 1);
             }
             DestinationCommand::Close { session } => self.close(session, SessionLost::GONE),
             DestinationCommand::Join { session, arrival } => {

@@ -36,6 +36,8 @@ pub struct SourceMover {
     links: Links<SourceCommand>,
     memory: Memory,
     sessions: Sessions,
+    /// No session at this index or above was ever open, so a turn skips them.
+    reached: usize,
     /// The last generation of each session.
     generations: Vec<SessionGeneration>,
     slots: Vec<Option<Transfer>>,
@@ -76,6 +78,7 @@ impl SourceMover {
         SourceMover {
             memory,
             sessions: Sessions((0..sessions).map(|_| None).chain([nobody]).collect()),
+            reached: 0,
             generations: vec![SessionGeneration(0); sessions + 1],
             slots: (0..slots).map(|_| None).collect(),
             active: Vec::with_capacity(slots),
@@ -109,7 +112,7 @@ impl SourceMover {
 
     /// Informs the transports of all sessions whether they must wake the mover.
     pub fn park(&mut self, parked: bool) {
-        for half in self.sessions.0.iter_mut().flatten() {
+        for half in self.sessions.0[..self.reached].iter_mut().flatten() {
             half.park(parked);
         }
     }
@@ -121,6 +124,7 @@ impl SourceMover {
                 self.close(session, SessionLost::GONE);
                 self.generations[session.0 as usize] = generation;
                 *self.sessions.half(session) = Some(binding);
+                self.reached = self.reached.max(session.0 as usize + 1);
             }
             SourceCommand::Close { session } => self.close(session, SessionLost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
@@ -245,7 +249,7 @@ impl SourceMover {
 
     fn poll_sessions(&mut self) -> bool {
         let mut busy = false;
-        for index in 0..self.sessions.0.len() {
+        for index in 0..self.reached {
             let Some(half) = self.sessions.0[index].as_mut() else { continue };
             let completed = &mut self.completed;
             let stepped = half.step(&self.memory, &mut |slot| completed.push(slot));

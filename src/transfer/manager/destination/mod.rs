@@ -116,11 +116,12 @@ where
         let generation = self.status.load(slot.id).generation;
         debug_assert_eq!(generation, slot.generation, "a request enters in its use of a slot");
         if !self.sources.contains_key(source) {
-            let fresh = self.make_room(now).ok_or(Cause::Overloaded)?;
+            let fresh = self.make_room(now, effects).ok_or(Cause::Overloaded)?;
             self.sessions[fresh.session.0 as usize] = Some(source.clone());
             self.sources.insert(source.clone(), fresh);
         }
         let Some(entry) = self.sources.get_mut(source) else { return Err(Cause::Internal) };
+        entry.used = now;
         let waiting = Waiting {
             generation: slot.generation,
             asked,

@@ -14,6 +14,7 @@ use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::trust::Trust;
 use crate::transfer::target::SessionId;
 use crate::wire::message::{Announce, Message, Rank, Refusal, Refused, Transport, Welcome};
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Instant;
@@ -53,6 +54,8 @@ pub(super) struct Source<L> {
     /// Counted by this worker over all uses of the session's index.
     pub(super) generation: SessionGeneration,
     pub(super) session: SessionId,
+    /// The time at which its last slot came.
+    pub(super) used: Instant,
     /// Transports that could not be set up over the current link.
     pub(super) without: Vec<Transport>,
     pub(super) rdma: Trust,
@@ -81,30 +84,50 @@ where
     L: Copy + Eq + Hash,
     A: Clone + Eq + Hash + Debug,
 {
-    /// A new source, in a free session. If there is none, it replaces the source that has been down
-    /// for the longest and has no waiting slots. So old prefill workers do not block new ones.
-    /// Generations continue from the replaced source, so that its late lanes and reports do not
-    /// match the new one.
-    pub(super) fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
+    /// A new source, in a free session. If there is none, it replaces a source without slots: the
+    /// one that has been down for the longest, else the one that was used longest ago. So old
+    /// prefill workers do not block new ones. `None`: each session has a slot. Generations continue
+    /// from the replaced source, so that its late lanes and reports do not match the new one.
+    pub(super) fn make_room(
+        &mut self,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) -> Option<Source<L>> {
         let down = |session, generation| Source {
             stage: Stage::Down { until: now, cause: Cause::PeerLost },
             generation,
             session,
+            used: now,
             without: Vec::new(),
             rdma: Trust::default(),
         };
         if let Some(free) = self.sessions.iter().position(Option::is_none) {
             return Some(down(SessionId(free as u32), SessionGeneration(0)));
         }
-        let is_awaited = |name: &A| self.slots.values().any(|waiting| waiting.source == *name);
+        let gone = self.idle_source()?;
+        if self.sources[&gone].transport().is_some() {
+            // The source has nothing to send: each slot here that it knows of has ended.
+            self.down(&gone, now, Cause::PeerLost, effects);
+        }
+        self.sources.remove(&gone).map(|gone| down(gone.session, gone.generation))
+    }
+
+    /// The source that a new one may replace.
+    fn idle_source(&self) -> Option<A> {
+        let busy: HashSet<&A> = self
+            .slots
+            .values()
+            .map(|waiting| &waiting.source)
+            .chain(self.aborting.values().map(|aborting| &aborting.source))
+            .collect();
         let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
-            Stage::Down { until, .. } => Some((until, source.session, name)),
+            Stage::Down { until, .. } => Some((false, until, source.session, name)),
+            Stage::Ready { .. } => Some((true, source.used, source.session, name)),
             _ => None,
         });
-        let idle = idle.filter(|(.., name)| !is_awaited(name));
-        let (.., oldest) = idle.min_by_key(|&(until, session, _)| (until, session.0))?;
-        let oldest = oldest.clone();
-        self.sources.remove(&oldest).map(|gone| down(gone.session, gone.generation))
+        let idle = idle.filter(|(.., name)| !busy.contains(name));
+        let oldest = idle.min_by_key(|&(stands, since, session, _)| (stands, since, session.0))?;
+        Some(oldest.3.clone())
     }
 
     pub(super) fn source_of(&self, link: L) -> Option<A> {

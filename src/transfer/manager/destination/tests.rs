@@ -275,20 +275,35 @@ fn prefill_workers_may_come_and_go_forever() {
 }
 
 #[test]
-fn the_one_down_for_the_longest_gives_way_and_one_that_stands_never() {
+fn a_source_that_is_down_gives_way_before_one_that_is_idle() {
     let mut worker = Worker::new();
     let sessions: Vec<SessionId> =
         (0..SESSIONS as u32).map(|source| worker.hand_off(source)).collect();
-    assert_eq!(worker.enter(0, 90), Err(Cause::Overloaded), "all are in use");
     worker.die(2);
     worker.die(1);
     assert_eq!(worker.hand_off(91), sessions[2]);
     assert_eq!(worker.hand_off(92), sessions[1]);
-    assert_eq!(worker.enter(0, 93), Err(Cause::Overloaded));
     // Sessions that were ready continue unchanged.
     let slot = worker.enter(0, 3).unwrap();
     assert_eq!(worker.effects.ready.pop(), Some((slot, sessions[3])));
     assert!(worker.effects.dialled.is_empty());
+}
+
+#[test]
+fn the_idle_session_that_was_used_longest_ago_ends_for_a_new_source() {
+    let mut worker = Worker::new();
+    let sessions: Vec<SessionId> =
+        (0..SESSIONS as u32).map(|source| worker.hand_off(source)).collect();
+    worker.now += Duration::from_secs(1);
+    let slot = worker.enter(0, 0).unwrap();
+    worker.leave(slot);
+    assert_eq!(worker.hand_off(90), sessions[1], "source 1 was used longest ago");
+    assert_eq!(worker.effects.closed, [sessions[1]], "its session ends first");
+    let held =
+        [(1, 0), (2, 2), (3, 3), (4, 90)].map(|(slot, source)| worker.enter(slot, source).unwrap());
+    assert_eq!(worker.enter(0, 91), Err(Cause::Overloaded), "each session has a slot");
+    held.into_iter().for_each(|slot| worker.leave(slot));
+    worker.hand_off(1);
 }
 
 #[test]
@@ -298,6 +313,9 @@ fn a_source_with_an_open_slot_keeps_its_session() {
         worker.hand_off(source);
     }
     let held = worker.enter(1, 0).unwrap();
+    for source in 1..SESSIONS as u32 {
+        worker.enter(source + 1, source).unwrap();
+    }
     worker.die(0);
     assert_eq!(
         worker.enter(0, 90),

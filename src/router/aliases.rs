@@ -43,8 +43,10 @@ impl WorkerAliases {
 
     /// Records that a worker has left its address.
     pub fn left(&mut self, worker: WorkerNumber, address: WorkerAddress, now: Instant) {
-        let is_new = self.past.iter().all(|past| past.number != worker);
-        debug_assert!(is_new, "a worker leaves once, because its number is never given again");
+        debug_assert!(
+            self.past.iter().all(|past| past.number != worker),
+            "a worker leaves once, because its number is never given again"
+        );
         if self.past.len() == PAST_WORKERS_MAX {
             self.past.pop_front();
         }
@@ -83,8 +85,10 @@ impl WorkerAliases {
                 .into_iter()
                 .find_map(|at| addresses.get(at).filter(|&&by| is_next(at, by)));
             if let Some(&found) = next {
-                let has_left = self.past.iter().any(|past| past.number == found);
-                debug_assert!(!has_left, "a worker that has left has no address");
+                debug_assert!(
+                    self.past.iter().all(|past| past.number != found),
+                    "a worker that has left has no address"
+                );
                 return Some(found);
             }
             // Numbers only grow, so the loop ends.

@@ -93,6 +93,7 @@ impl ProxiedRequests {
         role: Leg,
         cx: &mut RouterContext<'_>,
     ) {
+        debug_assert!(!proxied.attempts.is_waiting(), "a leg that was sent is lost, not refused");
         let why = "no chosen worker accepted a connection";
         proxied.last.get_or_insert_with(|| {
             UpstreamReply::error(&failure::error(Cause::PeerLost, why.into()))

@@ -290,8 +290,10 @@ impl LoadBalancer {
         let picked = row.map(|row| {
             let (seat, mut worker) = (table.seats()[row], table.rows()[row]);
             debug_assert!(worker.usable, "a chosen worker is usable");
-            let is_willing = !avoid.unwilling.contains(&seat.number);
-            debug_assert!(is_willing, "a worker that refused the request is not chosen");
+            debug_assert!(
+                !avoid.unwilling.contains(&seat.number),
+                "a worker that refused the request is not chosen"
+            );
             if !is_compared && policy::keeps_in_mind(policy, leg) {
                 worker.cached = prefixes.depth(seat.number, &work.blocks);
             }

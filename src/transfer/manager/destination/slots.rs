@@ -112,8 +112,11 @@ where
         cause: Cause,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
-        let generation = self.slots.get(&slot.id).map(|waiting| waiting.generation);
-        debug_assert_eq!(generation, Some(slot.generation), "a slot fails before it is left");
+        debug_assert_eq!(
+            self.slots.get(&slot.id).map(|waiting| waiting.generation),
+            Some(slot.generation),
+            "a slot fails before it is left"
+        );
         if self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok() {
             effects
                 .mover(DestinationCommand::Cancel { slot: slot.id, generation: slot.generation });

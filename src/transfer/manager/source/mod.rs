@@ -357,8 +357,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     /// Handles a room in which both legs have met: sets the state, then informs the scheduler.
     fn meet(&mut self, met: MatchedLegs<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
         let MatchedLegs { slot, wanted } = met;
-        let session = self.by_link.get(&wanted.link);
-        debug_assert_eq!(session, Some(&wanted.target.session), "legs meet in an open session");
+        debug_assert_eq!(
+            self.by_link.get(&wanted.link),
+            Some(&wanted.target.session),
+            "legs meet in an open session"
+        );
         let goes_on = match &wanted.place {
             Some(place) if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() => {
                 effects.granted(slot, wanted.target, place.first, &place.pages);

@@ -207,8 +207,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
         });
         slots.sort_unstable_by_key(|slot: &Slot| slot.id);
-        let has_left = self.rooms.partners(link).next().is_none();
-        debug_assert!(has_left, "the rooms of a dead link have no other end");
+        debug_assert!(
+            self.rooms.partners(link).next().is_none(),
+            "the rooms of a dead link have no other end"
+        );
         for slot in slots {
             self.fail(slot, cause, effects);
         }

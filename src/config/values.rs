@@ -1,6 +1,7 @@
 //! Types and parsers of single flag values: sizes, hosts, networks, CPU lists, worker addresses.
 
 use crate::limits::PEER_TIMEOUT_RANGE;
+use crate::sys::affinity::CPUS_MAX;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::net::IpAddr;
@@ -201,14 +202,11 @@ impl Serialize for Cidr {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuList(pub Vec<usize>);
 
-/// Linux's maximum number of logical CPUs. It bounds the memory for a range.
-const CPU_MAX: usize = 8192;
-
 impl FromStr for CpuList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<CpuList, String> {
-        let number = |text: &str| text.trim().parse().ok().filter(|&cpu: &usize| cpu < CPU_MAX);
+        let number = |text: &str| text.trim().parse().ok().filter(|&cpu: &usize| cpu < CPUS_MAX);
         let mut cpus = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -216,7 +214,7 @@ impl FromStr for CpuList {
                 (Some(first), Some(last)) if first <= last => cpus.extend(first..=last),
                 _ => {
                     return Err(format!(
-                        "CPUs are numbers and ranges below {CPU_MAX}, such as 0-3,8"
+                        "CPUs are numbers and ranges below {CPUS_MAX}, such as 0-3,8"
                     ));
                 }
             }
@@ -224,6 +222,19 @@ impl FromStr for CpuList {
         cpus.sort_unstable();
         cpus.dedup();
         Ok(CpuList(cpus))
+    }
+}
+
+impl fmt::Display for CpuList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, run) in self.0.chunk_by(|a, b| a + 1 == *b).enumerate() {
+            let separator = if index == 0 { "" } else { "," };
+            match run {
+                [only] => write!(f, "{separator}{only}")?,
+                _ => write!(f, "{separator}{}-{}", run[0], run[run.len() - 1])?,
+            }
+        }
+        Ok(())
     }
 }
 

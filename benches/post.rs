@@ -131,6 +131,7 @@ impl Session {
                 device: fabric.device(),
                 route: fabric.route(),
                 number: 0,
+                node: None,
                 chosen: String::new(),
             }]
         };

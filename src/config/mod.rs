@@ -226,7 +226,7 @@ pub struct ChunkConfig {
 pub struct CoreConfig {
     /// Logical CPUs to run on, in ascending order, at least one.
     pub cpus: Vec<usize>,
-    /// Whether the user named the CPUs. If so, threads are pinned even if they must share CPUs.
+    /// Whether the user named the CPUs. If so, no thread leaves them, and threads get CPUs alone.
     pub cpus_are_chosen: bool,
     /// Number of compute threads, at least one.
     pub threads: usize,

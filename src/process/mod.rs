@@ -4,12 +4,14 @@
 //! one `move-0`, and threads that tokenise. Not here: the logic of roles.
 
 mod announcement;
+pub mod cpu_plan;
 mod listeners;
 mod model;
 mod ports;
 mod registration;
 pub mod router;
 mod startup;
+pub mod thread_cpus;
 mod threads;
 pub mod worker;
 
@@ -108,8 +110,9 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
         WorkerLayout::Split { prefill, decode, .. } => prefill.saturating_add(decode),
     };
     model::tell_excess(&config.worker.kv, workers);
+    let plan = thread_cpus::begin(&config.worker.cores, &[]);
     let (files, forward, mut loaded) =
-        LoadedModel::open(&config.worker, config.chunks, config.retraction, transports)?;
+        LoadedModel::open(&config.worker, config.chunks, config.retraction, transports, plan)?;
     if let WorkerLayout::Split { decode_allocation, .. } = config.layout {
         loaded.decode_allocation = decode_allocation;
     }
@@ -139,6 +142,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
     let mut service = service?;
     install_secrets(&mut service, credentials, reload)?;
     starting.finish();
+    thread_cpus::become_ctl(&loaded.plan);
     threads::announce_ready(&service, &config.worker, begun);
     let end = match service.run().map_err(|error| RoleError::Io("the event loop failed", error)) {
         Ok(RunOutcome::Ended(end)) => Ok(end),

@@ -3,6 +3,7 @@
 //! Thread: the thread that starts the process. Invariants: no value changes after the load.
 
 use super::RoleError;
+use super::cpu_plan::CpuPlan;
 use crate::config::{self, ChunkConfig, CoreConfig, KvConfig, RetractionConfig, WorkerConfig};
 use crate::ids::DecodeAllocation;
 use crate::kv::layout::{KvDtype, KvLayout};
@@ -54,8 +55,8 @@ pub struct LoadedModel {
     pub split: bool,
     /// When decode workers allocate pages for prompts of this process's prefill workers.
     pub decode_allocation: DecodeAllocation,
-    /// CPUs for the threads of NICs: CPUs that compute threads, the mover and `ctl` do not use.
-    pub data_cpus: Vec<usize>,
+    /// The CPUs of each thread.
+    pub plan: CpuPlan,
 }
 
 impl LoadedModel {
@@ -68,6 +69,7 @@ impl LoadedModel {
         chunks: ChunkConfig,
         retraction: RetractionConfig,
         transports: Vec<Transport>,
+        plan: CpuPlan,
     ) -> Result<(ModelFiles, Box<dyn Forward>, LoadedModel), RoleError> {
         let format = match worker.model.load_format {
             config::LoadFormat::Auto => WeightFormat::Auto,
@@ -101,18 +103,15 @@ impl LoadedModel {
         };
         tell_shortage(&layout, pages, context);
         let tier_pages = tier_pages(&layout, retraction.memory.0)?;
-        let pinned =
-            worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
         let options = CpuOptions {
             threads: worker.cores.threads,
             limits: sched.batch_limits(),
             kernel: None,
-            pin: pinned.then(|| worker.cores.cpus.clone()),
+            pin: plan.team.clone(),
         };
         let forward = load_weights(&files, &options)?;
         tell_loaded(&forward, &layout, pages, context);
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
-        let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
         let loaded = LoadedModel {
             sched,
             layout,
@@ -127,7 +126,7 @@ impl LoadedModel {
             copy_lanes: copy_lanes(&worker.cores),
             split: false,
             decode_allocation: DecodeAllocation::default(),
-            data_cpus: free.unwrap_or_default().to_vec(),
+            plan,
         };
         Ok((files, Box::new(forward), loaded))
     }

@@ -4,6 +4,7 @@
 
 use super::RoleError;
 use super::model::LoadedModel;
+use super::thread_cpus::start_on;
 use crate::api::Sampling;
 use crate::config::WorkerConfig;
 use crate::ids::{Role, WorkerId};
@@ -42,7 +43,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{DataThreads, Rails, Settings, cores_near};
+use crate::transfer::transport::rdma::{DataThreads, Rails, Settings};
 use crate::wire::message::Transport;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::requests::{Placement, RequestTable, ServingConfig};
@@ -69,8 +70,6 @@ pub struct ProcessBuilder {
     mover: Mover,
     waiter: Waiter,
     data: DataThreads,
-    /// CPUs that no thread of a NIC uses yet.
-    data_cpus: Vec<usize>,
     engine_commands: (channel::Sender<EngineCommand>, channel::Receiver<EngineCommand>),
     engine_bell: Arc<EventCount>,
     engine_thread: Arc<OnceLock<Thread>>,
@@ -102,7 +101,6 @@ impl ProcessBuilder {
             mover: Mover { sources: Vec::new(), destinations: Vec::new() },
             waiter,
             data: DataThreads::default(),
-            data_cpus: loaded.data_cpus.clone(),
             engine_commands: channel::bounded(loaded.slots * 4 + 64),
             engine_bell,
             engine_thread,
@@ -165,12 +163,11 @@ impl ProcessBuilder {
     }
 
     /// Starts poster and poller threads for a source's NICs, on CPUs near them if any are free.
-    fn split(&mut self, rails: &mut Rails, spin: bool) -> std::io::Result<()> {
-        for split in rails.split(&self.waiter.bell, spin)? {
-            let near = cores_near(&split.nic, &self.data_cpus);
-            let cpus = near.first_chunk::<2>().copied();
-            self.data_cpus.retain(|cpu| cpus.is_none_or(|taken| !taken.contains(cpu)));
-            self.data.start(split, cpus)?;
+    fn split(&mut self, rails: &mut Rails, loaded: &LoadedModel) -> std::io::Result<()> {
+        let plan = &loaded.plan;
+        for split in rails.split(&self.waiter.bell, loaded.spin)? {
+            let cpus = plan.of_nic(&split.nic);
+            start_on(plan, &plan.others, || self.data.start(split, cpus))?;
         }
         Ok(())
     }
@@ -213,7 +210,7 @@ impl ProcessBuilder {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
         let mut rails = self.rails(loaded, &memory)?;
         if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
-            self.split(rails, loaded.spin)
+            self.split(rails, loaded)
                 .map_err(|error| RoleError::Io("cannot start a thread", error))?;
         }
         worker.rails = rails.map(Arc::new);
@@ -242,7 +239,8 @@ impl ProcessBuilder {
     /// Adds a decode worker.
     pub fn add_decode(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
         let (id, mut memory, status, mut worker) = self.worker(loaded)?;
-        memory.copy_pool = CopyPool::new(loaded.copy_lanes)
+        let plan = &loaded.plan;
+        memory.copy_pool = start_on(plan, &plan.copiers, || CopyPool::new(loaded.copy_lanes))
             .map_err(|error| RoleError::Io("cannot start a copy thread", error))?;
         worker.rails = self.rails(loaded, &memory)?.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
@@ -287,18 +285,20 @@ impl ProcessBuilder {
             Engine::new(&loaded.sched, self.workers, forward, channel, Box::new(Instant::now));
         let progress = engine.progress().clone();
         let (bell, stopped, cell) = (self.engine_bell.clone(), stop.clone(), self.engine_thread);
-        let thread = thread::Builder::new().name("engine".into());
-        let engine = thread
-            .spawn(move || {
-                let _ = cell.set(thread::current());
-                engine::run(&mut engine, &bell, &stopped, spins);
-                engine.into_forward()
-            })
-            .map_err(io)?;
+        let (plan, builder) = (&loaded.plan, thread::Builder::new().name("engine".into()));
+        let run = move || {
+            let _ = cell.set(thread::current());
+            engine::run(&mut engine, &bell, &stopped, spins);
+            engine.into_forward()
+        };
+        let engine = start_on(plan, &plan.engine, || builder.spawn(run)).map_err(io)?;
         let (mover_bell, wait) = (self.waiter.bell.clone(), self.waiter.set.clone());
         let (mut mover, waiter, stopped) = (self.mover, self.waiter, stop.clone());
-        let thread = thread::Builder::new().name("move-0".into());
-        let mover = thread.spawn(move || waiter.run(&mut mover, &stopped)).map_err(io)?;
+        let (run, builder) = (
+            move || waiter.run(&mut mover, &stopped),
+            thread::Builder::new().name("move-0".into()),
+        );
+        let mover = start_on(plan, &plan.mover, || builder.spawn(run)).map_err(io)?;
         let handoff = Handoff::new(
             self.members,
             TransportOffer {
@@ -359,7 +359,8 @@ pub fn build_service(
     let (tokenizer, chat, context) =
         (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
     let text = Arc::new(TextProcessor { tokenizer, chat, context });
-    let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
+    let start = || TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone());
+    let queue = start_on(&loaded.plan, &loaded.plan.text, start).map_err(io)?;
     let sched = &loaded.sched;
     let terms = ServingConfig {
         names: config.model.served_names.clone(),

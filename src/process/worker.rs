@@ -15,7 +15,9 @@ use super::listeners::{self, Listeners};
 use super::model::{LoadedModel, compat_digest};
 use super::startup::StartupSignals;
 use super::threads::{self, ProcessBuilder, Threads};
-use super::{RoleError, http_port, install_secrets, ports, reactor, registration, shut_down};
+use super::{
+    RoleError, http_port, install_secrets, ports, reactor, registration, shut_down, thread_cpus,
+};
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
 use crate::ids::{Peer, Role, WorkerId};
@@ -57,8 +59,9 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     all.extend(listeners::ports(config, role));
     ports::check(config.worker.server.host, &all)?;
     super::model::tell_excess(&config.worker.kv, 1);
+    let plan = thread_cpus::begin(&config.worker.cores, &nics);
     let (files, forward, mut loaded) =
-        LoadedModel::open(&config.worker, config.chunks, config.retraction, transports)?;
+        LoadedModel::open(&config.worker, config.chunks, config.retraction, transports, plan)?;
     loaded.nics = nics;
     let (mut reactor, ctl) = reactor()?;
     let secrets = config.handoff.cluster_keys.clone();
@@ -79,6 +82,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     service.set_role_change(RoleChange::new(role, barred.collect()));
     install_secrets(&mut service, credentials, reload)?;
     starting.finish();
+    thread_cpus::become_ctl(&loaded.plan);
     threads::announce_ready(&service, &config.worker, begun);
     loop {
         let outcome = service.run().map_err(|error| RoleError::Io("the event loop failed", error));
@@ -156,7 +160,8 @@ impl WorkerProcess<'_> {
         };
         let names = (role == Role::Decode).then(|| {
             let bell = self.ctl.clone();
-            Resolver::start(move || bell.notify())
+            let start = || Resolver::start(move || bell.notify());
+            thread_cpus::start_on(&loaded.plan, &loaded.plan.text, start)
         });
         let names =
             names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
@@ -269,8 +274,11 @@ impl WorkerProcess<'_> {
         let Some(Advertisement { peer, bootstrap_port, kind }) = self.advertisement else {
             return Ok(());
         };
-        let key = self.secrets.first();
-        registration::enrol(self.config, key, service, peer, self.role, bootstrap_port, kind)
+        let (key, plan) = (self.secrets.first(), &self.loaded.plan);
+        // It can start threads that resolve names.
+        thread_cpus::start_on(plan, &plan.text, || {
+            registration::enrol(self.config, key, service, peer, self.role, bootstrap_port, kind)
+        })
     }
 
     /// Takes over the cluster's current keys.

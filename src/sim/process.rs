@@ -304,7 +304,8 @@ struct Cores {
 fn rails(index: usize, size: &Size, site: Site<'_>, memory: &Memory) -> io::Result<Option<Rails>> {
     let Some((fabric, nics)) = site.nic else { return Ok(None) };
     let device = fabric.device_in(index as u32);
-    let nic = Nic { device, route: fabric.route(), number: 0, chosen: "the only one".into() };
+    let (route, chosen) = (fabric.route(), "the only one".into());
+    let nic = Nic { device, route, number: 0, node: None, chosen };
     Rails::new(&[nic], memory, size.slots, size.config.context as usize, nics.settings).map(Some)
 }
 

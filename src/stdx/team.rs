@@ -48,9 +48,13 @@ pub struct Team {
 }
 
 impl Team {
-    /// Starts `threads − 1` helpers with the names `name-1` and so on. If `pin` is given, helper
-    /// `i` runs on core `pin[i]`, modulo its length.
-    pub fn new(name: &str, threads: usize, pin: Option<&[usize]>) -> io::Result<Team> {
+    /// Starts `threads − 1` helpers with the names `name-1` and so on. Helper `i` begins with
+    /// `begin(i)`, which can choose its CPUs.
+    pub fn new(
+        name: &str,
+        threads: usize,
+        begin: impl Fn(usize) + Clone + Send + 'static,
+    ) -> io::Result<Team> {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             phase: Barrier::new(),
@@ -64,13 +68,11 @@ impl Team {
         });
         let mut team = Team { shared: shared.clone(), helpers: Vec::with_capacity(helpers) };
         for index in 1..=helpers {
-            let shared = shared.clone();
-            let core = pin.and_then(|cores| cores.get(index % cores.len().max(1)).copied());
+            let (shared, begin) = (shared.clone(), begin.clone());
             let helper =
                 thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
-                    if let Some(id) = core {
-                        core_affinity::set_for_current(core_affinity::CoreId { id });
-                    }
+                    begin(index);
+                    drop(begin);
                     shared.started.fetch_add(1, SeqCst);
                     let _seal = seal_thread();
                     help(&shared, index);
@@ -269,7 +271,7 @@ mod tests {
     #[test]
     fn each_task_runs_once_for_any_number_of_threads() {
         for threads in [1, 2, 3, 7] {
-            let mut team = Team::new("team", threads, None).unwrap();
+            let mut team = Team::new("team", threads, |_| ()).unwrap();
             for count in [0, 1, 2, 3, 100] {
                 let mut done = vec![0u32; count];
                 let mut scratch = vec![0u32; threads];
@@ -287,7 +289,7 @@ mod tests {
 
     #[test]
     fn sleeping_helpers_are_woken() {
-        let mut team = Team::new("team", 2, None).unwrap();
+        let mut team = Team::new("team", 2, |_| ()).unwrap();
         for _ in 0..20 {
             thread::sleep(std::time::Duration::from_millis(2));
             // Two tasks that wait for each other need two threads.
@@ -300,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_any_task_reaches_the_caller_after_all_ended() {
-        let mut team = Team::new("team", 2, None).unwrap();
+        let mut team = Team::new("team", 2, |_| ()).unwrap();
         let ended = AtomicUsize::new(0);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let met = std::sync::Barrier::new(2);

@@ -14,12 +14,13 @@ use std::{fmt, io};
 pub struct CopyPool(Option<Arc<Mutex<Team>>>);
 
 impl CopyPool {
-    /// A pool of `lanes` threads, the caller's own included.
+    /// A pool of `lanes` threads, the caller's own included. The others have the CPUs of the thread
+    /// that calls this function.
     pub fn new(lanes: usize) -> io::Result<CopyPool> {
         if lanes < 2 {
             return Ok(CopyPool(None));
         }
-        Ok(CopyPool(Some(Arc::new(Mutex::new(Team::new("copy", lanes, None)?)))))
+        Ok(CopyPool(Some(Arc::new(Mutex::new(Team::new("copy", lanes, |_| ())?)))))
     }
 
     /// Whether the pool has more than one lane.

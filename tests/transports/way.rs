@@ -363,6 +363,7 @@ fn nics_of(rig: &Rig, count: usize, lanes: usize, regions: [u64; 2]) -> ([Arc<Ni
         device: fabric.device(),
         route: fabric.route(),
         number,
+        node: None,
         chosen: String::new(),
     };
     let side = |memory: &Memory, region_max: u64| {
@@ -378,7 +379,13 @@ pub fn nics_over(memory: &Memory, region_max: &[u64]) -> std::io::Result<Nics> {
     let fabric = Fabric::new();
     let nic = |(number, &bytes)| {
         fabric.limit_regions(bytes);
-        Nic { device: fabric.device(), route: fabric.route(), number, chosen: String::new() }
+        Nic {
+            device: fabric.device(),
+            route: fabric.route(),
+            number,
+            node: None,
+            chosen: String::new(),
+        }
     };
     let nics: Vec<Nic> = (0..).zip(region_max).map(nic).collect();
     Nics::new(&nics, memory, SLOTS, 512, Settings::default())

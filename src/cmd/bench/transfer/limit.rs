@@ -570,6 +570,7 @@ mod tests {
                     device: fabric.device(),
                     route: fabric.route(),
                     number,
+                    node: None,
                     chosen: String::new(),
                 };
                 VerbsLimit::on(&[nic(0), nic(1)], &case, 2, PATIENCE).unwrap()

@@ -29,6 +29,7 @@ use super::{Forward, KvPool, StepEnd};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::stdx::team::Team;
+use crate::sys::affinity;
 use load::ModelWeights;
 use plan::StepPlan;
 use rope::Rope;
@@ -45,7 +46,8 @@ pub struct CpuOptions {
     pub limits: BatchLimits,
     /// The kernel family; `None` selects the fastest one that the CPU can run.
     pub kernel: Option<KernelFamily>,
-    /// Cores of the threads. The first is for the engine's thread, which pins itself.
+    /// The CPU of each thread beside the engine's; `None`: they run on the CPUs of the thread that
+    /// loads the model.
     pub pin: Option<Vec<usize>>,
 }
 
@@ -83,7 +85,14 @@ impl CpuModel {
             let names: Vec<&str> = available.iter().map(|family| family.name()).collect();
             LoadError::field(weights.describe(), "kernel family", names.join(" or "), family)
         })?;
-        let mut team = Team::new("team", options.threads, options.pin.as_deref())
+        let pin = options.pin.clone().unwrap_or_default();
+        let begin = move |helper: usize| {
+            if let Some(&cpu) = pin.get(helper - 1) {
+                // Without its CPU, the helper runs on those of its starter.
+                let _ = affinity::restrict(&[cpu]);
+            }
+        };
+        let mut team = Team::new("team", options.threads, begin)
             .map_err(|error| LoadError::io("compute threads", error))?;
         let weights = ModelWeights::load(config, weights, &mut team, progress)?;
         let scratch = StepScratch::new(config, &weights, &options.limits, team.threads());

@@ -21,7 +21,7 @@ mod split;
 mod threads;
 
 pub use destination::{RdmaDestination, RdmaOffer};
-pub use nic::{Nic, cores_near};
+pub use nic::Nic;
 pub use rails::{Rails, Settings};
 pub use slabs::Slabs;
 pub use source::RdmaSource;

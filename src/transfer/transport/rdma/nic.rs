@@ -1,9 +1,9 @@
 //! The choice of a worker's NICs, ports and addresses.
 
+use crate::sys::host::HostFiles;
+use crate::sys::topology::{Cpu, node_of_nic};
 use crate::sys::verbs::{self, Device, DeviceInfo, GidKind, PortGid, PortInfo, Route};
 use crate::wire::message::RdmaGrant;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A NIC that can be used.
@@ -16,6 +16,8 @@ pub struct Nic {
     /// Index among all devices of the host, sorted by name. Hosts with equal hardware have equal
     /// numbers.
     pub number: u16,
+    /// The NUMA node, if it is known.
+    pub node: Option<u32>,
     /// Description of the choice, for logs.
     pub chosen: String,
 }
@@ -37,7 +39,7 @@ impl Nic {
     /// # Errors
     /// The reason, if no device can be used.
     pub fn choose(names: &[String], cores: &[usize]) -> Result<Vec<Nic>, String> {
-        let sysfs = Path::new("/sys");
+        let host = HostFiles::at("/");
         let mut why = "no RDMA device".to_string();
         let mut listed: Vec<_> = verbs::list()
             .map_err(|error| error.to_string())?
@@ -61,13 +63,13 @@ impl Nic {
             match usable {
                 _ if !names.is_empty() && !names.contains(&name) => {}
                 Ok((port, address)) => {
-                    let node = node_of_device(sysfs, &name);
+                    let node = node_of_nic(&host, &name);
                     found.push(Candidate { number, name, port, address, node });
                 }
                 Err(reason) => why = reason,
             }
         }
-        let here = if names.is_empty() { node_of_cores(sysfs, cores) } else { None };
+        let here = if names.is_empty() { node_of_cores(&host, cores) } else { None };
         let mut nics = Vec::new();
         // Devices of other nodes are used only if no near device opens.
         for candidates in nearest(found, here, |candidate| candidate.node) {
@@ -95,41 +97,20 @@ impl Candidate {
     fn open(self) -> Result<Nic, String> {
         let Candidate { number, name, port, address, node } = self;
         let device = Device::open(&name).map_err(|error| format!("{name}: {error}"))?;
-        let node = node.map_or(String::new(), |node| format!(", NUMA node {node}"));
+        let shown = node.map_or(String::new(), |node| format!(", NUMA node {node}"));
         let chosen = format!(
-            "{name} port {}, {} {} (entry {}), packets of {} bytes{node}",
+            "{name} port {}, {} {} (entry {}), packets of {} bytes{shown}",
             port.number, address.kind, address.gid, address.index, port.mtu
         );
-        Ok(Nic { device, route: Route::new(&port, &address), number, chosen })
+        Ok(Nic { device, route: Route::new(&port, &address), number, node, chosen })
     }
 }
 
-/// The `cores` on a device's NUMA node; all of them if the node is unknown.
-pub fn cores_near(device: &str, cores: &[usize]) -> Vec<usize> {
-    let sysfs = Path::new("/sys");
-    let node = node_of_device(sysfs, device);
-    let near = |core: &&usize| node.is_none() || node_of_core(sysfs, **core) == node;
-    cores.iter().filter(near).copied().collect()
-}
-
 /// The NUMA node of all `cores`; None if they are on several nodes, or it is unknown.
-fn node_of_cores(sysfs: &Path, cores: &[usize]) -> Option<u32> {
-    let mut nodes = cores.iter().map(|&core| node_of_core(sysfs, core));
+fn node_of_cores(host: &HostFiles, cores: &[usize]) -> Option<u32> {
+    let mut nodes = cores.iter().map(|&core| Cpu::of(host, core).node);
     let first = nodes.next()??;
     nodes.all(|node| node == Some(first)).then_some(first)
-}
-
-fn node_of_core(sysfs: &Path, core: usize) -> Option<u32> {
-    let folder = fs::read_dir(sysfs.join(format!("devices/system/cpu/cpu{core}"))).ok()?;
-    let mut names = folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.find_map(|name| name.strip_prefix("node")?.parse().ok())
-}
-
-/// None if the machine has only one node, or does not report it.
-fn node_of_device(sysfs: &Path, name: &str) -> Option<u32> {
-    let text =
-        fs::read_to_string(sysfs.join(format!("class/infiniband/{name}/device/numa_node"))).ok()?;
-    text.trim().parse().ok()
 }
 
 /// The items on the node `here`, then the others.
@@ -212,24 +193,20 @@ mod tests {
         let mut devices = ["mlx5_10", "mlx5_9", "bnxt_re0", "mlx5_1", "rxe"];
         devices.sort_by(|a, b| natural(a).cmp(&natural(b)));
         assert_eq!(devices, ["bnxt_re0", "mlx5_1", "mlx5_9", "mlx5_10", "rxe"]);
-        let sysfs = std::env::temp_dir().join(format!("baton-sysfs-{}", std::process::id()));
-        let device = sysfs.join("class/infiniband/mlx5_0/device");
-        let node_of = |core, node| sysfs.join(format!("devices/system/cpu/cpu{core}/node{node}"));
-        for folder in [&device, &node_of(3, 1), &node_of(4, 1), &node_of(5, 0)] {
-            fs::create_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn cores_have_a_node_if_all_are_on_it() {
+        let root = std::env::temp_dir().join(format!("baton-nodes-{}", std::process::id()));
+        for (core, node) in [(3, 1), (4, 1), (5, 0)] {
+            let folder = format!("sys/devices/system/cpu/cpu{core}/node{node}");
+            std::fs::create_dir_all(root.join(folder)).unwrap();
         }
-        let node = |text| {
-            fs::write(device.join("numa_node"), text).unwrap();
-            node_of_device(&sysfs, "mlx5_0")
-        };
-        assert_eq!(
-            [node("1\n"), node("-1\n"), node_of_device(&sysfs, "none")],
-            [Some(1), None, None]
-        );
+        let host = HostFiles::at(&root);
         let nodes =
-            [&[3][..], &[3, 4], &[3, 5], &[3, 9], &[]].map(|cores| node_of_cores(&sysfs, cores));
+            [&[3][..], &[3, 4], &[3, 5], &[3, 9], &[]].map(|cores| node_of_cores(&host, cores));
         assert_eq!(nodes, [Some(1), Some(1), None, None, None]);
-        fs::remove_dir_all(sysfs).unwrap();
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

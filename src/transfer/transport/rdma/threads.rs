@@ -3,6 +3,7 @@
 
 use super::split::Split;
 use crate::stdx::event_count::EventCount;
+use crate::sys::affinity;
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use std::io;
 use std::sync::Arc;
@@ -49,8 +50,9 @@ impl DataThreads {
         let stop = self.stop.clone();
         self.bells.push(waiter.bell.clone());
         self.threads.push(thread::Builder::new().name(name).spawn(move || {
-            if let Some(id) = cpu {
-                core_affinity::set_for_current(core_affinity::CoreId { id });
+            if let Some(cpu) = cpu {
+                // Without the CPU, the thread runs on those of its starter.
+                let _ = affinity::restrict(&[cpu]);
             }
             let _ends = EndsWithItsThread;
             waiter.run(&mut turns, &stop);

@@ -8,7 +8,7 @@ use baton::cli::{self, HostInfo, Invocation};
 use baton::cmd::bench::transfer::{BenchPlan, Survey};
 use baton::cmd::doctor::{self, Verdict, transfer};
 use baton::cmd::{bench, drain};
-use baton::config::{DrainConfig, RoleConfig};
+use baton::config::{CoreConfig, DrainConfig, RoleConfig};
 use baton::ids::Role;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             run_drain(&config)
         }
-        Ok(Invocation::Doctor(flags)) => run_doctor(&flags, &surroundings),
+        Ok(Invocation::Doctor(flags, cores)) => run_doctor(&flags, &cores, &surroundings),
         Ok(Invocation::BenchTransfer(flags)) => match BenchPlan::new(&flags) {
             Err(error) => ExitCode::from(error.report()),
             Ok(plan) => run_bench(&plan),
@@ -117,10 +117,10 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
     }
 }
 
-fn run_doctor(flags: &DoctorFlags, surroundings: &HostInfo) -> ExitCode {
+fn run_doctor(flags: &DoctorFlags, cores: &CoreConfig, surroundings: &HostInfo) -> ExitCode {
     let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
     let here = Survey::here();
-    let mut findings = doctor::examine(surroundings, &kernels, &here.nics);
+    let mut findings = doctor::examine(surroundings, cores, &kernels, &here.nics);
     if let Some(peer) = &flags.peer {
         findings.push(transfer::between(&here, peer, Survey::ask(peer).map(|(theirs, _)| theirs)));
     }

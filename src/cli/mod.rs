@@ -12,7 +12,8 @@ mod resolve;
 mod unsupported;
 
 use crate::config::error::ConfigError;
-use crate::config::{DrainConfig, RoleConfig};
+use crate::config::{CoreConfig, DrainConfig, RoleConfig};
+use crate::sys::affinity;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 use flags::{Cli, DoctorFlags, SimFlags, TransferBenchFlags};
@@ -39,8 +40,8 @@ pub enum Invocation {
         /// As in `Run`.
         warnings: Vec<String>,
     },
-    /// `baton doctor`.
-    Doctor(DoctorFlags),
+    /// `baton doctor`: the flags, and the CPUs and threads that they choose.
+    Doctor(DoctorFlags, CoreConfig),
     /// `baton bench transfer`, as typed. The bench checks the names of cases and transports.
     BenchTransfer(Box<TransferBenchFlags>),
     /// `baton sim`.
@@ -62,12 +63,7 @@ impl HostInfo {
     /// The host of this process.
     pub fn of_this_process() -> HostInfo {
         let parallelism = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let mut cpus: Vec<usize> =
-            core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
-        cpus.sort_unstable();
-        if cpus.is_empty() {
-            cpus = (0..parallelism).collect();
-        }
+        let cpus = affinity::allowed().unwrap_or_else(|_| (0..parallelism).collect());
         HostInfo { cpus, parallelism, log_level: std::env::var("BATON_LOG").ok() }
     }
 }

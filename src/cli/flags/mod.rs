@@ -96,6 +96,15 @@ pub struct DoctorFlags {
     /// is 1
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer)]
     pub peer: Option<String>,
+    /// Show the CPUs of each thread for a worker with this --cpus [default: all allowed CPUs]
+    #[arg(long, value_name = "LIST")]
+    pub(super) cpus: Option<CpuList>,
+    /// Show the CPUs of each thread for a worker with this --threads [default: one per CPU]
+    #[arg(
+        long, value_name = "N",
+        value_parser = value_parser!(u32).range(1..=i64::from(THREADS_MAX)),
+    )]
+    pub(super) threads: Option<u32>,
 }
 
 /// `baton serve`.
@@ -335,8 +344,9 @@ pub(super) struct RetractionFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Cores")]
 pub(super) struct CoreFlags {
-    /// Logical CPUs to run and pin threads on, such as 0-3,8 [default: all allowed CPUs; threads
-    /// are pinned if there are at least two more CPUs than --threads]
+    /// Logical CPUs for all threads, such as 0-3,8. Each compute thread gets one of them alone.
+    /// `baton doctor` shows the CPUs of each thread [default: all allowed CPUs; compute threads get
+    /// CPUs alone only if --threads leaves two CPUs and is more than half of the cores]
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<CpuList>,
     /// Number of compute threads [default: one per CPU]

@@ -3,7 +3,7 @@
 mod routing;
 
 use super::flags::{
-    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DestinationFlags, DrainFlags,
+    BenchFlags, ChunkFlags, Cli, CliCommand, DecodeFlags, DestinationFlags, DrainFlags,
     HandoffFlags, LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags, ServeFlags,
     ServerFlags, SimFlow, SourceFlags, WorkerFlags,
 };
@@ -11,7 +11,7 @@ use super::{HostInfo, Invocation};
 use crate::config::error::ConfigError;
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
-use crate::config::values::{ByteSize, Cidr, WorkerUrl, parse_host};
+use crate::config::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_host};
 use crate::config::{
     BOOTSTRAP_PORT, ChunkConfig, ClusterWorkerConfig, CoreConfig, DataThreadMode, DrainConfig,
     HandoffConfig, KvConfig, NO_NAMES, RetractionConfig, RoleConfig, ServeConfig,
@@ -62,7 +62,10 @@ pub fn resolve(cli: Cli, surroundings: &HostInfo) -> Result<Invocation, ConfigEr
             let config = resolver.drain(flags)?;
             return Ok(Invocation::Drain { config, warnings: resolver.warnings });
         }
-        CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
+        CliCommand::Doctor(flags) => {
+            let cores = resolver.cores(flags.cpus.clone(), flags.threads, false)?;
+            return Ok(Invocation::Doctor(flags, cores));
+        }
         CliCommand::Sim(flags) => {
             if flags.load.is_asked_for && flags.flow != SimFlow::Auto {
                 return Err(ConfigError::Conflict {
@@ -219,7 +222,7 @@ impl Resolver<'_> {
             },
             max_running_requests: flags.admission.max_running_requests,
             max_queued_requests: flags.admission.max_queued_requests,
-            cores: self.cores(flags.cores)?,
+            cores: self.cores(flags.cores.cpus, flags.cores.threads, flags.cores.busy_poll)?,
         })
     }
 
@@ -254,22 +257,27 @@ impl Resolver<'_> {
         })
     }
 
-    fn cores(&mut self, flags: CoreFlags) -> Result<CoreConfig, ConfigError> {
+    fn cores(
+        &mut self,
+        chosen: Option<CpuList>,
+        threads: Option<u32>,
+        busy_poll: bool,
+    ) -> Result<CoreConfig, ConfigError> {
         let allowed = &self.surroundings.cpus;
-        let cpus_are_chosen = flags.cpus.is_some();
-        let cpus = flags.cpus.map_or_else(|| allowed.clone(), |list| list.0);
+        let cpus_are_chosen = chosen.is_some();
+        let cpus = chosen.map_or_else(|| allowed.clone(), |list| list.0);
         if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
-            let limit = format!("this process can only run on {}", ranges(allowed));
+            let limit = format!("this process can only run on {}", CpuList(allowed.clone()));
             return Err(value("--cpus", cpu, limit));
         }
         let usable = cpus.len().min(self.surroundings.parallelism).max(1);
-        let threads = flags.threads.map_or(usable, |threads| threads as usize);
+        let threads = threads.map_or(usable, |threads| threads as usize);
         if threads > usable {
             self.warnings.push(format!(
                 "--threads {threads}: only {usable} can run at once; more threads are slower"
             ));
         }
-        Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
+        Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll })
     }
 
     /// Reads the cluster keys from these files.
@@ -484,19 +492,6 @@ fn distinct_ports(ports: &[(&'static str, u16)]) -> Result<(), ConfigError> {
         }
     }
     Ok(())
-}
-
-/// A list of CPUs in the kernel's format, such as `0-3,8`.
-fn ranges(cpus: &[usize]) -> String {
-    let mut text = String::new();
-    for run in cpus.chunk_by(|a, b| a + 1 == *b) {
-        let separator = if text.is_empty() { "" } else { "," };
-        text += &match run {
-            [only] => format!("{separator}{only}"),
-            _ => format!("{separator}{}-{}", run[0], run[run.len() - 1]),
-        };
-    }
-    text
 }
 
 #[cfg(test)]

@@ -469,11 +469,12 @@ fn clap_finds_no_fault_with_the_definitions() {
 #[test]
 fn commands_without_configuration() {
     let doctor = |typed| match parse(words(typed), &machine()) {
-        Ok(Invocation::Doctor(flags)) => flags.peer,
+        Ok(Invocation::Doctor(flags, cores)) => (flags.peer, cores.cpus, cores.threads),
         other => panic!("{other:?}"),
     };
-    assert_eq!(doctor("doctor"), None);
-    assert_eq!(doctor("doctor --peer ten:7000"), Some("ten:7000".into()));
+    assert_eq!(doctor("doctor"), (None, vec![0, 1, 2, 3], 4));
+    let peer = Some("ten:7000".to_owned());
+    assert_eq!(doctor("doctor --peer ten:7000 --cpus 1-3 --threads 2"), (peer, vec![1, 2, 3], 2));
     let bench = parse(words("bench transfer --transport all --json"), &machine());
     assert!(matches!(bench, Ok(Invocation::BenchTransfer(flags)) if flags.json));
     assert!(matches!(parse(words("bench"), &machine()), Err(ConfigError::Usage(_))));

@@ -7,9 +7,13 @@ mod rdma;
 pub mod transfer;
 
 use crate::cli::HostInfo;
+use crate::config::CoreConfig;
 use crate::kv::region::{PeerRegion, Region};
+use crate::process::cpu_plan::CpuPlan;
+use crate::process::thread_cpus;
 use crate::sys::host::{HostFiles, HostMemory};
 use crate::sys::verbs;
+use crate::transfer::transport::rdma::Nic;
 use std::fmt;
 
 /// Minimum memory for a small model, its KV and the rest of the system.
@@ -104,13 +108,16 @@ impl fmt::Display for Diagnosis {
 /// Examines this machine. `kernels` are the kernel families that can run here, best last.
 pub fn examine(
     surroundings: &HostInfo,
+    cores: &CoreConfig,
     kernels: &[&str],
     nics: &Result<String, String>,
 ) -> Vec<Diagnosis> {
     let files = HostFiles::at("/");
     let host = Examination(&files);
-    let mut findings = host.examine(surroundings, kernels);
-    findings.insert(3, shared_memory());
+    let mut findings = host.examine(surroundings, cores, kernels);
+    findings.splice(2..2, threads(&files, cores));
+    let at = findings.iter().position(|finding| finding.topic == "kernels");
+    findings.insert(at.unwrap_or_default(), shared_memory());
     findings.extend(rdma::findings(verbs::list(), &host.devices()));
     findings.push(transfer::here(nics));
     findings
@@ -140,10 +147,15 @@ fn shared_memory() -> Diagnosis {
 struct Examination<'a>(&'a HostFiles);
 
 impl Examination<'_> {
-    fn examine(&self, surroundings: &HostInfo, kernels: &[&str]) -> Vec<Diagnosis> {
+    fn examine(
+        &self,
+        surroundings: &HostInfo,
+        cores: &CoreConfig,
+        kernels: &[&str],
+    ) -> Vec<Diagnosis> {
         vec![
             self.cpu(),
-            cores(surroundings),
+            count(surroundings, cores),
             self.memory(),
             self.kernels(kernels),
             self.huge_pages(),
@@ -319,17 +331,36 @@ impl Examination<'_> {
     }
 }
 
-fn cores(surroundings: &HostInfo) -> Diagnosis {
+fn count(surroundings: &HostInfo, cores: &CoreConfig) -> Diagnosis {
+    const TOPIC: &str = "cores";
     let HostInfo { cpus, parallelism, .. } = surroundings;
     let found = format!("this process can use {} logical CPUs, {parallelism} at once", cpus.len());
-    if *parallelism >= 2 {
-        return Diagnosis::good(
-            "cores",
-            format!("{found}; {parallelism} compute threads are used"),
-        );
+    if *parallelism < 2 {
+        let advice = "HTTP and computation share one core; allow two or more";
+        return Diagnosis::with(TOPIC, Verdict::Poor, found, advice);
     }
-    let advice = "HTTP and computation share one core; allow two or more";
-    Diagnosis::with("cores", Verdict::Poor, found, advice)
+    let found = format!("{found}; {} compute threads are used", cores.threads);
+    if cores.threads > cores.cpus.len().min(*parallelism) {
+        let advice = "more threads than can run at once are slower: reduce --threads";
+        return Diagnosis::with(TOPIC, Verdict::Poor, found, advice);
+    }
+    Diagnosis::good(TOPIC, found)
+}
+
+/// The CPUs of each thread, as a worker with these settings chooses them. A worker that can use a
+/// NIC has its own line, if NICs change the plan.
+fn threads(host: &HostFiles, cores: &CoreConfig) -> Vec<Diagnosis> {
+    let shown = |plan: &CpuPlan| Diagnosis::good("threads", plan.to_string());
+    let plain = thread_cpus::plan(host, cores, &[]);
+    let nics = Nic::choose(&[], &cores.cpus).unwrap_or_default();
+    let near = thread_cpus::plan(host, cores, &nics);
+    if near == plain {
+        return vec![shown(&plain)];
+    }
+    let (mut serve, mut others) = (shown(&plain), shown(&near));
+    serve.found += " (baton serve)";
+    others.found += " (prefill and decode workers)";
+    vec![others, serve]
 }
 
 fn gib(bytes: u64) -> String {
@@ -341,6 +372,10 @@ mod tests {
     use super::*;
     use std::fs;
     use std::path::PathBuf;
+
+    fn cores(threads: usize) -> CoreConfig {
+        CoreConfig { cpus: vec![0, 1], cpus_are_chosen: true, threads, busy_poll: false }
+    }
 
     /// A fake machine in a directory that is deleted with it.
     struct Machine(PathBuf);
@@ -360,7 +395,8 @@ mod tests {
 
         fn finding(&self, topic: &str, kernels: &[&str]) -> Diagnosis {
             let surroundings = HostInfo { cpus: vec![0, 1], parallelism: 2, log_level: None };
-            let findings = Examination(&HostFiles::at(&self.0)).examine(&surroundings, kernels);
+            let files = HostFiles::at(&self.0);
+            let findings = Examination(&files).examine(&surroundings, &cores(2), kernels);
             findings.into_iter().find(|finding| finding.topic == topic).unwrap()
         }
     }
@@ -453,6 +489,20 @@ mod tests {
     }
 
     #[test]
+    fn the_threads_are_counted_and_their_cpus_are_shown() {
+        let host = |parallelism| HostInfo { cpus: vec![0, 1], parallelism, log_level: None };
+        let two = count(&host(2), &cores(2));
+        assert_eq!(two.verdict, Verdict::Good, "{two}");
+        assert!(two.found.ends_with("; 2 compute threads are used"), "{two}");
+        for finding in [count(&host(2), &cores(3)), count(&host(1), &cores(1))] {
+            assert!(finding.verdict == Verdict::Poor && finding.advice.is_some(), "{finding}");
+        }
+        let machine = Machine::new("siblings", &[]);
+        let shown = threads(&HostFiles::at(&machine.0), &cores(1));
+        assert_eq!(shown[0].found, "engine 0; move-0 1; ctl 1; tok, tok-long, names-i 1");
+    }
+
+    #[test]
     fn a_machine_that_tells_nothing_is_no_reason_to_fail() {
         let machine = Machine::new("mute", &[]);
         assert!(machine.finding("memory", &[]).found.contains("unknown"));
@@ -460,7 +510,10 @@ mod tests {
 
     #[test]
     fn this_machine_can_hand_over_through_shared_memory() {
-        let findings = examine(&HostInfo::of_this_process(), &["portable"], &Err("none".into()));
+        let host = HostInfo::of_this_process();
+        let findings = examine(&host, &cores(2), &["portable"], &Err("none".into()));
+        let topics: Vec<&str> = findings.iter().take(6).map(|finding| finding.topic).collect();
+        assert_eq!(topics, ["cpu", "cores", "threads", "memory", "shm", "kernels"]);
         let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();
         assert_eq!(shm.verdict, Verdict::Good, "{shm}");
     }

@@ -5,6 +5,7 @@ mod abuse;
 mod ahead;
 mod alone;
 mod attacks;
+mod cpus;
 mod deaths;
 mod drain;
 mod dummy;

@@ -139,6 +139,21 @@ impl Process {
         assert!(!self.has_said("panicked"), "a thread has panicked");
     }
 
+    /// Its threads, first `ctl`: the name and the CPUs of each in the kernel's format.
+    pub fn threads(&self) -> Vec<(String, String)> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
+        let mut tasks: Vec<_> = tasks.map(|task| task.expect("a thread").path()).collect();
+        tasks.sort_by_key(|task| task.file_name().and_then(|id| id.to_str()?.parse::<u32>().ok()));
+        let threads = tasks.iter().filter_map(|task| {
+            // A thread can end while this function reads.
+            let name = std::fs::read_to_string(task.join("comm")).ok()?.trim().to_owned();
+            let status = std::fs::read_to_string(task.join("status")).ok()?;
+            let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+            Some((name, cpus.trim().to_owned()))
+        });
+        threads.collect()
+    }
+
     /// Its resident memory in bytes.
     pub fn resident(&self) -> u64 {
         self.memory("VmRSS:")

@@ -39,7 +39,7 @@ pub fn await_changes(worker: &Process, changes: u64) -> Value {
 
 /// Changes its role, and waits until that is done.
 #[track_caller]
-fn turn(worker: &Process, to: &str) {
+pub fn turn(worker: &Process, to: &str) {
     let changes = role(worker)["changes"].as_u64().unwrap();
     let (status, text) = worker.post("/role", &json!({ "role": to }).to_string());
     assert_eq!(status, 202, "{text}");

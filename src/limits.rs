@@ -230,7 +230,7 @@ pub const KV_MEMORY_MIN: u64 = 1 << 20;
 pub const KV_MEMORY_MAX: u64 = 1 << 46;
 /// Most bytes of a cluster key. A longer file is not a key.
 pub const CLUSTER_KEY_MAX: usize = 4096;
-/// Most bytes of a file of API keys.
+/// Most bytes of a file of API keys or admin keys.
 pub const API_KEYS_FILE_MAX: usize = 1 << 20;
 /// Most requests of one simulated run. Their times and lengths are kept in memory.
 pub const LOAD_REQUESTS_MAX: usize = 4 << 20;

@@ -33,6 +33,8 @@ macro_rules! codes {
 }
 
 codes! {
+    /// The request administers the server, and its key is only an API key.
+    AdminKeyRequired = "admin_key_required";
     /// The HTTP message is malformed or too large.
     BadHttp = "bad_http";
     /// Prompt and answer together exceed the context.

@@ -79,6 +79,7 @@ const NAMES: &[(&str, &str)] = &[
     ("--kv-transfer-config", "use baton prefill and baton decode with --transfer"),
     ("--disaggregation-bootstrap-port", "use --bootstrap-port"),
     ("--api-key", "keys are read from a file, see --api-key-file"),
+    ("--admin-api-key", "keys are read from a file, see --admin-key-file"),
     ("--max-num-seqs", "use --max-running-requests"),
     ("--max-num-batched-tokens", "use --chunked-prefill-size"),
     ("--block-size", "use --page-size"),

@@ -129,8 +129,8 @@ pub struct DrainConfig {
     pub url: WorkerUrl,
     /// File of CA certificates for an HTTPS server.
     pub tls_ca: Option<PathBuf>,
-    /// API key for a server that requires one.
-    pub api_key: Option<Secret>,
+    /// Admin key or API key for a server that requires one.
+    pub key: Option<Secret>,
     /// Whether to wait until the process has ended.
     pub wait: bool,
 }
@@ -175,6 +175,8 @@ pub struct ServerConfig {
     pub port: u16,
     /// Accepted API keys; empty: no key is required.
     pub api_keys: Vec<Secret>,
+    /// Keys for administrative requests; empty: each API key permits them.
+    pub admin_keys: Vec<Secret>,
     /// Files of the certificate and its private key, for HTTPS.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Maximum bytes of a request body.
@@ -185,6 +187,11 @@ impl ServerConfig {
     /// Address and port to listen on.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.host, self.port)
+    }
+
+    /// Whether some requests need an API key or an admin key.
+    pub fn has_keys(&self) -> bool {
+        !(self.api_keys.is_empty() && self.admin_keys.is_empty())
     }
 }
 

@@ -72,13 +72,17 @@ pub fn read_cluster_key(path: &Path, warnings: &mut Vec<String>) -> Result<Secre
     Ok(Secret { bytes, source: path.into() })
 }
 
-/// Reads API keys, one on each line. Empty lines and lines that start with `#` are skipped.
+/// Reads the API keys or admin keys of the file that `flag` names, one on each line. Empty lines
+/// and lines that start with `#` are skipped.
 ///
 /// # Errors
 /// The file cannot be read, is too large, or holds no key.
-pub fn read_api_keys(path: &Path, warnings: &mut Vec<String>) -> Result<Vec<Secret>, ConfigError> {
-    const FLAG: &str = "--api-key-file";
-    let bytes = read(FLAG, path, API_KEYS_FILE_MAX, warnings)?;
+pub fn read_bearer_keys(
+    flag: &'static str,
+    path: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Secret>, ConfigError> {
+    let bytes = read(flag, path, API_KEYS_FILE_MAX, warnings)?;
     let keys: Vec<Secret> = bytes
         .split(|&byte| byte == b'\n')
         .map(|line| line.trim_ascii())
@@ -87,7 +91,7 @@ pub fn read_api_keys(path: &Path, warnings: &mut Vec<String>) -> Result<Vec<Secr
         .collect();
     if keys.is_empty() {
         let reason = "holds no key; write one key on each line".into();
-        return Err(ConfigError::File { flag: FLAG, path: path.into(), reason });
+        return Err(ConfigError::File { flag, path: path.into(), reason });
     }
     Ok(keys)
 }

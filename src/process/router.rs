@@ -19,6 +19,7 @@ use crate::router::routes::RouterRoutes;
 use crate::router::workers::{RegistryTrust, WorkerAdmin};
 use crate::routing::balancer::LoadBalancer;
 use crate::routing::retries::RetryBudget;
+use crate::server::authorization::AccessKeys;
 use crate::server::drain::DrainOutcome;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Instant;
@@ -42,7 +43,10 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let mut pool = WorkerPool::new(balancer(config), names)
         .with_health(config.health_path.clone(), config.health.time)
-        .with_key(config.server.api_keys.first().cloned())
+        .with_keys(
+            config.server.api_keys.first().cloned(),
+            config.server.admin_keys.first().cloned(),
+        )
         .with_authorities(authorities);
     let mut workers = WorkerAdmin::new(trust(config), random(), now);
     for (worker, port, socket) in targets {
@@ -56,7 +60,7 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
         pool,
         ProxiedRequests::new(RetryBudget::new(config.retries, now), metrics)
             .within(&config.requests),
-        RouterRoutes::new(config.server.api_keys.clone(), registry, workers)
+        RouterRoutes::new(AccessKeys::of(&config.server), registry, workers)
             .with_timeout(config.requests.timeout),
         now,
     )

@@ -28,6 +28,7 @@ use crate::sched::mixed::MixedWorker;
 use crate::sched::prefill::PrefillWorker;
 use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
+use crate::server::authorization::AccessKeys;
 use crate::stdx::event_count::EventCount;
 use crate::sys::clock;
 use crate::sys::event::WaitSet;
@@ -370,7 +371,7 @@ pub fn build_service(
     };
     let Workers { handoff, metrics, telemetry, events, progress } = workers;
     let requests = RequestTable::new(terms, text, queue, metrics);
-    let routes = WorkerRoutes::new(about, config.server.api_keys.clone(), telemetry);
+    let routes = WorkerRoutes::new(about, AccessKeys::of(&config.server), telemetry);
     let address = config.server.address();
     let service = WorkerService::new(
         reactor,

@@ -127,7 +127,11 @@ impl RouterService {
                 }
                 ReloadedFile::ApiKeys(keys) => {
                     self.pool.set_key(keys.first().cloned());
-                    self.paths.set_keys(keys);
+                    self.paths.keys().api = keys;
+                }
+                ReloadedFile::AdminKeys(keys) => {
+                    self.pool.set_admin_key(keys.first().cloned());
+                    self.paths.keys().admin = keys;
                 }
                 ReloadedFile::ClusterKeys(keys) => {
                     if let Some((etcd, _)) = &mut self.etcd {

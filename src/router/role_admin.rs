@@ -189,7 +189,7 @@ fn ask(
     let mut order = UpstreamHead::get(PATH);
     order.method = Method::Post;
     order.headers = vec![("content-type", JSON.to_owned())];
-    order.headers.extend(cx.pool.bearer());
+    order.headers.extend(cx.pool.admin_bearer().or_else(|| cx.pool.bearer()));
     let is_other = cx.pool.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
     let reservation = cx.pool.balancer().reserve_visit(worker);
     let (conn, _) =

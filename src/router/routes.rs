@@ -5,7 +5,6 @@
 use crate::api::info::{AbortRequest, DRAINING, Draining, Loads, RouterLoad, VersionInfo};
 use crate::api::routed::RoutedBody;
 use crate::api::{ApiError, ErrorCode};
-use crate::config::secret::Secret;
 use crate::http::response::{JSON, Response};
 use crate::http::{self, Method, REQUEST_TIMEOUT};
 use crate::net::ConnId;
@@ -19,7 +18,9 @@ use crate::router::requests::{self, ProxiedRequests, RouterContext, unavailable}
 use crate::router::role_admin::RoleAdmin;
 use crate::router::workers::WorkerAdmin;
 use crate::routing::load::WorkerNumber;
-use crate::server::authorization::{authorise, refuse_browser_request};
+use crate::server::authorization::{
+    AccessKeys, authorise, is_administrative, refuse_browser_request,
+};
 use crate::sys::clock;
 use crate::upstream::request::UpstreamHead;
 use serde::Serialize;
@@ -107,7 +108,7 @@ const PATHS: &[(&str, Method, Route)] = &[
 /// The table of paths, and the data of the paths that need no worker.
 #[derive(Debug)]
 pub struct RouterRoutes {
-    keys: Vec<Secret>,
+    keys: AccessKeys,
     registry: Registry,
     /// Metrics of the present workers.
     metrics: BTreeMap<WorkerNumber, RoutedMetrics>,
@@ -125,7 +126,7 @@ pub struct RouterRoutes {
 
 impl RouterRoutes {
     /// Some paths need one of `keys`; `workers` protects changes of the workers.
-    pub fn new(keys: Vec<Secret>, registry: Registry, workers: WorkerAdmin) -> RouterRoutes {
+    pub fn new(keys: AccessKeys, registry: Registry, workers: WorkerAdmin) -> RouterRoutes {
         RouterRoutes {
             keys,
             registry,
@@ -144,9 +145,9 @@ impl RouterRoutes {
         RouterRoutes { timeout, ..self }
     }
 
-    /// From now on, clients must send one of these keys.
-    pub fn set_keys(&mut self, keys: Vec<Secret>) {
-        self.keys = keys;
+    /// The keys that clients need.
+    pub fn keys(&mut self) -> &mut AccessKeys {
+        &mut self.keys
     }
 
     /// The administration of workers.
@@ -182,7 +183,7 @@ impl RouterRoutes {
         if matches!(course, Route::Every | Route::Abort) {
             return match told_to_all(course, &request, requests, cx) {
                 Ok(aborted) => {
-                    fanout.begin(client, &order(&request, &id), request.body, aborted, cx)
+                    fanout.begin(client, &order(&request, &id, cx), request.body, aborted, cx)
                 }
                 Err(error) => cx.refuse(client, &error),
             };
@@ -219,7 +220,7 @@ impl RouterRoutes {
                 return cx.connections.send_response(cx.reactor, client, &told.answer(), cx.now);
             }
         };
-        let mut order = order(&request, &id);
+        let mut order = order(&request, &id, cx);
         if course == Route::Trial {
             order.method = Method::Post;
             order.target = "/generate".into();
@@ -434,12 +435,19 @@ fn told_to_all(
     }))
 }
 
-/// Method, target and header fields of the request for workers.
-fn order(request: &http::Request, id: &str) -> UpstreamHead {
+/// Method, target and header fields of the request for workers. If the request is administrative
+/// and the router has an admin key, workers get this key in place of the client's.
+fn order(request: &http::Request, id: &str, cx: &RouterContext<'_>) -> UpstreamHead {
     let head = &request.head;
     let mut headers = vec![("x-request-id", id.to_owned())];
     for name in PASSED {
         headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
+    }
+    if is_administrative(request)
+        && let Some(bearer) = cx.pool.admin_bearer()
+    {
+        headers.retain(|(name, _)| *name != bearer.0);
+        headers.push(bearer);
     }
     let media = head.headers.get("content-type").unwrap_or(JSON);
     headers.push(("content-type", media.to_owned()));

@@ -261,7 +261,7 @@ impl WorkerAdmin {
                 false => Err(ApiError::new(
                     403,
                     ErrorCode::NotTrusted,
-                    "this router accepts workers from other hosts, and entries if clients need API \
+                    "this router accepts workers from other hosts, and entries if clients need \
                      keys, only with --cluster-key-file or --insecure",
                 )),
             };

@@ -1,30 +1,74 @@
-//! Checks whether a request is allowed: it has an API key, and no browser sends it for a web page.
+//! Checks whether a request is allowed: it has an API key, or an admin key if it is administrative,
+//! and no browser sends it for a web page.
 //!
-//! Thread: `ctl`. Not here: the proof of a cluster key (`registry::proof`, `wire::auth`).
+//! Owns: the rule for administrative requests. Thread: `ctl`. Not here: the proof of a cluster key
+//! (`registry::proof`, `wire::auth`).
 
+use crate::api::info::AbortRequest;
 use crate::api::{ApiError, ErrorCode};
+use crate::config::ServerConfig;
 use crate::config::secret::Secret;
-use crate::http::Request;
+use crate::http::{Method, Request};
 
-/// Checks that a request carries one of `keys`, if there are any. The time of the comparison does
-/// not depend on where the keys differ.
-pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
-    if keys.is_empty() {
+/// The keys that a server accepts.
+#[derive(Clone, Default, Debug)]
+pub struct AccessKeys {
+    /// API keys; empty: only administrative requests can need a key.
+    pub api: Vec<Secret>,
+    /// Admin keys; empty: each API key permits administrative requests.
+    pub admin: Vec<Secret>,
+}
+
+impl AccessKeys {
+    /// The keys of these settings.
+    pub fn of(server: &ServerConfig) -> AccessKeys {
+        AccessKeys { api: server.api_keys.clone(), admin: server.admin_keys.clone() }
+    }
+}
+
+/// Checks that a request carries one of the keys that it needs, if there are any. An admin key is
+/// also accepted in place of an API key. The time of the comparison does not depend on where the
+/// keys differ.
+pub fn authorise(keys: &AccessKeys, request: &Request) -> Result<(), ApiError> {
+    let needs_admin = !keys.admin.is_empty() && is_administrative(request);
+    if keys.api.is_empty() && !needs_admin {
         return Ok(());
     }
     let shown =
         request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    let shown = shown.unwrap_or_default().trim().as_bytes();
     // All keys are compared, so that the time does not reveal which one matched.
-    let is_one =
-        |shown: &str| keys.iter().fold(false, |is, key| is | key.matches(shown.trim().as_bytes()));
-    if shown.is_some_and(is_one) {
-        Ok(())
-    } else {
-        Err(ApiError::new(
-            401,
-            ErrorCode::InvalidApiKey,
-            "this server requires an API key as a bearer token",
-        ))
+    let is_one = |keys: &[Secret]| keys.iter().fold(false, |is, key| is | key.matches(shown));
+    let (is_api, is_admin) = (is_one(&keys.api), is_one(&keys.admin));
+    match needs_admin {
+        _ if is_admin => Ok(()),
+        false if is_api => Ok(()),
+        true if is_api => Err(ApiError::new(
+            403,
+            ErrorCode::AdminKeyRequired,
+            "this request needs an admin key (--admin-key-file); the key is only an API key",
+        )),
+        _ => {
+            let needed = if needs_admin { "admin key" } else { "API key" };
+            let why = format!("this server requires an {needed} as a bearer token");
+            Err(ApiError::new(401, ErrorCode::InvalidApiKey, why))
+        }
+    }
+}
+
+/// Whether a request administers a worker or a router: it ends or changes more than a client's own
+/// requests. An abort is one unless it names its requests, so a body that cannot be read is one.
+pub fn is_administrative(request: &Request) -> bool {
+    if matches!(request.head.method, Method::Get | Method::Head) {
+        return false;
+    }
+    match request.head.path() {
+        "/drain" | "/flush_cache" | "/role" | "/workers" => true,
+        "/abort_request" => {
+            let named = AbortRequest::parse(&request.body);
+            !matches!(named, Ok(AbortRequest::Rid(_) | AbortRequest::Kept(_)))
+        }
+        path => path.starts_with("/workers/"),
     }
 }
 
@@ -38,5 +82,113 @@ pub fn refuse_browser_request(request: &Request) -> Result<(), ApiError> {
             ErrorCode::NotTrusted,
             "a request with an Origin header comes from a web page and is refused",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::{HttpLimits, RequestDecoder};
+
+    /// A request with this key, if there is one.
+    fn request(method: &str, path: &str, body: &str, key: Option<&str>) -> Request {
+        let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
+        let length = body.len();
+        let text = format!(
+            "{method} {path} HTTP/1.1\r\nhost: t\r\n{key}content-length: {length}\r\n\r\n{body}"
+        );
+        let mut decoder = RequestDecoder::new(HttpLimits::default());
+        let (mut at, mut read) = (0, None);
+        while read.is_none() && at < text.len() {
+            let (used, request) = decoder.read(&text.as_bytes()[at..]).expect("it is HTTP");
+            (at, read) = (at + used, request);
+        }
+        read.expect("it is whole")
+    }
+
+    const ADMINISTRATIVE: [(&str, &str, &str); 14] = [
+        ("POST", "/drain", ""),
+        ("POST", "/drain?now", ""),
+        ("POST", "/flush_cache", ""),
+        ("POST", "/role", r#"{"role":"decode"}"#),
+        ("POST", "/workers", "{}"),
+        ("PUT", "/workers/3", "{}"),
+        ("DELETE", "/workers/3", ""),
+        ("POST", "/workers/3/role", r#"{"role":"decode"}"#),
+        ("POST", "/abort_request", r#"{"abort_all":true}"#),
+        ("POST", "/abort_request", r#"{"rid":"a","abort_all":true}"#),
+        ("POST", "/abort_request", r#"{"rid":""}"#),
+        ("POST", "/abort_request", r#"{"rid":null}"#),
+        ("POST", "/abort_request", "{}"),
+        ("POST", "/abort_request", r#"{"rid":"a""#),
+    ];
+    const ORDINARY: [(&str, &str, &str); 11] = [
+        ("POST", "/abort_request", r#"{"rid":"a"}"#),
+        ("POST", "/abort_request", r#"{"rid":"a","abort_all":false}"#),
+        ("POST", "/abort_request", r#"{"bootstrap_room":7}"#),
+        ("POST", "/v1/completions", r#"{"abort_all":true}"#),
+        ("GET", "/metrics", ""),
+        ("GET", "/role", ""),
+        ("GET", "/workers", ""),
+        ("GET", "/workers/3", ""),
+        ("GET", "/workers/3/role", ""),
+        ("PUT", "/registry", "{}"),
+        ("POST", "/challenge", ""),
+    ];
+
+    /// Status and code for a request with this key.
+    fn told(keys: &AccessKeys, it: (&str, &str, &str), key: Option<&str>) -> (u16, &'static str) {
+        match authorise(keys, &request(it.0, it.1, it.2, key)) {
+            Ok(()) => (200, ""),
+            Err(error) => (error.status, error.code.name()),
+        }
+    }
+
+    fn keys(api: &[&str], admin: &[&str]) -> AccessKeys {
+        let [api, admin] = [api, admin].map(|keys| {
+            keys.iter().map(|key| Secret::of_bytes(key.as_bytes())).collect::<Vec<_>>()
+        });
+        AccessKeys { api, admin }
+    }
+
+    #[test]
+    fn an_administrative_request_needs_an_admin_key_if_there_are_any() {
+        let keys = keys(&["client", "other"], &["root", "chief"]);
+        for it in ADMINISTRATIVE {
+            assert_eq!(told(&keys, it, Some("client")), (403, "admin_key_required"), "{it:?}");
+            assert_eq!(told(&keys, it, Some("other")), (403, "admin_key_required"), "{it:?}");
+            assert_eq!(told(&keys, it, Some("nobody")), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(told(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(told(&keys, it, Some("chief")), (200, ""), "{it:?}");
+        }
+        for it in ORDINARY {
+            assert_eq!(told(&keys, it, Some("other")), (200, ""), "{it:?}");
+            assert_eq!(told(&keys, it, Some("root")), (200, ""), "{it:?}");
+            assert_eq!(told(&keys, it, Some("roo")), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(told(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
+        }
+    }
+
+    #[test]
+    fn without_admin_keys_every_api_key_administers() {
+        for it in ADMINISTRATIVE.into_iter().chain(ORDINARY) {
+            assert_eq!(told(&keys(&["client"], &[]), it, Some("client")), (200, ""), "{it:?}");
+            assert_eq!(told(&keys(&["client"], &[]), it, None).0, 401, "{it:?}");
+            assert_eq!(told(&AccessKeys::default(), it, None), (200, ""), "{it:?}");
+        }
+    }
+
+    #[test]
+    fn admin_keys_alone_leave_ordinary_requests_open() {
+        let keys = keys(&[], &["root"]);
+        for it in ADMINISTRATIVE {
+            assert_eq!(told(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(told(&keys, it, Some("")), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(told(&keys, it, Some("root")), (200, ""), "{it:?}");
+        }
+        for it in ORDINARY {
+            assert_eq!(told(&keys, it, None), (200, ""), "{it:?}");
+            assert_eq!(told(&keys, it, Some("nobody")), (200, ""), "{it:?}");
+        }
     }
 }

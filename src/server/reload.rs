@@ -7,7 +7,7 @@
 //! the users of the files (`worker::service`, `router`).
 
 use crate::config::ServerConfig;
-use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
+use crate::config::secret::{Secret, read_bearer_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
 use crate::net::{Authorities, Credentials, Reactor};
 use crate::obs::log::event;
@@ -26,6 +26,8 @@ pub enum ReloadedFile {
     Authorities(Authorities),
     /// API keys; a client must present one of them.
     ApiKeys(Vec<Secret>),
+    /// Admin keys; an administrative request must present one of them.
+    AdminKeys(Vec<Secret>),
     /// Cluster keys; a peer must prove one of them. The worker proves the first one to its peers.
     ClusterKeys(Vec<Secret>),
 }
@@ -38,6 +40,7 @@ enum FileKind {
     Credentials,
     Authorities,
     ApiKeys,
+    AdminKeys,
     ClusterKeys,
 }
 
@@ -47,6 +50,7 @@ impl FileKind {
             FileKind::Credentials => "certificate and key",
             FileKind::Authorities => "certificates of authorities",
             FileKind::ApiKeys => "API keys",
+            FileKind::AdminKeys => "admin keys",
             FileKind::ClusterKeys => "cluster keys",
         }
     }
@@ -80,6 +84,9 @@ impl Group {
     fn read(&mut self) -> Option<ReloadedFile> {
         let stamps = self.stamps();
         let mut warnings = Vec::new();
+        let mut bearer_keys = |flag| {
+            read_bearer_keys(flag, &self.files[0], &mut warnings).map_err(|error| error.to_string())
+        };
         let fresh = match self.what {
             FileKind::Credentials => {
                 Credentials::read(&self.files[0], &self.files[1]).map(ReloadedFile::Credentials)
@@ -87,9 +94,8 @@ impl Group {
             FileKind::Authorities => {
                 Authorities::read(&self.files[0]).map(ReloadedFile::Authorities)
             }
-            FileKind::ApiKeys => read_api_keys(&self.files[0], &mut warnings)
-                .map(ReloadedFile::ApiKeys)
-                .map_err(|error| error.to_string()),
+            FileKind::ApiKeys => bearer_keys("--api-key-file").map(ReloadedFile::ApiKeys),
+            FileKind::AdminKeys => bearer_keys("--admin-key-file").map(ReloadedFile::AdminKeys),
             FileKind::ClusterKeys => {
                 let keys = self.files.iter().map(|file| read_cluster_key(file, &mut warnings));
                 keys.collect::<Result<_, _>>()
@@ -138,11 +144,12 @@ impl Reload {
             |keys: &[Secret]| keys.iter().map(|key| key.source().to_owned()).collect::<Vec<_>>();
         let credentials =
             server.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
-        // All API keys are in one file.
-        let api_keys = files(&server.api_keys[..server.api_keys.len().min(1)]);
+        // All API keys are in one file, and so are all admin keys.
+        let first = |keys: &[Secret]| files(&keys[..keys.len().min(1)]);
         let groups = [
             Group::new(FileKind::Credentials, credentials.collect()),
-            Group::new(FileKind::ApiKeys, api_keys),
+            Group::new(FileKind::ApiKeys, first(&server.api_keys)),
+            Group::new(FileKind::AdminKeys, first(&server.admin_keys)),
             Group::new(FileKind::ClusterKeys, files(cluster_keys)),
         ];
         Reload { groups: groups.into_iter().flatten().collect(), next: now + RELOAD_INTERVAL }

@@ -164,7 +164,8 @@ impl WorkerService {
             match fresh {
                 ReloadedFile::Credentials(credentials) => self.secure(credentials),
                 ReloadedFile::Authorities(authorities) => self.trust(authorities),
-                ReloadedFile::ApiKeys(keys) => self.routes.set_keys(keys),
+                ReloadedFile::ApiKeys(keys) => self.routes.keys().api = keys,
+                ReloadedFile::AdminKeys(keys) => self.routes.keys().admin = keys,
                 ReloadedFile::ClusterKeys(secrets) => {
                     let Ok(keys) = keyring(&secrets) else { continue };
                     self.routes.set_cluster_keys(&keys);

@@ -71,7 +71,7 @@ fn ask(router: SocketAddr, body: &Value) {
     assert_eq!(answer["choices"][0]["token_ids"].as_array().unwrap().len(), tokens);
 }
 
-fn baton_drain(address: SocketAddr, more: &[&str]) -> Output {
+pub fn baton_drain(address: SocketAddr, more: &[&str]) -> Output {
     let url = format!("http://{address}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
     command.args(["drain", &url]).args(more).output().unwrap()

@@ -2,6 +2,7 @@
 //! Either can die at any time without harm to the other.
 
 mod abuse;
+mod admin;
 mod ahead;
 mod alone;
 mod attacks;

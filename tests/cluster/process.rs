@@ -269,6 +269,19 @@ pub fn get(address: SocketAddr, path: &str) -> (u16, String) {
     exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
 }
 
+/// With this key as a bearer token, if there is one.
+pub fn ask(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    key: Option<&str>,
+    body: &str,
+) -> (u16, String) {
+    let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{key}");
+    exchange(address, &format!("{head}content-length: {}\r\n\r\n{body}", body.len()))
+}
+
 pub fn post(address: SocketAddr, path: &str, body: &str) -> (u16, String) {
     post_with(address, path, "", body)
 }

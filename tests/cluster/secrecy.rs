@@ -1,29 +1,19 @@
 //! Keys, prompts and answers stay out of the logs of workers and routers, at each level.
 
 use crate::keys::KeyFile;
-use crate::process::Process;
+use crate::process::{Process, get};
 use crate::{COMMON, MODEL};
 use serde_json::json;
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 /// A word for prompts and other client texts. No log contains these letters by accident.
 const CANARY: &str = "xqzvkanarie";
 const API_KEY: &str = "sk-xqzvschluessel";
+const ADMIN_KEY: &str = "ak-xqzvhauptschluessel";
 
-/// Sends a request with the API key. Returns the status.
-fn ask(address: SocketAddr, method: &str, path: &str, key: &str, body: &str) -> u16 {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(crate::process::PATIENCE)).unwrap();
-    let length = body.len();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer {key}\r\n\
-         connection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-    );
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    let _ = stream.read_to_string(&mut answer);
-    answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0)
+/// Sends a request with this key. Returns the status.
+fn ask(address: SocketAddr, path: &str, key: &str, body: &str) -> u16 {
+    crate::process::ask(address, "POST", path, Some(key), body).0
 }
 
 #[test]
@@ -35,9 +25,13 @@ fn no_log_holds_a_key_or_a_prompt_at_any_level() {
 
 fn check(level: &str) {
     let cluster = KeyFile::new(b'Q');
-    let keys = std::env::temp_dir().join(format!("baton-api-keys-{}-{level}", std::process::id()));
-    std::fs::write(&keys, API_KEY).unwrap();
-    let common = ["--api-key-file", keys.to_str().unwrap(), "--log-level", level];
+    let [keys, admin_keys] = [("api", API_KEY), ("admin", ADMIN_KEY)].map(|(kind, key)| {
+        let name = format!("baton-{kind}-keys-{}-{level}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, key).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let common = ["--api-key-file", &keys, "--admin-key-file", &admin_keys, "--log-level", level];
     let worker = |role: &'static str, more: &[&str]| {
         let mut args = vec![role, MODEL];
         args.extend(&COMMON[2..]);
@@ -59,8 +53,7 @@ fn check(level: &str) {
     let address = |port: &str| SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()));
     let front = address(&router_port);
     await_ready(front);
-    let say =
-        |path: &str, body: serde_json::Value| ask(front, "POST", path, API_KEY, &body.to_string());
+    let say = |path: &str, body: serde_json::Value| ask(front, path, API_KEY, &body.to_string());
     let prompt = format!("{CANARY} {CANARY}");
     assert_eq!(
         say(
@@ -85,26 +78,27 @@ fn check(level: &str) {
         400
     );
     assert_eq!(say("/v1/completions", json!({"prompt": prompt, "temperature": CANARY})), 400);
-    assert_eq!(
-        ask(front, "POST", "/v1/completions", API_KEY, &format!("{{\"prompt\": \"{CANARY}")),
-        400
-    );
-    assert_eq!(ask(front, "POST", "/v1/completions", CANARY, "{}"), 401);
-    assert_eq!(ask(address(&writer_port), "POST", "/v1/completions", CANARY, "{}"), 401);
+    assert_eq!(ask(front, "/v1/completions", API_KEY, &format!("{{\"prompt\": \"{CANARY}")), 400);
+    assert_eq!(ask(front, "/v1/completions", CANARY, "{}"), 401);
+    assert_eq!(ask(address(&writer_port), "/v1/completions", CANARY, "{}"), 401);
     let alone =
         json!({"prompt": prompt, "bootstrap_host": "192.0.2.1", "bootstrap_room": 1}).to_string();
-    assert_eq!(ask(address(&writer_port), "POST", "/v1/completions", API_KEY, &alone), 502);
+    assert_eq!(ask(address(&writer_port), "/v1/completions", API_KEY, &alone), 502);
+    assert_eq!(ask(front, "/flush_cache", API_KEY, ""), 403);
+    assert_eq!(ask(front, "/flush_cache", ADMIN_KEY, ""), 200);
     for process in [&reader, &writer, &router] {
         process.terminate();
     }
     for process in [reader, writer, router] {
         let log = process.log_to_end();
-        for secret in [CANARY, API_KEY, "QQQQ", &"51".repeat(4)] {
+        for secret in [CANARY, API_KEY, ADMIN_KEY, "QQQQ", &"51".repeat(4)] {
             assert!(!log.contains(secret), "at level {level} the log holds {secret}:\n{log}");
         }
         assert_eq!(log.contains("draining"), !matches!(level, "error" | "warn"), "it logs");
     }
-    std::fs::remove_file(keys).unwrap();
+    for file in [keys, admin_keys] {
+        std::fs::remove_file(file).unwrap();
+    }
 }
 
 fn free_port() -> u16 {
@@ -114,7 +108,7 @@ fn free_port() -> u16 {
 fn await_ready(router: SocketAddr) {
     let begun = std::time::Instant::now();
     loop {
-        if TcpStream::connect(router).is_ok() && ask(router, "GET", "/readiness", "", "") == 200 {
+        if TcpStream::connect(router).is_ok() && get(router, "/readiness").0 == 200 {
             return;
         }
         assert!(begun.elapsed() < crate::process::PATIENCE, "the router is never ready");

@@ -574,6 +574,50 @@ fn keys_are_asked_for_but_not_for_health() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// A client with any admin key can administer; the workers see the first key of the file.
+#[test]
+fn workers_are_administered_with_the_admin_key_and_else_asked_with_another() {
+    let files = ["clients", "admins"].map(|kind| {
+        std::env::temp_dir().join(format!("baton-router-{kind}-{}", std::process::id()))
+    });
+    let [clients, admins] = &files;
+    std::fs::write(clients, "client\n").unwrap();
+    std::fs::write(admins, "chief\nroot\n").unwrap();
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let [clients, admins] = files.each_ref().map(|path| path.to_str().unwrap());
+    let flags = ["--api-key-file", clients, "--admin-key-file", admins];
+    let router = Router::ready(&[&prefill], &[&decode], &flags);
+    let send = |path: &str, key: &str, body: &str| {
+        let mut client = router.connect();
+        client.post(path, &format!("authorization: Bearer {key}\r\n"), body);
+        client
+    };
+    let check = |path: &str, body: &str, sent: &str, seen: &str| {
+        let mut client = send(path, sent, body);
+        for worker in [&prefill, &decode] {
+            let mut asked = worker.asked();
+            let keys: Vec<_> =
+                asked.headers.iter().filter(|(name, _)| name == "authorization").collect();
+            assert!(keys.len() == 1 && keys[0].1 == format!("Bearer {seen}"), "{path} {keys:?}");
+            asked.answer("200 OK", "{}");
+        }
+        assert_eq!(client.answer().0, 200);
+    };
+    for (path, body) in [("/flush_cache", ""), ("/abort_request", r#"{"abort_all":true}"#)] {
+        let (status, text) = send(path, "client", body).answer();
+        assert!(status == 403 && text.contains("admin_key_required"), "{status} {text}");
+        assert!(prefill.is_unasked() && decode.is_unasked());
+        check(path, body, "root", "chief");
+    }
+    check("/abort_request", r#"{"rid":"r"}"#, "client", "client");
+    check("/abort_request", r#"{"rid":"r"}"#, "root", "root");
+    std::fs::write(admins, "second\n").unwrap();
+    router.await_said("read again what=\"admin keys\"");
+    assert_eq!(send("/flush_cache", "root", "").answer().0, 401);
+    check("/flush_cache", "", "second", "second");
+    files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+}
+
 #[test]
 fn a_drain_finishes_what_runs() {
     let (_prefill, decode, router) = trio();

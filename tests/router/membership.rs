@@ -475,6 +475,27 @@ fn a_clients_key_is_no_workers() {
     let _ = std::fs::remove_file(path);
 }
 
+/// A role change would show the admin key to a worker that nobody knows.
+#[test]
+fn admin_keys_alone_let_no_stranger_in() {
+    let path = std::env::temp_dir().join(format!("baton-{}-admins.keys", std::process::id()));
+    std::fs::write(&path, "k\n").unwrap();
+    let router = Router::start(&[], &[], &["--admin-key-file", path.to_str().unwrap()]);
+    let worker = Worker::start();
+    let (status, told) = enter(&router, &entry(&worker, "decode", 1));
+    assert_eq!((status, &told["error"]["code"]), (403, &"not_trusted".into()));
+    let seat = json!({"url": url(&worker), "worker_type": "decode"});
+    assert_eq!(add(&router, seat.clone()).0, 401);
+    let key = "authorization: Bearer k\r\n";
+    let (status, added) = ask(&router, "POST", "/workers", key, &seat.to_string());
+    assert_eq!(status, 202, "{added}");
+    let path_of_it = added["location"].as_str().unwrap();
+    assert_eq!(ask(&router, "DELETE", path_of_it, "", "").0, 401);
+    assert_eq!(ask(&router, "GET", path_of_it, "", "").0, 200, "a read needs no key here");
+    assert_eq!(ask(&router, "DELETE", path_of_it, key, "").0, 202);
+    let _ = std::fs::remove_file(path);
+}
+
 /// Their reported keys are possibly outdated.
 #[test]
 fn workers_are_asked_who_they_are_again_when_the_key_of_the_cluster_is_another() {

@@ -71,6 +71,42 @@ fn a_worker_that_cannot_change_is_not_asked_again_but_another() {
     assert!(readers[0].is_unasked() && readers[1].is_unasked());
 }
 
+/// Also for an operator; a query of the role needs no admin key.
+#[test]
+fn a_role_is_changed_with_the_admin_key() {
+    let path = std::env::temp_dir().join(format!("baton-turn-keys-{}", std::process::id()));
+    std::fs::write(&path, "chief\n").unwrap();
+    let readers = [(); 2].map(|()| Worker::introduced(told("prefill", "aa")));
+    let decode = Worker::introduced(told("decode", "aa"));
+    let flags = [&FLAGS[..], &["--admin-key-file", path.to_str().unwrap()]].concat();
+    let router = Router::ready(&readers.each_ref(), &[&decode], &flags);
+    router.wait_for_workers(3);
+    let key = |asked: &Asked| {
+        let mut keys = asked.headers.iter().filter(|(name, _)| name == "authorization");
+        keys.next().map(|(_, key)| key.clone())
+    };
+    let chief = Some(String::from("Bearer chief"));
+    let path_of_role = format!("/workers/{}/role", id_of(&router, &readers[1]));
+    let mut client = router.get(&path_of_role);
+    let mut queried = readers[1].asked();
+    assert_eq!((queried.line.as_str(), key(&queried)), ("GET /role HTTP/1.1", None));
+    queried.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+    assert_eq!(router.post(&path_of_role, r#"{"role":"decode"}"#).answer().0, 401);
+    let mut client = router.connect();
+    client.post(&path_of_role, "authorization: Bearer chief\r\n", r#"{"role":"decode"}"#);
+    let mut told = asked(&readers[1]);
+    assert_eq!(key(&told), chief);
+    told.answer("409 Conflict", LATER);
+    assert_eq!(client.answer().0, 409);
+    router.wait_for_workers(3);
+    let _runs = pressed(&router, &readers, &decode);
+    let mut told = asked(&readers[0]);
+    assert_eq!(key(&told), chief);
+    told.answer("202 Accepted", "{}");
+    std::fs::remove_file(path).unwrap();
+}
+
 #[test]
 fn one_that_the_others_need_is_passed_over_for_one_that_they_do_not() {
     let readers = ["aa", "bb"].map(|weights| Worker::introduced(told("prefill", weights)));

@@ -214,11 +214,13 @@ fn a_file_that_is_not_there_has_the_status_of_wrong_usage() {
     for line in [
         vec!["serve", NOWHERE, "--port", "0"],
         worker(&["--api-key-file", NOWHERE]),
+        worker(&["--admin-key-file", NOWHERE]),
         worker(&["--tls-cert-file", NOWHERE, "--tls-key-file", NOWHERE]),
         vec!["router", "--port", "0", "--tls-ca-file", NOWHERE],
         vec!["router", "--port", "0", "--cluster-key-file", NOWHERE],
         vec!["drain", "https://127.0.0.1:1", "--tls-ca-file", NOWHERE],
         vec!["drain", "http://127.0.0.1:1", "--api-key-file", NOWHERE],
+        vec!["drain", "http://127.0.0.1:1", "--admin-key-file", NOWHERE],
         vec!["sim", "--load", "--trace-file", NOWHERE],
     ] {
         let (status, said) = output(&line);

@@ -78,6 +78,9 @@ pub struct DrainFlags {
     /// File of the server's API keys, one on each line; the first key is sent
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// File of the server's admin keys, for a server with --admin-key-file; the first key is sent
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key_file")]
+    pub(super) admin_key_file: Option<PathBuf>,
     /// File with CA certificates in PEM. They verify the server's certificate if the URL is
     /// https://
     #[arg(long, value_name = "FILE")]
@@ -235,6 +238,10 @@ pub(super) struct ServerFlags {
     /// KEY`
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// File of admin keys, one on each line. Only with an admin key, a client can drain, abort all
+    /// requests, flush caches, and change roles and workers [default: every API key permits this]
+    #[arg(long, value_name = "FILE")]
+    pub(super) admin_key_file: Option<PathBuf>,
     /// Serve HTTPS with this certificate, in PEM. Intermediate certificates follow it in the file
     #[arg(
         long, value_name = "FILE", aliases = ["ssl-certfile", "ssl-cert-file", "tls-cert-path"],

@@ -10,7 +10,7 @@ use super::flags::{
 use super::{HostInfo, Invocation};
 use crate::config::error::ConfigError;
 use crate::config::registry::RegistryAddress;
-use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
+use crate::config::secret::{Secret, read_bearer_keys, read_cluster_key};
 use crate::config::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_host};
 use crate::config::{
     BOOTSTRAP_PORT, ChunkConfig, ClusterWorkerConfig, CoreConfig, DataThreadMode, DrainConfig,
@@ -193,11 +193,12 @@ impl Resolver<'_> {
     }
 
     fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
-        let keys =
-            flags.api_key_file.map(|path| read_api_keys(&path, &mut self.warnings)).transpose()?;
-        let api_key = keys.and_then(|keys| keys.into_iter().next());
+        let api_keys = self.bearer_keys("--api-key-file", flags.api_key_file.as_deref())?;
+        let admin_keys = self.bearer_keys("--admin-key-file", flags.admin_key_file.as_deref())?;
+        // At most one of the two files is given.
+        let key = admin_keys.into_iter().chain(api_keys).next();
         vouched("URL", [&flags.url], flags.tls_ca_file.as_deref())?;
-        Ok(DrainConfig { url: flags.url, tls_ca: flags.tls_ca_file, api_key, wait: flags.wait })
+        Ok(DrainConfig { url: flags.url, tls_ca: flags.tls_ca_file, key, wait: flags.wait })
     }
 
     fn worker(&mut self, flags: WorkerFlags, port: u16) -> Result<WorkerConfig, ConfigError> {
@@ -227,10 +228,9 @@ impl Resolver<'_> {
     }
 
     fn server(&mut self, flags: ServerFlags, port: u16) -> Result<ServerConfig, ConfigError> {
-        let api_keys = match &flags.api_key_file {
-            Some(path) => read_api_keys(path, &mut self.warnings)?,
-            None => Vec::new(),
-        };
+        let api_keys = self.bearer_keys("--api-key-file", flags.api_key_file.as_deref())?;
+        let admin_keys = self.bearer_keys("--admin-key-file", flags.admin_key_file.as_deref())?;
+        self.warn_of_rights(&api_keys, &admin_keys);
         if !flags.host.is_loopback() && api_keys.is_empty() {
             self.warnings.push(format!(
                 "--host {}: without --api-key-file, every client that reaches the port is served",
@@ -252,9 +252,37 @@ impl Resolver<'_> {
             host: flags.host,
             port: flags.port.unwrap_or(port),
             api_keys,
+            admin_keys,
             tls,
             body_max,
         })
+    }
+
+    /// The keys of this file; none without a file.
+    fn bearer_keys(
+        &mut self,
+        flag: &'static str,
+        path: Option<&Path>,
+    ) -> Result<Vec<Secret>, ConfigError> {
+        path.map_or(Ok(Vec::new()), |path| read_bearer_keys(flag, path, &mut self.warnings))
+    }
+
+    /// Warns if clients with an API key can administer the server.
+    fn warn_of_rights(&mut self, api_keys: &[Secret], admin_keys: &[Secret]) {
+        let is_admin = |key: &Secret| admin_keys.iter().any(|admin| admin.bytes() == key.bytes());
+        if !api_keys.is_empty() && admin_keys.is_empty() {
+            self.warnings.push(
+                "--api-key-file: without --admin-key-file, every client with an API key can \
+                 drain, abort all requests, flush caches, and change roles and workers"
+                    .into(),
+            );
+        } else if api_keys.iter().any(is_admin) {
+            self.warnings.push(
+                "--admin-key-file: it has a key of --api-key-file, and every client with this \
+                 key can administer the server"
+                    .into(),
+            );
+        }
     }
 
     fn cores(

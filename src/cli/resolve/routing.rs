@@ -64,8 +64,8 @@ impl Resolver<'_> {
             etcd,
             cluster_keys,
             takes_anybody,
-            // API keys show that clients on other hosts reach this port, directly or over a proxy.
-            takes_strangers: insecure || (takes_anybody && server.api_keys.is_empty()),
+            // Keys show that clients on other hosts reach this port, directly or over a proxy.
+            takes_strangers: insecure || (takes_anybody && !server.has_keys()),
             server,
             metrics,
             prefill,

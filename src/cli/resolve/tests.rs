@@ -328,12 +328,20 @@ fn ports_for_peers_beyond_loopback() {
 fn keys_are_read_and_never_shown() {
     let keys = TestFile::new("api-keys", b"# staff\nsk-open-sesame \n\nsk-second\n", 0o644);
     let cluster = TestFile::new("cluster", b"an-unguessable-cluster-key-of-32b", 0o600);
-    let line =
-        format!("decode m --api-key-file {} --cluster-key-file {}", keys.name(), cluster.name());
+    let admin = TestFile::new("admin-keys", b"\nak-abracadabra\nak-second", 0o600);
+    let line = format!(
+        "decode m --api-key-file {} --admin-key-file {} --cluster-key-file {}",
+        keys.name(),
+        admin.name(),
+        cluster.name()
+    );
     let (command, warnings) = run(&line);
     let RoleConfig::Decode(config) = &command else { panic!() };
-    let found: Vec<_> = config.worker.server.api_keys.iter().map(|key| key.bytes()).collect();
-    assert_eq!(found, [&b"sk-open-sesame"[..], b"sk-second"]);
+    let found = |keys: &[Secret]| keys.iter().map(|key| key.bytes().to_vec()).collect::<Vec<_>>();
+    let server = &config.worker.server;
+    assert_eq!(found(&server.api_keys), [&b"sk-open-sesame"[..], b"sk-second"]);
+    assert_eq!(found(&server.admin_keys), [&b"ak-abracadabra"[..], b"ak-second"]);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("chmod 600"), "others may read it: {warnings:?}");
 
     let Ok(Invocation::Print(json)) = parse(words(&format!("{line} --print-config")), &machine())
@@ -341,11 +349,60 @@ fn keys_are_read_and_never_shown() {
         panic!()
     };
     for shown in [format!("{command:?}"), json] {
-        assert!(!shown.contains("sesame") && !shown.contains("unguessable"), "{shown}");
+        for secret in ["sesame", "abracadabra", "unguessable"] {
+            assert!(!shown.contains(secret), "{shown}");
+        }
     }
     let empty = TestFile::new("empty", b"# nothing\n", 0o600);
     assert!(refusal(&format!("serve m --api-key-file {}", empty.name())).contains("no key"));
     assert!(refusal("serve m --api-key-file /dev/zero").contains("more than"), "bounded");
+    let message = refusal(&format!("serve m --admin-key-file {}", empty.name()));
+    assert!(message.contains("--admin-key-file") && message.contains("no key"), "{message}");
+}
+
+#[test]
+fn keys_of_clients_that_can_administer_are_warned_of() {
+    let keys = TestFile::new("clients", b"one\ntwo\n", 0o600);
+    let others = TestFile::new("chiefs", b"three\n", 0o600);
+    let both = TestFile::new("both", b"three\ntwo\n", 0o600);
+    let api = format!("--api-key-file {}", keys.name());
+    let admin = |file: &TestFile| format!("--admin-key-file {}", file.name());
+    for command in ["serve m", "prefill m", "decode m", "router"] {
+        for (flags, warning) in [
+            (String::new(), None),
+            (api.clone(), Some("without --admin-key-file, every client")),
+            (admin(&others), None),
+            (format!("{api} {}", admin(&others)), None),
+            (format!("{api} {}", admin(&both)), Some("it has a key of --api-key-file")),
+        ] {
+            let (_, warnings) = run(&format!("{command} {flags}"));
+            assert_eq!(warnings.len(), warning.iter().len(), "{command} {flags}: {warnings:?}");
+            let is_told = warning.is_none_or(|words| warnings[0].contains(words));
+            assert!(is_told, "{command} {flags}: {warnings:?}");
+        }
+    }
+}
+
+#[test]
+fn a_drain_sends_one_key() {
+    let [keys, admin] = ["one", "chief"].map(|key| TestFile::new(key, key.as_bytes(), 0o600));
+    for (flags, sent) in [
+        (String::new(), None),
+        (format!("--api-key-file {}", keys.name()), Some(&b"one"[..])),
+        (format!("--admin-key-file {}", admin.name()), Some(b"chief")),
+    ] {
+        let line = format!("drain http://127.0.0.1:1 {flags}");
+        let Ok(Invocation::Drain { config, .. }) = parse(words(&line), &machine()) else {
+            panic!("{line}")
+        };
+        assert_eq!(config.key.as_ref().map(Secret::bytes), sent, "{line}");
+    }
+    let line = format!(
+        "drain http://127.0.0.1:1 --api-key-file {} --admin-key-file {}",
+        keys.name(),
+        admin.name()
+    );
+    assert!(refusal(&line).contains("cannot be used with"), "which of the two is sent?");
 }
 
 #[test]

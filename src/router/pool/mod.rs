@@ -74,6 +74,8 @@ pub struct WorkerPool {
     news: VecDeque<PoolEvent>,
     /// API key for calls to workers.
     key: Option<Secret>,
+    /// Admin key for administrative calls to workers.
+    admin_key: Option<Secret>,
     /// Certificate authorities for workers that are reached over TLS.
     authorities: Option<Authorities>,
     /// Path of health probes, and the time that one can take.
@@ -96,6 +98,7 @@ impl WorkerPool {
             calls: HashMap::new(),
             news: VecDeque::new(),
             key: None,
+            admin_key: None,
             authorities: None,
             health: ("/health".into(), ROUTER_PROBE_TIME),
             turned: VecDeque::new(),
@@ -108,9 +111,9 @@ impl WorkerPool {
         WorkerPool { health: (path, time), ..self }
     }
 
-    /// Sets the API key for calls to workers.
-    pub fn with_key(self, key: Option<Secret>) -> WorkerPool {
-        WorkerPool { key, ..self }
+    /// Sets the API key and the admin key for calls to workers.
+    pub fn with_keys(self, key: Option<Secret>, admin_key: Option<Secret>) -> WorkerPool {
+        WorkerPool { key, admin_key, ..self }
     }
 
     /// Sets the certificate authorities for workers that are reached over TLS.
@@ -147,10 +150,19 @@ impl WorkerPool {
         self.key = key;
     }
 
+    /// Replaces the admin key for administrative calls to workers.
+    pub fn set_admin_key(&mut self, key: Option<Secret>) {
+        self.admin_key = key;
+    }
+
     /// The header field with the API key.
     pub fn bearer(&self) -> Option<(&'static str, String)> {
-        let key = self.key.as_ref()?;
-        Some(("authorization", format!("Bearer {}", String::from_utf8_lossy(key.bytes()))))
+        self.key.as_ref().map(bearer)
+    }
+
+    /// The header field with the admin key, if the router has admin keys.
+    pub fn admin_bearer(&self) -> Option<(&'static str, String)> {
+        self.admin_key.as_ref().map(bearer)
     }
 
     /// The load balancer.
@@ -469,6 +481,10 @@ impl WorkerPool {
             }
         }
     }
+}
+
+fn bearer(key: &Secret) -> (&'static str, String) {
+    ("authorization", format!("Bearer {}", String::from_utf8_lossy(key.bytes())))
 }
 
 #[cfg(test)]

@@ -14,14 +14,13 @@ use crate::api::{
     generate,
 };
 use crate::cause::Cause;
-use crate::config::secret::Secret;
 use crate::http::response::{JSON, Response};
 use crate::http::{Method, REQUEST_TIMEOUT, Request};
 use crate::ids::{RequestKey, Role};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
-use crate::server::authorization::{authorise, refuse_browser_request};
+use crate::server::authorization::{AccessKeys, authorise, refuse_browser_request};
 use crate::server::role_change::RoleChange;
 use crate::upstream::request::UpstreamHead;
 use crate::wire::auth::Keyring;
@@ -87,7 +86,7 @@ impl ServerDescription {
 #[derive(Debug)]
 pub struct WorkerRoutes {
     about: ServerDescription,
-    keys: Vec<Secret>,
+    keys: AccessKeys,
     telemetry: Telemetry,
     /// Present if the role of this worker can change.
     role_change: Option<RoleChange>,
@@ -104,7 +103,7 @@ const UNKNOWN_FIELDS_MAX: usize = 256;
 
 impl WorkerRoutes {
     /// Requires one of `keys`, if there are any, on all paths except the health endpoints.
-    pub fn new(about: ServerDescription, keys: Vec<Secret>, telemetry: Telemetry) -> WorkerRoutes {
+    pub fn new(about: ServerDescription, keys: AccessKeys, telemetry: Telemetry) -> WorkerRoutes {
         WorkerRoutes {
             about,
             keys,
@@ -125,9 +124,9 @@ impl WorkerRoutes {
         self.telemetry = telemetry;
     }
 
-    /// Requires one of these API keys from now on.
-    pub fn set_keys(&mut self, keys: Vec<Secret>) {
-        self.keys = keys;
+    /// The keys that requests need.
+    pub fn keys(&mut self) -> &mut AccessKeys {
+        &mut self.keys
     }
 
     /// Sets the ids of the cluster keys that routers see.

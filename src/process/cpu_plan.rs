@@ -52,9 +52,11 @@ impl CpuPlan {
             return plan;
         }
         let (team, rest) = divide(cpus, nics, threads);
-        plan.engine = vec![team[0]];
         plan.team = Some(team[1..].to_vec());
+        // If no CPU is left, other threads also use the CPU that the helpers leave. The engine must
+        // be able to leave it then: measured on two CPUs, a step is up to 15 % slower otherwise.
         if !rest.is_empty() {
+            plan.engine = vec![team[0]];
             plan.put_beside(&rest);
         }
         if let [mover, ctl, free @ ..] = &rest[..] {
@@ -144,7 +146,7 @@ impl fmt::Display for CpuPlan {
     }
 }
 
-/// Whether each compute thread gets a CPU alone.
+/// Whether compute threads get CPUs alone.
 ///
 /// If the user did not choose the CPUs, another process can make the same plan. So CPUs must be
 /// left for the threads beside the team. The team must also need more than half of the cores: a
@@ -251,7 +253,7 @@ mod tests {
         let two = host(2, 2);
         assert_eq!(
             shown(&two, 2, true),
-            "engine 0; team-i 1; move-0 0-1; ctl 0-1; tok, tok-long, names-i 0-1"
+            "engine 0-1; team-i 1; move-0 0-1; ctl 0-1; tok, tok-long, names-i 0-1"
         );
         assert_eq!(shown(&two, 1, true), "engine 0; move-0 1; ctl 1; tok, tok-long, names-i 1");
         for threads in [1, 2, 3] {
@@ -273,7 +275,7 @@ mod tests {
         );
         assert_eq!(
             shown(&four, 4, true),
-            "engine 0; team-i 1-3; move-0 0-3; ctl 0-3; tok, tok-long, names-i 0-3"
+            "engine 0-3; team-i 1-3; move-0 0-3; ctl 0-3; tok, tok-long, names-i 0-3"
         );
     }
 
@@ -404,16 +406,19 @@ mod tests {
         let Some(team) = &plan.team else {
             return assert!(sets.iter().all(|set| **set == plan.all));
         };
-        assert_eq!((plan.engine.len(), team.len()), (1, plan.threads - 1), "{plan:?}");
-        let mut taken = [&plan.engine[..], team].concat();
+        let mut taken = team.clone();
+        if plan.all.len() == plan.threads {
+            assert!(sets.iter().all(|set| **set == plan.all), "{plan:?}");
+        } else {
+            assert_eq!(plan.engine.len(), 1, "{plan:?}");
+            taken.extend(&plan.engine);
+            let is_free = |cpu: &usize| !taken.contains(cpu);
+            assert!(sets[1..].iter().all(|set| set.iter().all(is_free)), "{plan:?}");
+        }
+        let count = taken.len();
         taken.sort_unstable();
         taken.dedup();
-        assert_eq!(taken.len(), plan.threads, "{plan:?}");
-        let shares = plan.all.len() == plan.threads;
-        for set in &sets[1..] {
-            assert!(shares || set.iter().all(|cpu| !taken.contains(cpu)), "{plan:?}");
-            assert!(!shares || **set == plan.all, "{plan:?}");
-        }
+        assert_eq!((taken.len(), team.len()), (count, plan.threads - 1), "{plan:?}");
         let beside = |cpu: &usize| !taken.contains(cpu);
         assert!(plan.nics.iter().flat_map(|nic| &nic.1).all(beside), "{plan:?}");
     }

@@ -125,7 +125,7 @@ fn on_two_chosen_cpus_no_thread_holds_one_that_the_engine_needs() {
     let beside = |cpus: &str| format!("move-0 {cpus}; ctl {cpus}; tok, tok-long, names-i {cpus}");
     assert_eq!(
         serve(&["--cpus", &both, "--threads", "2"], &["team-1"]),
-        format!("engine {one}; team-i {two}; {}", beside(&both))
+        format!("engine {both}; team-i {two}; {}", beside(&both))
     );
     assert_eq!(
         serve(&["--cpus", &both, "--threads", "1"], &[]),

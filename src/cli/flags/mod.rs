@@ -351,9 +351,9 @@ pub(super) struct RetractionFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Cores")]
 pub(super) struct CoreFlags {
-    /// Logical CPUs for all threads, such as 0-3,8. Each compute thread gets one of them alone.
-    /// `baton doctor` shows the CPUs of each thread [default: all allowed CPUs; compute threads get
-    /// CPUs alone only if --threads leaves two CPUs and is more than half of the cores]
+    /// Logical CPUs for all threads, such as 0-3,8. Compute threads get CPUs alone; `baton doctor`
+    /// shows the CPUs of each thread [default: all allowed CPUs; compute threads get CPUs alone
+    /// only if --threads leaves two CPUs and is more than half of the cores]
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<CpuList>,
     /// Number of compute threads [default: one per CPU]

@@ -204,10 +204,8 @@ impl ApiError {
     }
 
     /// The queue of a worker is full.
-    pub fn overloaded(retry_after: u32) -> Self {
-        let message = "the queue is full (--max-queued-requests); try again later";
-        let error = Self::from_cause(Cause::Overloaded, message);
-        Self { retry_after: Some(retry_after), ..error }
+    pub fn queue_full() -> Self {
+        Self::busy("the queue is full (--max-queued-requests); try again later")
     }
 
     /// There is no capacity for the request now.
@@ -264,7 +262,7 @@ mod tests {
             r#"{"error":{"message":"`temperature` must be at least 0","type":"invalid_request_error","param":"temperature","code":"invalid_value"}}"#
         );
         assert_eq!(
-            body(ApiError::overloaded(2)),
+            body(ApiError::queue_full()),
             r#"{"error":{"message":"the queue is full (--max-queued-requests); try again later","type":"rate_limit_error","param":null,"code":"overloaded"}}"#
         );
         assert_eq!(ApiError::from_cause(Cause::Draining, "").kind, "server_error");

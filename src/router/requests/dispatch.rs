@@ -43,7 +43,7 @@ impl ProxiedRequests {
         let (lead, prefill) = match booked {
             Ok(booked) => booked,
             Err(late @ NoWorker::Late { .. }) => {
-                let late = ApiError { message: late.to_string(), ..ApiError::overloaded(1) };
+                let late = ApiError::busy(late.to_string());
                 proxied.last = Some(UpstreamReply::error(&late));
                 let next = proxied.attempts.late();
                 return self.perform_action(client, proxied, next, cx);

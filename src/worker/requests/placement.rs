@@ -283,7 +283,7 @@ impl RequestTable {
             if free(next) > free(best) { next } else { best }
         });
         best.filter(|&worker| handoff.worker(worker).free_slots() > 0)
-            .ok_or_else(|| ApiError::overloaded(1))
+            .ok_or_else(ApiError::queue_full)
     }
 
     /// Builds a request with a slot of `worker` and with all the memory that it will need.
@@ -311,8 +311,7 @@ impl RequestTable {
             return Err(ApiError::kv_memory_exceeded(ids.len(), max_new as usize, home.tokens()));
         }
         debug_assert!(max_new > 0, "a choice without a token to generate is not placed");
-        let slot =
-            home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
+        let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(ApiError::queue_full)?;
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
         let ending = if asked.ignore_eos { &[][..] } else { &self.config.eos };
         self.next_request += 1;

@@ -2,6 +2,7 @@
 //! it gives the same result on every machine.
 
 use crate::targets;
+use baton::stdx::rng::{INCREMENT, mix};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -190,11 +191,9 @@ struct Rng(u64);
 
 impl Rng {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        let word = mix(self.0);
+        self.0 = self.0.wrapping_add(INCREMENT);
+        word
     }
 
     fn below(&mut self, bound: usize) -> usize {

@@ -7,6 +7,7 @@ use super::error::ApiError;
 use super::fields::{Fields, OneOrMany};
 use crate::ids::Room;
 use crate::limits::{CHOICES_MAX, NAME_BYTES_MAX};
+use crate::stdx::rng::{INCREMENT, finalize};
 
 /// The request field that names the prefill worker. If an error has this `param`, the prefill
 /// worker failed, and not the worker that reports the error.
@@ -124,10 +125,7 @@ fn room_of_sample(room: u64, s: u64) -> u64 {
     if s == 0 {
         return room;
     }
-    let mut x = room ^ s.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (x ^ (x >> 31)) & ROOM_MAX
+    finalize(room ^ s.wrapping_mul(INCREMENT)) & ROOM_MAX
 }
 
 fn wrong_length(fields: &Fields<'_>, name: &str, prompts: usize, count: usize) -> ApiError {

@@ -8,6 +8,7 @@ use super::inventory;
 use super::tensor::{RowOrder, TensorType, TensorView};
 use super::weights::{LoadError, WeightSource};
 use crate::limits::{DUMMY_ELEMENTS_MAX, DUMMY_LAYERS_MAX};
+use crate::stdx::rng::{INCREMENT, finalize, mix};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +41,8 @@ impl DummyWeights {
         let (mut tensors, mut largest, mut widest) = (BTreeMap::new(), 0, 0);
         for tensor in inventory::tensors(config) {
             let norm = tensor.name.contains("norm");
-            let mut state = tensor.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+            let mut state =
+                tensor.name.bytes().fold(0, |hash, byte| finalize(hash ^ u64::from(byte)));
             let offset = (!norm).then(|| next(&mut state) as usize % SLACK);
             let elements = tensor.rows.saturating_mul(tensor.cols);
             if elements > DUMMY_ELEMENTS_MAX {
@@ -88,15 +90,9 @@ fn encode(dtype: TensorType, values: impl Iterator<Item = f32>) -> Vec<u8> {
 }
 
 fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mix(*state)
-}
-
-/// The finalizer of SplitMix64.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    let word = mix(*state);
+    *state = state.wrapping_add(INCREMENT);
+    word
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 use crate::config::RequestConfig;
 use crate::net::ConnId;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,9 @@ impl<T> AdmissionQueue<T> {
         now: Instant,
     ) -> Result<(), T> {
         debug_assert!(!self.is_open(), "a request is queued only if there is a limit");
-        if self.waiting.len() >= self.length_max {
+        if self.waiting.len() >= self.length_max
+            && !is_failpoint_active("full queue takes a request")
+        {
             return Err(item);
         }
         let until = now + self.patience;
@@ -116,5 +119,26 @@ impl<T> AdmissionQueue<T> {
     /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stdx::failpoint::panic_of;
+
+    #[test]
+    fn a_queue_over_its_length_breaks_the_invariants() {
+        let join_twice = || {
+            let terms = RequestConfig { concurrent: Some(1), queue: 1, ..Default::default() };
+            let (mut queue, now) = (AdmissionQueue::new(&terms), Instant::now());
+            assert_eq!(queue.join(ConnId::outside(1), "first", None, now), Ok(()));
+            let second = queue.join(ConnId::outside(2), "second", None, now);
+            queue.invariants();
+            assert_eq!(second, Err("second"), "a full queue returns the request");
+        };
+        join_twice();
+        let message = panic_of("full queue takes a request", join_twice);
+        assert!(message.contains("the queue is bounded"), "{message}");
     }
 }

@@ -43,19 +43,23 @@ impl Rng {
     }
 }
 
+/// What splitmix64 adds to its state for each number: 2^64 divided by the golden ratio.
+pub const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// The finalizer of splitmix64 over a product instead of a sum. Seeds of the simulator and recorded
 /// runs depend on exactly these values.
 pub const fn scramble(state: u64) -> u64 {
-    finalize(state.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    finalize(state.wrapping_mul(INCREMENT))
 }
 
 /// One step of splitmix64 (Steele, Lea and Flood, 2014): spreads a difference in one bit over all
 /// bits.
 pub const fn mix(word: u64) -> u64 {
-    finalize(word.wrapping_add(0x9e37_79b9_7f4a_7c15))
+    finalize(word.wrapping_add(INCREMENT))
 }
 
-const fn finalize(word: u64) -> u64 {
+/// The finalizer of splitmix64 alone.
+pub const fn finalize(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)

@@ -339,7 +339,7 @@ fn count(surroundings: &HostInfo, cores: &CoreConfig) -> Diagnosis {
         let advice = "HTTP and computation share one core; allow two or more";
         return Diagnosis::with(TOPIC, Verdict::Poor, found, advice);
     }
-    let found = format!("{found}; {} compute threads are used", cores.threads);
+    let found = format!("{found}; compute threads: {}", cores.threads);
     if cores.threads > cores.cpus.len().min(*parallelism) {
         let advice = "more threads than can run at once are slower: reduce --threads";
         return Diagnosis::with(TOPIC, Verdict::Poor, found, advice);
@@ -493,7 +493,7 @@ mod tests {
         let host = |parallelism| HostInfo { cpus: vec![0, 1], parallelism, log_level: None };
         let two = count(&host(2), &cores(2));
         assert_eq!(two.verdict, Verdict::Good, "{two}");
-        assert!(two.found.ends_with("; 2 compute threads are used"), "{two}");
+        assert!(two.found.ends_with("; compute threads: 2"), "{two}");
         for finding in [count(&host(2), &cores(3)), count(&host(1), &cores(1))] {
             assert!(finding.verdict == Verdict::Poor && finding.advice.is_some(), "{finding}");
         }

@@ -12,6 +12,7 @@ mod tests;
 
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::model::logprobs::{Sampled, TopLogprobs};
+use crate::stdx::rng::mix;
 
 /// Sampling parameters of a request. They apply in this order: penalties, temperature, top-k, top-p
 /// over the tokens that top-k keeps, min-p.
@@ -267,13 +268,6 @@ fn top(logits: &[f32], count: usize) -> TopLogprobs {
 
 /// A number in [0, 1) that depends only on seed and position: two rounds of SplitMix64.
 fn uniform(seed: u64, position: u32) -> f64 {
-    let mixed = split_mix(split_mix(seed).wrapping_add(position.into()));
+    let mixed = mix(mix(seed).wrapping_add(position.into()));
     (mixed >> 11) as f64 / (1u64 << 53) as f64
-}
-
-fn split_mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

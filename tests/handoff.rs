@@ -9,6 +9,7 @@ use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
 use baton::model::logprobs::{Sampled, TopLogprobs};
 use baton::model::sampler::SamplingParams;
+use baton::net::Entropy;
 use baton::peer::handoff::{
     EndpointKind, Handoff, LinkId, Source, TransportOffer, WorkerEndpoint, prompt_of,
 };
@@ -170,6 +171,7 @@ impl Cluster {
                 data: None,
                 lanes: 1,
             },
+            Entropy::System,
         );
         Cluster { handoff, mover, prefill, decode, now: Instant::now() }
     }

@@ -1,4 +1,5 @@
-//! The only module that uses mio: a reactor of listeners and connections, and timers.
+//! The only module that uses mio: a reactor of listeners and connections, and timers. `ctl` asks
+//! the operating system through its `kernel`. A second kernel is in memory.
 //!
 //! ```text
 //!  reactor.poll(timers.next_deadline()) ─▶ while next_event() ─▶ while timers.expire(now) ─▶ again
@@ -8,25 +9,30 @@
 //! bounded. A failure of one connection ends only that connection. A stale id has no effect. Not
 //! here: the meaning of the bytes.
 
+mod address;
 mod authorities;
 mod buffer;
 mod connection;
 pub mod descriptors;
+mod entropy;
 mod keepalive;
+mod kernel;
+mod memory;
 mod pem;
 mod reactor;
 pub mod resolver;
-mod signals;
 mod stream;
 mod table;
 mod timer;
 mod tls;
 mod waker;
 
+pub use address::Address;
 pub use authorities::{Authorities, TlsError};
 pub use connection::{CloseReason, ConnId};
+pub use entropy::Entropy;
+pub use memory::{Dial, MemoryKernel, Signal};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
-pub use stream::{Address, dial};
 pub use timer::{TimerId, Timers, TimersFull};
 pub use tls::{Credentials, HTTPS_ALONE};
 pub use waker::Waker;

@@ -8,7 +8,7 @@
 
 use crate::limits::{NAME_DEADLINE, NAME_LIFE, NAME_THREADS, NAMES_ASKED_MAX, NAMES_KNOWN_MAX};
 use crossbeam_channel::{Receiver, Sender};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,8 +24,8 @@ pub struct Resolver {
     answers: Receiver<(String, Addresses)>,
     /// Names with a look-up in progress, and the deadline of each; `None` if no caller waits any
     /// more.
-    asked: HashMap<String, Option<Instant>>,
-    known: HashMap<String, (Vec<IpAddr>, Instant)>,
+    asked: BTreeMap<String, Option<Instant>>,
+    known: BTreeMap<String, (Vec<IpAddr>, Instant)>,
 }
 
 impl Resolver {
@@ -39,26 +39,25 @@ impl Resolver {
         look_up: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Resolver> {
-        let (asks, asked) = crossbeam_channel::bounded::<String>(NAMES_ASKED_MAX);
-        let (answer, answers) = crossbeam_channel::bounded(NAMES_ASKED_MAX);
-        let work = Arc::new(move || {
-            for name in &asked {
-                let found = match look_up(&name) {
-                    Ok(addresses) if addresses.is_empty() => Err("it has no address".into()),
-                    Ok(addresses) => Ok(addresses),
-                    Err(error) => Err(error.to_string()),
-                };
-                if answer.send((name, found)).is_err() {
-                    return;
-                }
-                wake();
-            }
-        });
+        let (resolver, worker) = Resolver::stepped(look_up, wake);
+        let worker = Arc::new(worker);
         for number in 0..NAME_THREADS {
-            let work = work.clone();
-            thread::Builder::new().name(format!("names-{number}")).spawn(move || work())?;
+            let worker = worker.clone();
+            thread::Builder::new().name(format!("names-{number}")).spawn(move || worker.run())?;
         }
-        Ok(Resolver { asks, answers, asked: HashMap::new(), known: HashMap::new() })
+        Ok(resolver)
+    }
+
+    /// A resolver without threads: the caller steps the worker.
+    pub fn stepped<L, W>(look_up: L, wake: W) -> (Resolver, NameWorker<L, W>)
+    where
+        L: Fn(&str) -> io::Result<Vec<IpAddr>>,
+        W: Fn(),
+    {
+        let (asks, asked) = crossbeam_channel::bounded(NAMES_ASKED_MAX);
+        let (answer, answers) = crossbeam_channel::bounded(NAMES_ASKED_MAX);
+        let resolver = Resolver { asks, answers, asked: BTreeMap::new(), known: BTreeMap::new() };
+        (resolver, NameWorker { asked, answer, look_up, wake })
     }
 
     /// Returns the addresses of `name` if they are cached, or an error if no look-up can begin.
@@ -116,6 +115,39 @@ impl Resolver {
         if self.known.len() < NAMES_KNOWN_MAX {
             self.known.insert(name, (addresses, now + NAME_LIFE));
         }
+    }
+}
+
+/// Looks up names.
+pub struct NameWorker<L, W> {
+    asked: Receiver<String>,
+    answer: Sender<(String, Addresses)>,
+    look_up: L,
+    wake: W,
+}
+
+impl<L: Fn(&str) -> io::Result<Vec<IpAddr>>, W: Fn()> NameWorker<L, W> {
+    /// Looks up names until the resolver is dropped.
+    fn run(&self) {
+        let _ = self.asked.iter().try_for_each(|name| self.find(name));
+    }
+
+    /// Looks up the next name. Returns whether there was one.
+    pub fn step(&self) -> bool {
+        let Ok(name) = self.asked.try_recv() else { return false };
+        self.find(name).is_ok()
+    }
+
+    /// An error means that the resolver no longer exists.
+    fn find(&self, name: String) -> Result<(), ()> {
+        let found = match (self.look_up)(&name) {
+            Ok(addresses) if addresses.is_empty() => Err("it has no address".into()),
+            Ok(addresses) => Ok(addresses),
+            Err(error) => Err(error.to_string()),
+        };
+        self.answer.send((name, found)).map_err(|_| ())?;
+        (self.wake)();
+        Ok(())
     }
 }
 

@@ -1,37 +1,26 @@
 //! TCP, TLS over TCP, and unix sockets behind one interface.
 
+use super::address::Address;
 use super::authorities::Authorities;
+use super::memory::MemoryListener;
 use super::tls::{Credentials, TlsStream};
 use super::{descriptors, keepalive};
 use crate::limits::NET_HOST_SILENCE_MAX;
+use crate::sys::stream::ByteStream;
+use crate::sys::stream::memory::MemoryStream;
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use mio::{Interest, Registry, Token};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr as UnixAddr;
-
-/// An address to listen on or to connect to.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Address {
-    /// An IP address and port.
-    Tcp(SocketAddr),
-    /// An abstract unix socket; its name without the leading zero byte.
-    Abstract(Vec<u8>),
-}
-
-impl From<SocketAddr> for Address {
-    fn from(address: SocketAddr) -> Address {
-        Address::Tcp(address)
-    }
-}
 
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
+    Memory(MemoryListener),
 }
 
 impl Listener {
@@ -54,6 +43,10 @@ impl Listener {
                 (Stream::Tcp(stream), Some(peer))
             }
             Listener::Unix(listener) => (Stream::Unix(listener.accept()?.0), None),
+            Listener::Memory(listener) => {
+                let (stream, peer) = listener.accept()?;
+                (Stream::Memory(stream), peer)
+            }
         })
     }
 
@@ -61,20 +54,18 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => listener.local_addr().map(Some),
             Listener::Unix(_) => Ok(None),
+            Listener::Memory(listener) => Ok(listener.address()),
         }
     }
 
-    pub(super) fn source(&mut self) -> &mut dyn Source {
+    /// What mio polls; `None` in memory.
+    pub(super) fn source(&mut self) -> Option<&mut dyn Source> {
         match self {
-            Listener::Tcp(listener) => listener,
-            Listener::Unix(listener) => listener,
+            Listener::Tcp(listener) => Some(listener),
+            Listener::Unix(listener) => Some(listener),
+            Listener::Memory(_) => None,
         }
     }
-}
-
-/// Begins to connect, for a thread that polls the stream itself. The first write shows the result.
-pub fn dial(address: SocketAddr) -> io::Result<std::net::TcpStream> {
-    TcpStream::connect(address).map(std::net::TcpStream::from)
 }
 
 #[derive(Debug)]
@@ -82,6 +73,8 @@ pub(super) enum Stream {
     Tcp(TcpStream),
     Tls(Box<TlsStream>),
     Unix(UnixStream),
+    /// In the simulator, in place of TCP and unix streams.
+    Memory(MemoryStream),
 }
 
 impl Stream {
@@ -89,7 +82,9 @@ impl Stream {
     pub(super) fn secure(self, credentials: &Credentials) -> io::Result<Stream> {
         match self {
             Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(credentials.accept(tcp)?))),
-            Stream::Tls(_) | Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+            Stream::Tls(_) | Stream::Unix(_) | Stream::Memory(_) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
         }
     }
 
@@ -97,7 +92,9 @@ impl Stream {
     pub(super) fn greet(self, authorities: &Authorities, host: &str) -> io::Result<Stream> {
         match self {
             Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(TlsStream::dial(tcp, authorities, host)?))),
-            Stream::Tls(_) | Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+            Stream::Tls(_) | Stream::Unix(_) | Stream::Memory(_) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
         }
     }
 
@@ -105,7 +102,7 @@ impl Stream {
     pub(super) fn shake(&mut self) -> io::Result<bool> {
         match self {
             Stream::Tls(secured) => secured.shake(),
-            Stream::Tcp(_) | Stream::Unix(_) => Ok(true),
+            Stream::Tcp(_) | Stream::Unix(_) | Stream::Memory(_) => Ok(true),
         }
     }
 
@@ -113,7 +110,7 @@ impl Stream {
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         match self {
             Stream::Tls(secured) => secured.flush(),
-            Stream::Tcp(_) | Stream::Unix(_) => Ok(true),
+            Stream::Tcp(_) | Stream::Unix(_) | Stream::Memory(_) => Ok(true),
         }
     }
 
@@ -144,6 +141,10 @@ impl Stream {
             Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
             Stream::Tls(secured) => (secured.tcp.take_error()?, secured.tcp.peer_addr().map(drop)),
             Stream::Unix(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+            Stream::Memory(stream) => {
+                stream.limit_silence(NET_HOST_SILENCE_MAX);
+                return stream.finish_connect();
+            }
         };
         if let Some(error) = error {
             return Err(error);
@@ -155,7 +156,7 @@ impl Stream {
         let tcp = match self {
             Stream::Tcp(stream) => Some(stream),
             Stream::Tls(secured) => Some(&secured.tcp),
-            Stream::Unix(_) => None,
+            Stream::Unix(_) | Stream::Memory(_) => None,
         };
         if let Some(stream) = tcp {
             stream.set_nodelay(true)?;
@@ -174,6 +175,7 @@ impl Stream {
             Stream::Tcp(stream) => stream.read(bytes),
             Stream::Tls(secured) => secured.read(bytes),
             Stream::Unix(stream) => descriptors::receive(stream.as_fd(), bytes, descriptors),
+            Stream::Memory(stream) => stream.read_message(bytes, descriptors),
         }
     }
 
@@ -193,6 +195,26 @@ impl Stream {
             Stream::Tcp(stream) => stream.write(bytes),
             Stream::Tls(secured) => secured.write(bytes),
             Stream::Unix(stream) => stream.write(bytes),
+            Stream::Memory(stream) => stream.write(bytes, Vec::new()),
+        }
+    }
+
+    /// Writes bytes, and descriptors with the first byte. Returns how many bytes the socket took.
+    ///
+    /// # Errors
+    /// `Unsupported` if the stream carries no descriptors.
+    pub(super) fn write_descriptors(
+        &mut self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => descriptors::send(stream.as_fd(), bytes, descriptors),
+            Stream::Memory(stream) => {
+                let owned = descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned());
+                stream.write(bytes, owned.collect::<io::Result<_>>()?)
+            }
+            Stream::Tcp(_) | Stream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -201,15 +223,26 @@ impl Stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Tls(secured) => secured.shutdown_write(),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Memory(stream) => stream.shutdown_write(),
         }
     }
 
-    pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        let interest = Interest::READABLE | Interest::WRITABLE;
+    /// What mio polls; `None` in memory.
+    pub(super) fn source(&mut self) -> Option<&mut dyn Source> {
         match self {
-            Stream::Tcp(stream) => registry.register(stream, token, interest),
-            Stream::Tls(secured) => registry.register(&mut secured.tcp, token, interest),
-            Stream::Unix(stream) => registry.register(stream, token, interest),
+            Stream::Tcp(stream) => Some(stream),
+            Stream::Tls(secured) => Some(&mut secured.tcp),
+            Stream::Unix(stream) => Some(stream),
+            Stream::Memory(_) => None,
+        }
+    }
+
+    /// The stream without TLS and without the reactor, if it is TCP.
+    pub(super) fn into_bytes(self) -> Option<ByteStream> {
+        match self {
+            Stream::Tcp(stream) => Some(std::net::TcpStream::from(stream).into()),
+            Stream::Memory(stream) => Some(stream.into()),
+            Stream::Tls(_) | Stream::Unix(_) => None,
         }
     }
 }

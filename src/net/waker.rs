@@ -4,8 +4,7 @@
 //! before `wake`. All accesses to the flag are exchanges, so that of the reader acquires all stores
 //! before earlier ones.
 
-use mio::{Registry, Token};
-use std::io;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,23 +12,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
-    waker: mio::Waker,
+    target: Target,
     pending: AtomicBool,
 }
 
+enum Target {
+    System(mio::Waker),
+    Memory(Box<dyn Fn() + Send + Sync>),
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").field("pending", &self.pending).finish_non_exhaustive()
+    }
+}
+
 impl Waker {
-    pub(super) fn new(registry: &Registry, token: Token) -> io::Result<Waker> {
-        let waker = mio::Waker::new(registry, token)?;
-        Ok(Waker(Arc::new(Shared { waker, pending: AtomicBool::new(false) })))
+    pub(super) fn system(waker: mio::Waker) -> Waker {
+        Waker::of(Target::System(waker))
+    }
+
+    pub(super) fn memory(wake: impl Fn() + Send + Sync + 'static) -> Waker {
+        Waker::of(Target::Memory(Box::new(wake)))
+    }
+
+    fn of(target: Target) -> Waker {
+        Waker(Arc::new(Shared { target, pending: AtomicBool::new(false) }))
     }
 
     /// Wakes the reactor, now or at its next poll.
     pub fn wake(&self) {
         if !self.0.pending.swap(true, Ordering::AcqRel) {
-            // The write to its counter can only fail if the reactor is gone.
-            let _ = self.0.waker.wake();
+            match &self.0.target {
+                // The write to its counter can only fail if the reactor is gone.
+                Target::System(waker) => drop(waker.wake()),
+                Target::Memory(wake) => wake(),
+            }
         }
     }
 

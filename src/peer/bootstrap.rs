@@ -9,7 +9,6 @@ use crate::http::response::{JSON, Response};
 use crate::http::{HttpLimits, Method, Request};
 use crate::limits::REGISTRY_REQUEST_MAX;
 use crate::net::{ConnId, Event, ListenerId, Reactor};
-use crate::peer::handoff::random;
 use crate::registry::bootstrap::{BootstrapError, BootstrapRegistry, RankId, RankRegistration};
 use crate::registry::proof::{NONCE, Nonces, PROOF, SignedRequest};
 use crate::server::connections::{ClientEvent, Connections};
@@ -38,6 +37,7 @@ impl BootstrapServer {
         listener: ListenerId,
         registry: BootstrapRegistry,
         keys: Vec<Secret>,
+        reactor: &mut Reactor,
     ) -> BootstrapServer {
         let limits = HttpLimits { body: REGISTRY_REQUEST_MAX, ..HttpLimits::default() };
         BootstrapServer {
@@ -45,7 +45,7 @@ impl BootstrapServer {
             connections: Connections::with_limits(limits),
             registry,
             keys,
-            nonces: Nonces::new(random(), Instant::now()),
+            nonces: Nonces::new(reactor.entropy().bytes(), reactor.now()),
         }
     }
 

@@ -11,7 +11,7 @@
 
 use crate::limits::{PASSING_CONNECTIONS_MAX, SESSION_SETUP_DEADLINE};
 use crate::net::{Address, ConnId, Event, ListenerId, Reactor};
-use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, random, rank};
+use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::transfer::pages::Shape;
 use crate::transfer::transport::DestinationBinding;
 use crate::transfer::transport::shm::{
@@ -64,7 +64,7 @@ pub struct ShmHandshake {
 impl ShmHandshake {
     /// Listens on an unguessable socket name. Only sources call it.
     pub fn listen(&mut self, reactor: &mut Reactor) -> io::Result<()> {
-        let secret: [u8; 12] = random();
+        let secret: [u8; 12] = reactor.entropy().bytes();
         let name: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("baton-{name}");
         let listener = reactor
@@ -96,9 +96,10 @@ impl ShmHandshake {
         control: ConnId,
         session: SourceSession,
         handoff: &Handoff,
+        reactor: &mut Reactor,
     ) -> Result<Rank, String> {
         let (_, socket) = self.listener.ok_or("this worker does not share its memory")?;
-        let token: [u8; TOKEN_BYTES] = random();
+        let token: [u8; TOKEN_BYTES] = reactor.entropy().bytes();
         let ring = ShmRing::new().map_err(|error| error.to_string())?;
         let mut rank =
             rank(handoff.worker(session.worker), &[Transport::Shm], handoff.offer(), None);

@@ -8,7 +8,7 @@ use crate::ids::{SessionGeneration, WorkerId};
 use crate::limits::{
     EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX,
 };
-use crate::net::{ConnId, Event, ListenerId, Reactor, dial};
+use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::sys::event::WaitSet;
@@ -113,6 +113,7 @@ impl TcpHandshake {
         session: SourceSession,
         peer: Option<SocketAddr>,
         handoff: &mut Handoff,
+        reactor: &mut Reactor,
     ) -> Result<Rank, String> {
         let grant = session.rank.tcp.ok_or("the destination names no data port")?;
         let ip = match grant.address.ip() {
@@ -120,7 +121,8 @@ impl TcpHandshake {
             ip => ip,
         };
         let address = SocketAddr::new(ip, grant.address.port());
-        let streams: Result<Vec<_>, _> = (0..session.rank.lanes).map(|_| dial(address)).collect();
+        let streams: Result<Vec<_>, _> =
+            (0..session.rank.lanes).map(|_| reactor.dial(address)).collect();
         let streams = streams.map_err(|error| format!("{address}: {error}"))?;
         let worker = handoff.worker(session.worker);
         let told = rank(worker, &[Transport::Tcp], handoff.offer(), None);
@@ -202,7 +204,7 @@ impl TcpHandshake {
         };
         reactor.consume(conn, Preamble::BYTES);
         let Some((stream, early)) = reactor.take_stream(conn) else { return };
-        let arrival = Arrival { lane: preamble.lane, stream: stream.into(), early };
+        let arrival = Arrival { lane: preamble.lane, stream, early };
         if self.open.get(&(worker, session)) == Some(&preamble.session) {
             join(worker, session, arrival, handoff);
         } else if self.early.len() < EARLY_LANES_MAX {

@@ -10,9 +10,9 @@ use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, HandoffConfig};
 use crate::ids::{Peer, Role};
 use crate::kv::layout::KvLayout;
+use crate::net::Entropy;
 use crate::obs::log::event;
 use crate::peer::control;
-use crate::peer::handoff::random;
 use crate::registry::bootstrap::RankRegistration;
 use crate::server::reload;
 use crate::transfer::aux::AUX_VERSION;
@@ -62,12 +62,13 @@ pub fn peer_identity(
     address: Option<SocketAddr>,
     handoff: &HandoffConfig,
     keys: Keyring,
+    entropy: &mut Entropy,
 ) -> control::PeerIdentity {
     let name = format!("{address:?} {:?} {:?}", handoff.advertise_host, host_id());
     let digest = Sha256::digest(name.as_bytes());
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);
-    control::PeerIdentity { peer: Peer { id, incarnation: random() }, role, keys }
+    control::PeerIdentity { peer: Peer { id, incarnation: entropy.bytes() }, role, keys }
 }
 
 /// The cluster's keys. Logs their ids, so that an operator can follow a key rotation.

@@ -116,7 +116,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
     if let WorkerLayout::Split { decode_allocation, .. } = config.layout {
         loaded.decode_allocation = decode_allocation;
     }
-    let (reactor, ctl) = reactor()?;
+    let (mut reactor, ctl) = reactor()?;
     let mut process = ProcessBuilder::new(&loaded, &config.worker, ctl.clone())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
@@ -128,7 +128,8 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },
     };
-    let (workers, threads) = process.start(&loaded, forward, ctl.clone())?;
+    let (workers, threads) =
+        process.start(&loaded, forward, ctl.clone(), reactor.entropy().fork("handoff"))?;
     let mode = ServerDescription::mode_of(Role::Mixed);
     let service = threads::build_service(
         reactor,

@@ -16,7 +16,6 @@ use crate::registry::router_lease::RouterLease;
 use crate::routing::compatibility::CompatDigest;
 use crate::worker::service::WorkerService;
 use std::net::SocketAddr;
-use std::time::Instant;
 
 /// Starts a resolver if one of these hosts is a name.
 ///
@@ -64,7 +63,7 @@ pub fn enrol(
         worker = address.url
     );
     let entry = Entry { peer, address, bootstrap_port, kind };
-    let now = Instant::now();
+    let now = service.reactor().now();
     let (entries, hosts) = match registry {
         RegistryAddress::Routers(routers) => {
             let entry =

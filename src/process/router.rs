@@ -4,8 +4,8 @@ use super::{RoleError, registration};
 use crate::config::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::ids::Leg;
-use crate::net::Reactor;
 use crate::net::resolver::Resolver;
+use crate::net::{Authorities, Entropy, Reactor};
 use crate::obs::log::event;
 use crate::obs::registry::Registry;
 use crate::registry::client::RegistryClient;
@@ -22,70 +22,32 @@ use crate::routing::retries::RetryBudget;
 use crate::server::authorization::AccessKeys;
 use crate::server::drain::DrainOutcome;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::time::Instant;
 
 /// Runs the router until a signal or a drain ends it.
 ///
 /// # Errors
 /// A worker's name cannot be resolved, a port cannot be opened, or a file cannot be used.
 pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
-    let now = Instant::now();
     let (credentials, reload) = super::secrets(&config.server, &config.cluster_keys)?;
     let reload = reload.with_authorities(config.tls_ca.as_ref());
     let authorities = super::authorities(config.tls_ca.as_deref())?;
     let targets = targets(config)?;
-    let mut registry = Registry::default();
-    let metrics = RouterMetrics::register(&mut registry);
-    let mut reactor =
+    let reactor =
         Reactor::new().map_err(|error| RoleError::Io("cannot create a reactor", error))?;
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
-    let mut pool = WorkerPool::new(balancer(config), names)
-        .with_health(config.health_path.clone(), config.health.time)
-        .with_keys(
-            config.server.api_keys.first().cloned(),
-            config.server.admin_keys.first().cloned(),
-        )
-        .with_authorities(authorities);
-    let mut workers = WorkerAdmin::new(trust(config), random(), now);
-    for (worker, port, socket) in targets {
-        let named = workers.name(worker, port, socket, &mut pool, &mut reactor, now);
-        named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
-    }
-    let waker = reactor.waker();
-    let mut service = RouterService::new(
-        reactor,
-        config.server.address(),
-        pool,
-        ProxiedRequests::new(RetryBudget::new(config.retries, now), metrics)
-            .within(&config.requests),
-        RouterRoutes::new(AccessKeys::of(&config.server), registry, workers)
-            .with_timeout(config.requests.timeout),
-        now,
-    )
-    .map_err(|error| RoleError::Listen { flag: "--port", address: config.server.address(), error })?
-    .within(config.server.body_max, &config.requests);
+    let (waker, now) = (reactor.waker(), reactor.now());
+    let mut service = build_service(config, reactor, names, authorities, targets)?;
     if let Some(credentials) = credentials {
         service.secure(credentials);
     }
     let renewed = service.renew_from(reload);
     renewed.map_err(|error| RoleError::Io("cannot handle signals", error))?;
-    if let Some(terms) = config.balance {
-        service.balance(terms, now);
-    }
-    if let Some(address) = config.metrics {
-        open_metrics_port(&mut service, address)?;
-    }
     if !config.etcd.is_empty() {
         let names = registration::names(&config.etcd, move || waker.wake())?;
-        service.watch(
-            RegistryClient::new(
-                EtcdView::new(config.cluster_keys.clone(), now),
-                config.etcd.clone(),
-            ),
-            names,
-        );
+        let view = EtcdView::new(config.cluster_keys.clone(), now);
+        service.watch(RegistryClient::new(view, config.etcd.clone()), names);
     }
     event!(
         Info,
@@ -98,6 +60,53 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
     service.run().map_err(|error| RoleError::Io("cannot wait for sockets", error))
 }
 
+/// A worker named on the command line: its URL, its bootstrap port, and its address.
+pub type NamedWorker = (WorkerAddress, Option<u16>, SocketAddr);
+
+/// The service of a router, without the parts that come from files and threads.
+///
+/// # Errors
+/// A port cannot be opened, or too many workers are named.
+pub fn build_service(
+    config: &RouterConfig,
+    mut reactor: Reactor,
+    names: Resolver,
+    authorities: Option<Authorities>,
+    targets: Vec<NamedWorker>,
+) -> Result<RouterService, RoleError> {
+    let now = reactor.now();
+    let mut registry = Registry::default();
+    let metrics = RouterMetrics::register(&mut registry);
+    let mut pool = WorkerPool::new(balancer(config, reactor.entropy()), names)
+        .with_health(config.health_path.clone(), config.health.time)
+        .with_keys(
+            config.server.api_keys.first().cloned(),
+            config.server.admin_keys.first().cloned(),
+        )
+        .with_authorities(authorities);
+    let mut workers = WorkerAdmin::new(trust(config), reactor.entropy().bytes(), now);
+    for (worker, port, socket) in targets {
+        let named = workers.name(worker, port, socket, &mut pool, &mut reactor, now);
+        named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
+    }
+    let keys = AccessKeys::of(&config.server);
+    let routes = RouterRoutes::new(keys, registry, workers, reactor.entropy())
+        .with_timeout(config.requests.timeout);
+    let retries = RetryBudget::new(config.retries, now);
+    let requests = ProxiedRequests::new(retries, metrics).within(&config.requests);
+    let address = config.server.address();
+    let service = RouterService::new(reactor, address, pool, requests, routes, now);
+    let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+    let mut service = service.within(config.server.body_max, &config.requests);
+    if let Some(terms) = config.balance {
+        service.balance(terms, now);
+    }
+    if let Some(address) = config.metrics {
+        open_metrics_port(&mut service, address)?;
+    }
+    Ok(service)
+}
+
 fn trust(config: &RouterConfig) -> RegistryTrust {
     RegistryTrust {
         keys: config.cluster_keys.clone(),
@@ -106,13 +115,12 @@ fn trust(config: &RouterConfig) -> RegistryTrust {
     }
 }
 
-fn balancer(config: &RouterConfig) -> LoadBalancer {
-    let seed = random();
+fn balancer(config: &RouterConfig, entropy: &mut Entropy) -> LoadBalancer {
     LoadBalancer::new(config.policies)
         .on(config.health, config.breaker)
         .foretelling(config.forecast)
         .weighing(config.cache)
-        .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])))
+        .seeded(entropy.next_u64())
 }
 
 fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result<(), RoleError> {
@@ -128,9 +136,7 @@ fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result
 
 /// Resolves the workers' names. At the start, an unknown name is an error. Later, the router
 /// resolves each name again.
-fn targets(
-    config: &RouterConfig,
-) -> Result<Vec<(WorkerAddress, Option<u16>, SocketAddr)>, RoleError> {
+fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, RoleError> {
     let prefill =
         config.prefill.iter().map(|end| ("--prefill", Leg::Prefill, &end.url, end.bootstrap_port));
     let decode = config.decode.iter().map(|url| ("--decode", Leg::Decode, url, None));
@@ -146,12 +152,4 @@ fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, RoleError>
         .to_socket_addrs()
         .map_err(|error| nowhere(error.to_string()))?;
     addresses.next().ok_or_else(|| nowhere("no address".into()))
-}
-
-/// A random secret of this process.
-fn random() -> [u8; 32] {
-    let mut bytes = [0; 32];
-    // The kernel's generator cannot fail after it is seeded.
-    let _ = getrandom::fill(&mut bytes);
-    bytes
 }

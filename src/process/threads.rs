@@ -15,6 +15,7 @@ use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX, TOKENISE_QUEUE_MAX};
 use crate::model::config::Architecture;
 use crate::model::forward::Forward;
 use crate::model::open::ModelFiles;
+use crate::net::Entropy;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::registry as figures;
@@ -267,7 +268,7 @@ impl ProcessBuilder {
         Ok(id)
     }
 
-    /// Starts the threads.
+    /// Starts the workers: puts the parts together, and starts their threads.
     ///
     /// # Errors
     /// A thread cannot be started; the model is lost with it.
@@ -276,44 +277,87 @@ impl ProcessBuilder {
         loaded: &LoadedModel,
         forward: Box<dyn Forward>,
         ctl: Arc<EventCount>,
+        entropy: Entropy,
     ) -> Result<(Workers, Threads), RoleError> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let clock = Box::new(Instant::now);
+        let (workers, cores) = self.assemble(loaded, forward, ctl, entropy, clock);
+        Ok((workers, cores.start(loaded)?))
+    }
+
+    /// Puts the parts together. `clock` gives the engine's time.
+    pub fn assemble(
+        self,
+        loaded: &LoadedModel,
+        forward: Box<dyn Forward>,
+        ctl: Arc<EventCount>,
+        entropy: Entropy,
+        clock: Box<dyn Fn() -> Instant + Send>,
+    ) -> (Workers, Cores) {
         let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
         let channel = EngineChannel::new(self.engine_commands.1, events, ctl);
+        let engine = Engine::new(&loaded.sched, self.workers, forward, channel, clock);
+        let progress = engine.progress().clone();
+        let offer = TransportOffer {
+            transports: loaded.transports.clone(),
+            host: host_id(),
+            data: loaded.data,
+            lanes: LANES,
+        };
+        let handoff = Handoff::new(self.members, offer, entropy);
+        let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
+        let telemetry = Telemetry::new(self.registry, self.watched);
+        let workers = Workers { handoff, metrics, telemetry, events: events_in, progress };
+        let cores = Cores {
+            engine,
+            mover: self.mover,
+            waiter: self.waiter,
+            data: self.data,
+            engine_bell: self.engine_bell,
+            engine_thread: self.engine_thread,
+        };
+        (workers, cores)
+    }
+}
+
+/// The parts that the threads of a process's workers run.
+pub struct Cores {
+    /// The engine.
+    pub engine: Engine,
+    /// The mover.
+    pub mover: Mover,
+    waiter: Waiter,
+    data: DataThreads,
+    engine_bell: Arc<EventCount>,
+    engine_thread: Arc<OnceLock<Thread>>,
+}
+
+impl Cores {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// A thread cannot be started; the model is lost with it.
+    fn start(self, loaded: &LoadedModel) -> Result<Threads, RoleError> {
+        let Cores { mut engine, mut mover, waiter, data, engine_bell, engine_thread } = self;
+        let stop = Arc::new(AtomicBool::new(false));
         let io = |error| RoleError::Io("cannot start a thread", error);
         let spins = if loaded.spin { ENGINE_SPINS } else { 0 };
-        let mut engine =
-            Engine::new(&loaded.sched, self.workers, forward, channel, Box::new(Instant::now));
-        let progress = engine.progress().clone();
-        let (bell, stopped, cell) = (self.engine_bell.clone(), stop.clone(), self.engine_thread);
+        let (bell, stopped) = (engine_bell.clone(), stop.clone());
         let (plan, builder) = (&loaded.plan, thread::Builder::new().name("engine".into()));
         let run = move || {
-            let _ = cell.set(thread::current());
+            let _ = engine_thread.set(thread::current());
             engine::run(&mut engine, &bell, &stopped, spins);
             engine.into_forward()
         };
         let engine = start_on(plan, &plan.engine, || builder.spawn(run)).map_err(io)?;
-        let (mover_bell, wait) = (self.waiter.bell.clone(), self.waiter.set.clone());
-        let (mut mover, waiter, stopped) = (self.mover, self.waiter, stop.clone());
+        let (mover_bell, wait) = (waiter.bell.clone(), waiter.set.clone());
+        let stopped = stop.clone();
         let (run, builder) = (
             move || waiter.run(&mut mover, &stopped),
             thread::Builder::new().name("move-0".into()),
         );
         let mover = start_on(plan, &plan.mover, || builder.spawn(run)).map_err(io)?;
-        let handoff = Handoff::new(
-            self.members,
-            TransportOffer {
-                transports: loaded.transports.clone(),
-                host: host_id(),
-                data: loaded.data,
-                lanes: LANES,
-            },
-        );
-        let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
-        let telemetry = Telemetry::new(self.registry, self.watched);
-        let workers = Workers { handoff, metrics, telemetry, events: events_in, progress };
-        let bells = vec![self.engine_bell, mover_bell];
-        Ok((workers, Threads { stop, bells, wait, engine, mover, _data: self.data }))
+        let bells = vec![engine_bell, mover_bell];
+        Ok(Threads { stop, bells, wait, engine, mover, _data: data })
     }
 }
 
@@ -373,6 +417,7 @@ pub fn build_service(
     let requests = RequestTable::new(terms, text, queue, metrics);
     let routes = WorkerRoutes::new(about, AccessKeys::of(&config.server), telemetry);
     let address = config.server.address();
+    let now = reactor.now();
     let service = WorkerService::new(
         reactor,
         address,
@@ -380,7 +425,7 @@ pub fn build_service(
         routes,
         (events, progress),
         ctl,
-        Instant::now(),
+        now,
     );
     let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
     Ok(service.within(config.server.body_max + added))

@@ -69,7 +69,8 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
         WorkerProcess { config, loaded, ctl: ctl.clone(), secrets, role, advertisement: None };
     let PreparedRole { loaded, process, placement, mode, listeners, rest } =
         part.prepare(role, &mut reactor)?;
-    let (workers, mut threads) = process.start(&loaded, forward, ctl.clone())?;
+    let entropy = reactor.entropy().fork("handoff");
+    let (workers, mut threads) = process.start(&loaded, forward, ctl.clone(), entropy)?;
     let asked = (placement, mode);
     let mut service =
         threads::build_service(reactor, &config.worker, files, &loaded, workers, asked, ctl)?;
@@ -222,7 +223,8 @@ impl WorkerProcess<'_> {
         threads: &Threads,
     ) -> Result<(), RoleError> {
         let (config, PeerSetup { keys, kind, names }) = (self.config, rest);
-        let identity = peer_identity(self.role, service.address(), &config.handoff, keys);
+        let (address, entropy) = (service.address(), service.reactor().entropy());
+        let identity = peer_identity(self.role, address, &config.handoff, keys, entropy);
         let peer = identity.peer;
         let patience =
             LinkTimeouts { silence: config.handoff.peer_timeout, ..LinkTimeouts::default() };
@@ -238,7 +240,15 @@ impl WorkerProcess<'_> {
         };
         let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), threads.wait.clone());
         let dialled = control.map(|(listener, _)| listener);
-        let peers = ControlLinks::new(identity, dialled, directory, passing, lanes, patience);
+        let peers = ControlLinks::new(
+            identity,
+            dialled,
+            directory,
+            passing,
+            lanes,
+            patience,
+            service.reactor().now(),
+        );
         let bootstrap = match (registry, control) {
             (Some((listener, bootstrap_port)), Some((_, control_port))) => {
                 // If the configured port is 0, the number is known only now.
@@ -258,7 +268,7 @@ impl WorkerProcess<'_> {
                     control_port = control_port,
                     bootstrap_port = bootstrap_port
                 );
-                Some(BootstrapServer::new(listener, table, self.secrets.clone()))
+                Some(BootstrapServer::new(listener, table, self.secrets.clone(), service.reactor()))
             }
             _ => None,
         };
@@ -317,7 +327,7 @@ impl WorkerProcess<'_> {
             self.register(service)?;
             return Ok(threads);
         }
-        let begun = Instant::now();
+        let begun = service.reactor().now();
         service.remove_workers();
         let lost = || RoleError::Io("the engine has ended", io::Error::other("a thread panicked"));
         let forward = threads.stop().ok_or_else(lost)?;
@@ -329,10 +339,13 @@ impl WorkerProcess<'_> {
             Err(why) => (self.prepare(self.role, service.reactor())?, Err(why.to_string())),
         };
         let PreparedRole { loaded, process, placement, mode, listeners, rest } = prepared;
-        let (workers, threads) = process.start(&loaded, forward, self.ctl.clone())?;
-        service.set_workers(workers, placement, mode, Instant::now());
+        let entropy = service.reactor().entropy().fork("handoff");
+        let (workers, threads) = process.start(&loaded, forward, self.ctl.clone(), entropy)?;
+        let now = service.reactor().now();
+        service.set_workers(workers, placement, mode, now);
         self.join_cluster(service, listeners, rest, &threads)?;
-        service.finish_role_change(outcome, begun.elapsed());
+        let stood_still = service.reactor().now() - begun;
+        service.finish_role_change(outcome, stood_still);
         Ok(threads)
     }
 }

@@ -178,11 +178,11 @@ impl RouterService {
         loop {
             let due = self.requests.next_due();
             self.reactor.poll(Some(due.map_or(self.next_tick, |due| due.min(self.next_tick))))?;
-            if let Some(end) = self.turn(Instant::now()) {
+            if let Some(end) = self.turn(self.reactor.now()) {
                 return Ok(end);
             }
             let (passed, served) = (self.requests.take_passed(), self.requests.served());
-            if let Some(time) = self.pace.rest(passed, served, Instant::now()) {
+            if let Some(time) = self.pace.rest(passed, served, self.reactor.now()) {
                 self.reactor.flush_and_sleep(time);
             }
         }

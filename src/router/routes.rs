@@ -8,8 +8,8 @@ use crate::api::{ApiError, ErrorCode};
 use crate::http::response::{JSON, Response};
 use crate::http::{self, Method, REQUEST_TIMEOUT};
 use crate::net::ConnId;
+use crate::net::Entropy;
 use crate::obs::registry::Registry;
-use crate::peer::handoff::random;
 use crate::router::fanout::Fanout;
 use crate::router::identity::{self, RouterInfo};
 use crate::router::metrics::RoutedMetrics;
@@ -126,7 +126,12 @@ pub struct RouterRoutes {
 
 impl RouterRoutes {
     /// Some paths need one of `keys`; `workers` protects changes of the workers.
-    pub fn new(keys: AccessKeys, registry: Registry, workers: WorkerAdmin) -> RouterRoutes {
+    pub fn new(
+        keys: AccessKeys,
+        registry: Registry,
+        workers: WorkerAdmin,
+        entropy: &mut Entropy,
+    ) -> RouterRoutes {
         RouterRoutes {
             keys,
             registry,
@@ -134,9 +139,9 @@ impl RouterRoutes {
             workers,
             timeout: None,
             draining: false,
-            mark: u64::from_le_bytes(random()),
+            mark: entropy.next_u64(),
             next_id: 0,
-            secret: u64::from_le_bytes(random()),
+            secret: entropy.next_u64(),
         }
     }
 

@@ -121,7 +121,7 @@ pub fn run(engine: &mut Engine, bell: &EventCount, stop: &AtomicBool, spin: u32)
             bell.prepare_wait();
         }
         // After the announcement the engine must look for work once more. This turn does so.
-        let park = match engine.step(Instant::now()) {
+        let park = match engine.step((engine.clock)()) {
             Activity::Busy => None,
             Activity::Waiting => Some(WAITING_PARK),
             Activity::Idle => Some(IDLE_PARK),

@@ -32,11 +32,11 @@ use crate::server::drain::{Drain, RemainingWork};
 use crate::server::role_change::{RoleChange, RoleChangeRequest};
 use crate::stdx::event_queue::Nanos;
 use crate::sys::event::WaitSet;
+use crate::sys::stream::memory::{MemoryStream, StreamKernel};
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::transport::shm::{
     DestinationDescriptors, PeerShape, ShmCursor, ShmRing, SourceDescriptors,
 };
-use crate::transfer::transport::tcp::memory::{MemoryStream, StreamKernel};
 use crate::wire::Multipart;
 use crate::wire::message::Token;
 use crate::worker::progress::EngineWatchdog;

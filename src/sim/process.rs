@@ -12,6 +12,7 @@ use crate::ids::{Leg, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
+use crate::net::Entropy;
 use crate::peer::handoff::{EndpointKind as MemberRole, Handoff, TransportOffer, WorkerEndpoint};
 use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
@@ -176,7 +177,7 @@ impl Process {
         Ok(Process {
             edge: Edge::new(
                 index,
-                Handoff::new(members, offer),
+                Handoff::new(members, offer, Entropy::System),
                 events,
                 engine.progress().clone(),
                 role,

@@ -6,5 +6,6 @@ pub mod event;
 pub mod files;
 pub mod heap;
 pub mod host;
+pub mod stream;
 pub mod topology;
 pub mod verbs;

@@ -215,7 +215,8 @@ impl WorkerService {
     /// and its port. The caller must not serve before [`WorkerService::set_workers`].
     pub fn remove_workers(&mut self) {
         self.requests.remove_workers();
-        self.handoff = Handoff::new(Vec::new(), self.handoff.offer().clone());
+        let entropy = self.reactor.entropy().fork("handoff");
+        self.handoff = Handoff::new(Vec::new(), self.handoff.offer().clone(), entropy);
         self.prefill_client.close(&mut self.reactor);
         if let Some(peers) = self.control_links.take() {
             peers.close(&mut self.reactor);
@@ -283,13 +284,13 @@ impl WorkerService {
     /// Runs until a drain has ended, or the workers' role changes.
     pub fn run(&mut self) -> io::Result<RunOutcome> {
         // The time of the start-up does not count against the engine.
-        self.progress.begin(Instant::now());
+        self.progress.begin(self.reactor.now());
         loop {
             self.bell.prepare_wait();
-            let deadline = if self.has_news() { Instant::now() } else { self.next_tick };
+            let deadline = if self.has_news() { self.reactor.now() } else { self.next_tick };
             self.reactor.poll(Some(deadline))?;
             self.bell.cancel_wait();
-            if let Some(outcome) = self.turn(Instant::now()) {
+            if let Some(outcome) = self.turn(self.reactor.now()) {
                 return Ok(outcome);
             }
         }

@@ -28,7 +28,7 @@ impl Reactor {
                 connection.discard();
                 // Reading can be paused, but the peer's close must still be read.
                 self.line_up(id);
-                let linger = Instant::now() + limits::NET_LINGER;
+                let linger = self.now() + limits::NET_LINGER;
                 self.set_deadline(id, self.flush_until.map_or(linger, |until| until.max(linger)));
                 self.linger_if_flushed(id);
             }
@@ -42,7 +42,7 @@ impl Reactor {
     pub fn flush_until(&mut self, until: Instant) {
         self.flush_until = Some(until);
         for id in self.table.in_state(ConnectionState::Flushing) {
-            self.set_deadline(id, until.max(Instant::now() + limits::NET_LINGER));
+            self.set_deadline(id, until.max(self.now() + limits::NET_LINGER));
         }
     }
 
@@ -56,7 +56,7 @@ impl Reactor {
         if connection.eof || shut.is_err() {
             self.release(id);
         } else {
-            self.set_deadline(id, Instant::now() + limits::NET_LINGER);
+            self.set_deadline(id, self.now() + limits::NET_LINGER);
         }
     }
 

@@ -5,10 +5,12 @@
 //! is sent before both are done.
 
 use super::{Connection, ConnectionState, Event, Reactor, Stream};
+use crate::net::address::Address;
 use crate::net::authorities::{Authorities, TlsError};
 use crate::net::connection::{CloseReason, ConnId};
-use crate::net::stream::Address;
+use crate::sys::stream::ByteStream;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 impl Reactor {
@@ -18,7 +20,8 @@ impl Reactor {
     /// # Errors
     /// There are too many connections.
     pub fn connect(&mut self, address: &Address, deadline: Instant) -> Result<ConnId, CloseReason> {
-        self.dial(Stream::connect(address), deadline)
+        let stream = self.kernel.connect(address);
+        self.attempt(stream, deadline)
     }
 
     /// Like [`Reactor::connect`], over TLS. The server must prove to `authorities` that it is
@@ -29,13 +32,20 @@ impl Reactor {
         (authorities, host): (&Authorities, &str),
         deadline: Instant,
     ) -> Result<ConnId, CloseReason> {
-        self.dial(
-            Stream::connect(address).and_then(|stream| stream.greet(authorities, host)),
-            deadline,
-        )
+        let stream = self.kernel.connect(address);
+        self.attempt(stream.and_then(|stream| stream.greet(authorities, host)), deadline)
     }
 
-    fn dial(
+    /// Begins to connect over TCP, for a thread that polls the stream itself. The first write shows
+    /// the result.
+    ///
+    /// # Errors
+    /// As for a socket.
+    pub fn dial(&mut self, address: SocketAddr) -> io::Result<ByteStream> {
+        self.kernel.dial(address)
+    }
+
+    fn attempt(
         &mut self,
         stream: io::Result<Stream>,
         deadline: Instant,

@@ -23,14 +23,14 @@ impl Reactor {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if is_shortage(&error) => {
                     if !self.shed(id) {
-                        return self.accept_again(id, Instant::now() + limits::NET_ACCEPT_RETRY);
+                        return self.accept_again(id, self.now() + limits::NET_ACCEPT_RETRY);
                     }
                 }
                 // This one connection ended while it waited in the backlog.
                 Err(_) => {}
             }
         }
-        self.accept_again(id, Instant::now());
+        self.accept_again(id, self.now());
     }
 
     fn admit(&mut self, id: ListenerId, stream: Stream, peer: Option<SocketAddr>) {
@@ -64,7 +64,7 @@ impl Reactor {
     /// Starts the handshake timer of a connection. If too many handshakes are open, the oldest one
     /// ends.
     fn greet(&mut self, conn: ConnId, peer: Option<SocketAddr>) {
-        self.set_deadline(conn, Instant::now() + limits::NET_HANDSHAKE_TIME);
+        self.set_deadline(conn, self.now() + limits::NET_HANDSHAKE_TIME);
         let table = &self.table;
         let is_shaking = |id: ConnId| {
             table

@@ -16,22 +16,24 @@ mod sends;
 
 pub use event::{Event, SendError};
 
+use super::address::Address;
 use super::buffer::BufferPool;
 use super::connection::{CloseReason, ConnId, Connection, ConnectionState, ReadEnd};
-use super::signals::Signals;
-use super::stream::{Address, Listener, Stream};
+use super::kernel::{HANGUPS, Kernel, SIGNALS, WAKER};
+use super::memory::MemoryKernel;
+use super::stream::{Listener, Stream};
 use super::table::ConnectionTable;
 use super::timer::Timers;
-use super::{Credentials, Waker};
+use super::{Credentials, Entropy, Waker};
 use crate::limits;
-use mio::{Interest, Token};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use crate::sys::stream::ByteStream;
+use crate::sys::stream::ready::Readiness;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Identifies a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,10 +42,9 @@ pub struct ListenerId(u32);
 /// Owns every listener and connection of the process's control side.
 #[derive(Debug)]
 pub struct Reactor {
-    poll: mio::Poll,
-    ready: mio::Events,
-    /// A copy of `ready`, so that its handling can borrow the rest.
-    readiness: Vec<Readiness>,
+    kernel: Kernel,
+    entropy: Entropy,
+    ready: Vec<Readiness>,
     table: ConnectionTable,
     listeners: Vec<Option<ListenerEntry>>,
     events: VecDeque<Event>,
@@ -54,8 +55,6 @@ pub struct Reactor {
     timers: Timers<TimerKey>,
     spare: BufferPool,
     waker: Waker,
-    signals: Option<Signals>,
-    hangups: Option<Signals>,
     queued_total: usize,
     /// Connections with an unfinished handshake, in order of arrival, with their peers' addresses.
     /// Finished ones are removed later.
@@ -85,32 +84,26 @@ enum TimerKey {
     Accept(ListenerId),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Readiness {
-    token: Token,
-    readable: bool,
-    writable: bool,
-    read_closed: bool,
-    /// The connection failed. A flag is needed because after the peer's end no read would report
-    /// the failure.
-    broken: bool,
-}
-
-const WAKER: Token = Token(usize::MAX);
-const SIGNALS: Token = Token(usize::MAX - 1);
-const HANGUPS: Token = Token(usize::MAX - 2);
 /// Listeners have their own tokens, above the generations of connections.
 const LISTENERS: usize = usize::MAX - 2 - limits::NET_LISTENERS_MAX;
 
 impl Reactor {
     /// A reactor without listeners or connections.
     pub fn new() -> io::Result<Reactor> {
-        let poll = mio::Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKER)?;
+        Reactor::over(Kernel::system()?, File::open("/dev/null").ok())
+    }
+
+    /// A reactor on an operating system in memory, for the simulator.
+    pub fn in_memory(kernel: MemoryKernel) -> io::Result<Reactor> {
+        Reactor::over(Kernel::Memory(kernel), None)
+    }
+
+    fn over(kernel: Kernel, reserve: Option<File>) -> io::Result<Reactor> {
+        let waker = kernel.waker()?;
         Ok(Reactor {
-            poll,
-            ready: mio::Events::with_capacity(limits::NET_READY_MAX),
-            readiness: Vec::with_capacity(limits::NET_READY_MAX),
+            entropy: kernel.entropy(),
+            kernel,
+            ready: Vec::with_capacity(limits::NET_READY_MAX),
             table: ConnectionTable::new(limits::NET_CONNECTIONS_MAX),
             listeners: Vec::new(),
             events: VecDeque::new(),
@@ -120,14 +113,22 @@ impl Reactor {
             timers: Timers::new((limits::NET_CONNECTIONS_MAX + limits::NET_LISTENERS_MAX) as u32),
             spare: BufferPool::default(),
             waker,
-            signals: None,
-            hangups: None,
             queued_total: 0,
             shaking: VecDeque::new(),
             flush_until: None,
-            reserve: File::open("/dev/null").ok(),
+            reserve,
             refused: 0,
         })
+    }
+
+    /// The time. Under the simulator, it is the simulated time.
+    pub fn now(&self) -> Instant {
+        self.kernel.now()
+    }
+
+    /// Random numbers that a stranger cannot guess.
+    pub fn entropy(&mut self) -> &mut Entropy {
+        &mut self.entropy
     }
 
     /// A handle for other threads.
@@ -137,18 +138,12 @@ impl Reactor {
 
     /// From now on SIGTERM and SIGINT arrive as events and do not end the process.
     pub fn watch_signals(&mut self) -> io::Result<()> {
-        let mut signals = Signals::install(&[SIGINT, SIGTERM])?;
-        self.poll.registry().register(&mut signals.stream, SIGNALS, Interest::READABLE)?;
-        self.signals = Some(signals);
-        Ok(())
+        self.kernel.watch_signals()
     }
 
     /// From now on SIGHUP arrives as an event and does not end the process.
     pub fn watch_hangups(&mut self) -> io::Result<()> {
-        let mut hangups = Signals::install(&[SIGHUP])?;
-        self.poll.registry().register(&mut hangups.stream, HANGUPS, Interest::READABLE)?;
-        self.hangups = Some(hangups);
-        Ok(())
+        self.kernel.watch_hangups()
     }
 
     /// Listens, with at most `limit` open accepted connections. Further connections are closed at
@@ -158,10 +153,8 @@ impl Reactor {
         if place == limits::NET_LISTENERS_MAX {
             return Err(io::Error::other("too many listeners"));
         }
-        let mut listener = Listener::bind(address)?;
+        let listener = self.kernel.listen(address, LISTENERS + place)?;
         let id = ListenerId(place as u32);
-        let token = Token(LISTENERS + place);
-        self.poll.registry().register(listener.source(), token, Interest::READABLE)?;
         if place == self.listeners.len() {
             self.listeners.push(None);
         }
@@ -229,17 +222,9 @@ impl Reactor {
     /// Waits for events, at most until `deadline`. Then call [`next_event`](Self::next_event) until
     /// it returns `None`.
     pub fn poll(&mut self, deadline: Option<Instant>) -> io::Result<()> {
-        self.write_due();
-        let deadline = [deadline, self.timers.next_deadline()].into_iter().flatten().min();
-        let timeout = if self.events.is_empty() && self.turns.is_empty() {
-            deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
-        } else {
-            Some(Duration::ZERO)
-        };
-        match self.poll.poll(&mut self.ready, timeout) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
-            other => other?,
-        }
+        let deadline = self.prepare(deadline);
+        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(self.now()));
+        self.kernel.wait(timeout, &mut self.ready)?;
         for _ in 0..self.turns.len() {
             let Some(id) = self.turns.pop_front() else { break };
             if let Some(connection) = self.table.get_mut(id) {
@@ -247,15 +232,25 @@ impl Reactor {
             }
             self.read(id, true);
         }
-        self.copy_readiness();
-        for index in 0..self.readiness.len() {
-            self.handle(self.readiness[index]);
+        for index in 0..self.ready.len() {
+            self.handle(self.ready[index]);
         }
-        let now = Instant::now();
+        let now = self.now();
         while let Some(deadline) = self.timers.expire(now) {
             self.expire(deadline);
         }
         Ok(())
+    }
+
+    /// Writes the queued bytes, as [`poll`](Self::poll) does before it waits. Returns the end of
+    /// that wait: `deadline`, or an earlier time.
+    pub fn prepare(&mut self, deadline: Option<Instant>) -> Option<Instant> {
+        self.write_due();
+        if self.events.is_empty() && self.turns.is_empty() {
+            [deadline, self.timers.next_deadline()].into_iter().flatten().min()
+        } else {
+            Some(self.now())
+        }
     }
 
     /// The next event.
@@ -309,24 +304,17 @@ impl Reactor {
 
     /// Removes a TCP connection, so that another thread can own it, and returns it with its
     /// unconsumed bytes. Returns `None` if it has ended, is not TCP, or still has bytes to send.
-    pub fn take_stream(&mut self, id: ConnId) -> Option<(std::net::TcpStream, Vec<u8>)> {
+    pub fn take_stream(&mut self, id: ConnId) -> Option<(ByteStream, Vec<u8>)> {
         self.write_if_due(id);
         let connection = self.owned_mut(id)?;
         if connection.state != ConnectionState::Open || !connection.queued.is_empty() {
             return None;
         }
         let received = connection.received.data().to_vec();
-        let stream = connection.stream.take();
-        let given = match stream {
-            Some(Stream::Tcp(mut stream)) => {
-                // Fails only if it was not registered. The new owner polls it itself.
-                let _ = self.poll.registry().deregister(&mut stream);
-                Some((stream.into(), received))
-            }
-            _ => None,
-        };
+        // The new owner polls it itself.
+        let stream = connection.stream.take().map(|stream| self.kernel.without(stream));
         self.release(id);
-        given
+        Some((stream??, received))
     }
 
     /// Connections that are open, connecting or closing.
@@ -347,17 +335,6 @@ impl Reactor {
         self.table.get_mut(id).filter(|connection| connection.is_owned())
     }
 
-    fn copy_readiness(&mut self) {
-        self.readiness.clear();
-        self.readiness.extend(self.ready.iter().map(|event| Readiness {
-            token: event.token(),
-            readable: event.is_readable() || event.is_error(),
-            writable: event.is_writable() || event.is_error(),
-            read_closed: event.is_read_closed() || event.is_error(),
-            broken: event.is_error(),
-        }));
-    }
-
     fn handle(&mut self, readiness: Readiness) {
         match readiness.token {
             WAKER => {
@@ -365,17 +342,15 @@ impl Reactor {
                 self.events.push_back(Event::Woken);
             }
             SIGNALS => {
-                let count = self.signals.as_mut().map_or(0, Signals::take);
+                let count = self.kernel.take_signals(SIGNALS);
                 self.events.extend(std::iter::repeat_n(Event::Terminate, count));
             }
             HANGUPS => {
-                if self.hangups.as_mut().is_some_and(|hangups| hangups.take() > 0) {
+                if self.kernel.take_signals(HANGUPS) > 0 {
                     self.events.push_back(Event::Hangup);
                 }
             }
-            Token(token) if token >= LISTENERS => {
-                self.accept(ListenerId((token - LISTENERS) as u32))
-            }
+            token if token >= LISTENERS => self.accept(ListenerId((token - LISTENERS) as u32)),
             token => {
                 let id = id_of(token);
                 let state = self.table.get(id).map(|connection| connection.state);
@@ -443,7 +418,7 @@ impl Reactor {
     }
 
     fn attach(&mut self, id: ConnId, mut stream: Stream) -> io::Result<()> {
-        stream.register(self.poll.registry(), token_of(id))?;
+        self.kernel.register(&mut stream, token_of(id))?;
         if let Some(connection) = self.table.get_mut(id) {
             connection.stream = Some(stream);
         }
@@ -478,12 +453,12 @@ impl Drop for Reactor {
     }
 }
 
-fn token_of(id: ConnId) -> Token {
-    Token((id.generation as usize) << 32 | id.index as usize)
+fn token_of(id: ConnId) -> usize {
+    (id.generation as usize) << 32 | id.index as usize
 }
 
-fn id_of(token: Token) -> ConnId {
-    ConnId { index: token.0 as u32, generation: (token.0 >> 32) as u32 }
+fn id_of(token: usize) -> ConnId {
+    ConnId { index: token as u32, generation: (token >> 32) as u32 }
 }
 
 #[cfg(test)]

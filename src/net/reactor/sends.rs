@@ -3,12 +3,11 @@
 //! Thread: `ctl`. Invariants: queued bytes are bounded, per connection and in total. A call takes
 //! the whole piece or nothing. If more is queued than a buffer keeps, the socket takes no more now.
 
-use super::{Event, Reactor, SendError, Stream};
+use super::{Event, Reactor, SendError};
 use crate::limits;
 use crate::net::connection::{ConnId, Connection, ConnectionState};
-use crate::net::descriptors;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
@@ -93,11 +92,11 @@ impl Reactor {
     ) -> Result<(), SendError> {
         self.write_if_due(id);
         let connection = self.sendable(id)?;
-        let Some(Stream::Unix(stream)) = &connection.stream else { return Err(SendError::Closed) };
+        let Some(stream) = &mut connection.stream else { return Err(SendError::Closed) };
         if connection.state != ConnectionState::Open || !connection.queued.is_empty() {
             return Err(SendError::Full);
         }
-        match descriptors::send(stream.as_fd(), bytes, fds) {
+        match stream.write_descriptors(bytes, fds) {
             Ok(sent) => self.send(id, &bytes[sent..]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Err(SendError::Full),
             Err(error) => {

@@ -12,7 +12,7 @@ use crate::limits::UNPROVEN_CONNECTIONS_MAX;
 use crate::net::{ConnId, Reactor};
 use crate::obs::log::event;
 use crate::peer::directory::LookupResult;
-use crate::peer::handoff::{Handoff, LinkId as LinkName, Source, random};
+use crate::peer::handoff::{Handoff, LinkId as LinkName, Source};
 use crate::wire::auth::Side;
 use crate::wire::link::ControlLink;
 use crate::wire::message::{Hello, MINOR, VERSION};
@@ -39,7 +39,7 @@ impl ControlLinks {
         }
     }
 
-    pub(super) fn hello(&mut self) -> Hello {
+    pub(super) fn hello(&mut self, reactor: &mut Reactor) -> Hello {
         self.connections += 1;
         let version = |index: usize| {
             env!("CARGO_PKG_VERSION")
@@ -55,7 +55,7 @@ impl ControlLinks {
             software: [version(0), version(1), version(2)],
             ranks: 1,
             role: self.own.role,
-            nonce: random(),
+            nonce: reactor.entropy().bytes(),
             minor: MINOR,
             keys: self.own.keys.ids(),
         }
@@ -105,7 +105,8 @@ impl ControlLinks {
         });
         match dialled {
             Ok((conn, address)) => {
-                let link = ControlLink::new(Side::Dialer, self.hello(), self.own.keys.clone());
+                let hello = self.hello(reactor);
+                let link = ControlLink::new(Side::Dialer, hello, self.own.keys.clone());
                 self.add(conn, link, Some((worker, source)), Some(address), now);
             }
             Err(why) => {

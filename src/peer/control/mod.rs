@@ -90,6 +90,7 @@ impl ControlLinks {
         shm_handshake: ShmHandshake,
         tcp_handshake: TcpHandshake,
         timeouts: LinkTimeouts,
+        now: Instant,
     ) -> ControlLinks {
         ControlLinks {
             own,
@@ -101,7 +102,7 @@ impl ControlLinks {
             connections: 0,
             draining: false,
             timeouts,
-            looked: Instant::now(),
+            looked: now,
             stood_still: false,
         }
     }
@@ -157,7 +158,8 @@ impl ControlLinks {
         match event {
             Event::Accepted { conn, peer, .. } => {
                 self.make_room(reactor, handoff, now);
-                let link = ControlLink::new(Side::Acceptor, self.hello(), self.own.keys.clone());
+                let hello = self.hello(reactor);
+                let link = ControlLink::new(Side::Acceptor, hello, self.own.keys.clone());
                 self.add(conn, link, None, peer, now);
             }
             Event::Connected(conn) => {
@@ -268,11 +270,11 @@ impl ControlLinks {
                 RemoteAction::BindSource(conn, session) => {
                     let (worker, id) = (session.worker, session.session);
                     let outcome = match session.transport {
-                        Transport::Shm => self.shm_handshake.offer(conn, session, handoff),
+                        Transport::Shm => self.shm_handshake.offer(conn, session, handoff, reactor),
                         Transport::Tcp => {
                             let peer =
                                 self.links.get(&conn).and_then(|peer_link| peer_link.address);
-                            self.tcp_handshake.connect(session, peer, handoff)
+                            self.tcp_handshake.connect(session, peer, handoff, reactor)
                         }
                         Transport::Rdma => {
                             handoff.open_rdma_source(session, self.tcp_handshake.wait())

@@ -118,7 +118,7 @@ impl Handoff {
     }
 
     fn pump(&mut self, now: Instant) {
-        while let Some(action) = self.actions.pop_front() {
+        while let Some(action) = self.outbox.actions.pop_front() {
             match action {
                 Action::Send { from, link: LinkId::Local { source, destination }, message } => {
                     self.send_local(from, (source, destination), &message, now);
@@ -216,14 +216,13 @@ impl Handoff {
         now: Instant,
     ) {
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[to.index()];
-        let actions = &mut self.actions;
         match role {
             EndpointKind::Prefill { manager, mover } => {
                 manager.receive(
                     link,
                     message,
                     now,
-                    &mut Effects { worker, mover, actions, offer: &self.offer },
+                    &mut Effects { worker, mover, outbox: &mut self.outbox },
                 );
             }
             EndpointKind::Decode { manager, mover, .. } => {
@@ -231,7 +230,7 @@ impl Handoff {
                     link,
                     message,
                     now,
-                    &mut Effects { worker, mover, actions, offer: &self.offer },
+                    &mut Effects { worker, mover, outbox: &mut self.outbox },
                 );
             }
             EndpointKind::Mixed => {}
@@ -248,7 +247,7 @@ impl Handoff {
             transport: Transport::Fake,
             late: false,
             kv: announce.kv,
-            ranks: vec![rank(worker, &[Transport::Fake], &self.offer, None)],
+            ranks: vec![rank(worker, &[Transport::Fake], &self.outbox.offer, None)],
         };
         let link = LinkId::Local { source: from, destination: from };
         self.deliver_message(from, link, &Message::Welcome(Box::new(welcome)), now);

@@ -3,11 +3,10 @@
 //!
 //! Thread: `ctl`. Not here: how actions run (`actions`).
 
-use super::{
-    Action, DestinationSession, LinkId, Source, SourceSession, TransportOffer, random, sequence,
-};
+use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportOffer};
 use crate::cause::Cause;
 use crate::ids::{PageId, SessionGeneration};
+use crate::net::Entropy;
 use crate::obs::log::event;
 use crate::peer::local_worker::{DestinationRing, LocalWorker, SourceRing};
 use crate::sched::messages::EngineCommand;
@@ -55,17 +54,30 @@ pub struct Effects<'a, M> {
     pub worker: &'a mut LocalWorker,
     /// The ring of its mover.
     pub mover: &'a mut M,
+    /// What all managers share.
+    pub outbox: &'a mut Outbox,
+}
+
+/// What the managers of all workers of a process share.
+#[derive(Debug)]
+pub struct Outbox {
     /// Actions to run after the call.
-    pub actions: &'a mut VecDeque<Action>,
+    pub actions: VecDeque<Action>,
     /// The transports that destinations offer.
-    pub offer: &'a TransportOffer,
+    pub offer: TransportOffer,
+    /// Random numbers for tokens and queue pairs.
+    pub entropy: Entropy,
 }
 
 impl<M> Effects<'_, M> {
     fn send_over(&mut self, link: LinkId, message: &Message<'_>) {
         let mut encoded = Multipart::new();
         message.encode(None, &mut encoded);
-        self.actions.push_back(Action::Send { from: self.worker.id, link, message: encoded });
+        self.outbox.actions.push_back(Action::Send {
+            from: self.worker.id,
+            link,
+            message: encoded,
+        });
     }
 
     fn chosen(&self, mut choice: TransportChoice, link: LinkId, generation: SessionGeneration) {
@@ -107,7 +119,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
 
     fn mover(&mut self, command: SourceCommand) {
         if let SourceCommand::Close { session } = command {
-            self.actions.push_back(Action::CloseSource { worker: self.worker.id, session });
+            self.outbox.actions.push_back(Action::CloseSource { worker: self.worker.id, session });
         }
         self.mover.send(command);
     }
@@ -124,7 +136,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
             rank: how.announce.ranks[0],
             template: how.template,
         };
-        self.actions.push_back(Action::BindSource { link, session });
+        self.outbox.actions.push_back(Action::BindSource { link, session });
     }
 
     fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]) {
@@ -151,7 +163,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
     }
 
     fn hang_up(&mut self, link: LinkId) {
-        self.actions.push_back(Action::HangUp { link });
+        self.outbox.actions.push_back(Action::HangUp { link });
     }
 
     fn failed(&mut self, slot: Slot, cause: Cause) {
@@ -170,17 +182,21 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
 
     fn mover(&mut self, command: DestinationCommand) {
         if let DestinationCommand::Close { session } = command {
-            self.actions.push_back(Action::CloseDestination { worker: self.worker.id, session });
+            self.outbox
+                .actions
+                .push_back(Action::CloseDestination { worker: self.worker.id, session });
         }
         self.mover.send(command);
     }
 
     fn dial(&mut self, source: &Source) {
-        self.actions.push_back(Action::Dial { from: self.worker.id, source: source.clone() });
+        self.outbox
+            .actions
+            .push_back(Action::Dial { from: self.worker.id, source: source.clone() });
     }
 
     fn hang_up(&mut self, link: LinkId) {
-        self.actions.push_back(Action::HangUp { link });
+        self.outbox.actions.push_back(Action::HangUp { link });
     }
 
     fn offer(
@@ -191,23 +207,28 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
     ) -> Option<Rank> {
         let mut transports = match source {
             Source::Fake => vec![Transport::Fake],
-            _ => self.offer.transports.clone(),
+            _ => self.outbox.offer.transports.clone(),
         };
         transports.retain(|transport| !without.contains(transport));
-        let lanes =
-            self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
-                let token = Token(random());
-                self.actions.push_back(Action::Grant { worker: self.worker.id, session, token });
+        let lanes = self.outbox.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(
+            |address| {
+                let token = Token(self.outbox.entropy.bytes());
+                self.outbox.actions.push_back(Action::Grant {
+                    worker: self.worker.id,
+                    session,
+                    token,
+                });
                 TcpGrant { address, token }
-            });
-        let mut offered = rank(self.worker, &transports, self.offer, lanes);
+            },
+        );
+        let mut offered = rank(self.worker, &transports, &self.outbox.offer, lanes);
         if let Some(rails) =
             self.worker.rails.as_ref().filter(|_| transports.contains(&Transport::Rdma))
         {
-            match RdmaOffer::new(rails, sequence) {
+            match RdmaOffer::new(rails, || self.outbox.entropy.next_u32()) {
                 Ok(offer) => {
                     offered.rdma = Some(offer.grant());
-                    self.actions.push_back(Action::Offer {
+                    self.outbox.actions.push_back(Action::Offer {
                         worker: self.worker.id,
                         session,
                         offer,
@@ -223,7 +244,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
     }
 
     fn withdraw(&mut self, session: SessionId) {
-        self.actions.push_back(Action::CloseDestination { worker: self.worker.id, session });
+        self.outbox.actions.push_back(Action::CloseDestination { worker: self.worker.id, session });
     }
 
     fn bind(&mut self, link: LinkId, session: SessionId, how: destination::DestinationSetup<'_>) {
@@ -239,7 +260,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
             pages: how.welcome.kv.pages,
             template: how.template,
         };
-        self.actions.push_back(Action::BindDestination { link, session });
+        self.outbox.actions.push_back(Action::BindDestination { link, session });
     }
 
     fn ready(&mut self, slot: Slot, session: SessionId) {

@@ -21,6 +21,7 @@ pub use endpoints::{EndpointKind, LinkId, Source, WorkerEndpoint};
 use crate::cause::Cause;
 use crate::ids::{Room, SessionGeneration, WorkerId};
 use crate::net::ConnId;
+use crate::net::Entropy;
 use crate::obs::log::event;
 use crate::peer::local_worker::LocalWorker;
 use crate::sched::messages::{EngineCommand, TransferEvent};
@@ -35,6 +36,7 @@ use crate::transfer::transport::shm::ShmRing;
 use crate::wire::message::{HostId, Message, Transport};
 use actions::Action;
 use effects::Effects;
+use effects::Outbox;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -54,7 +56,6 @@ struct Unresolved {
 #[derive(Debug)]
 pub struct Handoff {
     endpoints: Vec<WorkerEndpoint>,
-    actions: VecDeque<Action>,
     /// Rings of sessions that wait for the destination's cursor.
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
     /// Open source sessions, by the link that announced them.
@@ -67,7 +68,7 @@ pub struct Handoff {
     offers: HashMap<(WorkerId, SessionId), RdmaOffer>,
     remote_actions: VecDeque<RemoteAction>,
     pumping: bool,
-    offer: TransportOffer,
+    outbox: Outbox,
 }
 
 /// The offer that destinations of this process make to sources.
@@ -85,13 +86,13 @@ pub struct TransportOffer {
 }
 
 impl Handoff {
-    /// The hand-off of a process with these workers, in the order of their ids.
-    pub fn new(endpoints: Vec<WorkerEndpoint>, offer: TransportOffer) -> Handoff {
+    /// The hand-off of a process with these workers, in the order of their ids. Tokens and packet
+    /// sequence numbers come from `entropy`.
+    pub fn new(endpoints: Vec<WorkerEndpoint>, offer: TransportOffer, entropy: Entropy) -> Handoff {
         let is_sorted = |(index, at): (usize, &WorkerEndpoint)| at.worker.id.index() == index;
         assert!(endpoints.iter().enumerate().all(is_sorted), "workers are in the order of ids");
         Handoff {
             endpoints,
-            actions: VecDeque::new(),
             rings: HashMap::new(),
             bound: HashMap::new(),
             unresolved: Vec::new(),
@@ -99,7 +100,7 @@ impl Handoff {
             offers: HashMap::new(),
             remote_actions: VecDeque::new(),
             pumping: false,
-            offer,
+            outbox: Outbox { actions: VecDeque::new(), offer, entropy },
         }
     }
 
@@ -134,7 +135,6 @@ impl Handoff {
         let asked = worker.tenant(slot).map(|tenant| tenant.prompt_request(room));
         worker.engine.send(EngineCommand::Submit(request));
         let Some(asked) = asked else { return };
-        let actions = &mut self.actions;
         let entered = match role {
             EndpointKind::Prefill { .. } if source == Some(&Source::Fake) => {
                 grant_to_nobody(worker, slot, room)
@@ -144,7 +144,7 @@ impl Handoff {
                 slot,
                 asked.prompt,
                 now,
-                &mut Effects { worker, mover, actions, offer: &self.offer },
+                &mut Effects { worker, mover, outbox: &mut self.outbox },
             ),
             EndpointKind::Decode { manager, mover, .. } => match source {
                 Some(Source::Named { host, port }) => {
@@ -158,7 +158,7 @@ impl Handoff {
                     asked,
                     source,
                     now,
-                    &mut Effects { worker, mover, actions, offer: &self.offer },
+                    &mut Effects { worker, mover, outbox: &mut self.outbox },
                 ),
                 // This worker computes the prompt itself.
                 None => Ok(()),
@@ -189,8 +189,7 @@ impl Handoff {
             else {
                 continue;
             };
-            let effects =
-                &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+            let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
             let Some(asked) = effects.worker.tenant(slot).map(|tenant| tenant.prompt_request(room))
             else {
                 continue;
@@ -236,8 +235,7 @@ impl Handoff {
         let pages: Vec<_> = (pages.start as usize..pages.end as usize)
             .map(|index| worker.lists().page(slot.id, index))
             .collect();
-        let effects =
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+        let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
         let rest = MissingPages { prefix: tokens.start, pages: &pages };
         let transport = manager.expecting(slot, rest, now, effects);
         worker.record_transport(slot, tokens.start, transport);
@@ -251,8 +249,7 @@ impl Handoff {
         else {
             return;
         };
-        let effects =
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+        let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
         manager.computed(slot, effects);
         self.run_actions(now);
     }
@@ -293,14 +290,13 @@ impl Handoff {
             self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
         }
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
-        let actions = &mut self.actions;
         match role {
             EndpointKind::Prefill { manager, mover } => {
                 manager.leave(
                     slot,
                     failure,
                     now,
-                    &mut Effects { worker, mover, actions, offer: &self.offer },
+                    &mut Effects { worker, mover, outbox: &mut self.outbox },
                 );
             }
             EndpointKind::Decode { manager, mover, .. } => {
@@ -308,7 +304,7 @@ impl Handoff {
                     slot,
                     failure,
                     now,
-                    &mut Effects { worker, mover, actions, offer: &self.offer },
+                    &mut Effects { worker, mover, outbox: &mut self.outbox },
                 );
             }
             EndpointKind::Mixed => {}
@@ -337,20 +333,19 @@ impl Handoff {
             {
                 busy = true;
                 let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
-                let actions = &mut self.actions;
                 match role {
                     EndpointKind::Prefill { manager, mover } => {
                         manager.report(
                             report,
                             now,
-                            &mut Effects { worker, mover, actions, offer: &self.offer },
+                            &mut Effects { worker, mover, outbox: &mut self.outbox },
                         );
                     }
                     EndpointKind::Decode { manager, mover, .. } => {
                         manager.report(
                             report,
                             now,
-                            &mut Effects { worker, mover, actions, offer: &self.offer },
+                            &mut Effects { worker, mover, outbox: &mut self.outbox },
                         );
                     }
                     EndpointKind::Mixed => {}
@@ -367,7 +362,10 @@ impl Handoff {
     /// An action was not run, or a slot waits for two names. A session, an offer or a token belongs
     /// to a worker of another process.
     pub fn invariants(&self) {
-        assert!(!self.pumping && self.actions.is_empty(), "actions are done when a call returns");
+        assert!(
+            !self.pumping && self.outbox.actions.is_empty(),
+            "actions are done when a call returns"
+        );
         for (index, waiting) in self.unresolved.iter().enumerate() {
             let is_same =
                 |other: &Unresolved| (other.worker, other.slot) == (waiting.worker, waiting.slot);
@@ -405,17 +403,14 @@ impl Handoff {
         for index in 0..self.endpoints.len() {
             let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[index];
             worker.engine.flush();
-            let actions = &mut self.actions;
             match role {
                 EndpointKind::Prefill { manager, mover } => {
                     mover.flush();
-                    manager
-                        .expire(now, &mut Effects { worker, mover, actions, offer: &self.offer });
+                    manager.expire(now, &mut Effects { worker, mover, outbox: &mut self.outbox });
                 }
                 EndpointKind::Decode { manager, mover, .. } => {
                     mover.flush();
-                    manager
-                        .expire(now, &mut Effects { worker, mover, actions, offer: &self.offer });
+                    manager.expire(now, &mut Effects { worker, mover, outbox: &mut self.outbox });
                 }
                 EndpointKind::Mixed => {}
             }
@@ -430,11 +425,10 @@ impl Handoff {
     pub fn refuse_early(&mut self, cause: Cause, now: Instant) {
         for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
             if let EndpointKind::Prefill { manager, mover } = role {
-                let actions = &mut self.actions;
                 manager.refuse_early(
                     cause,
                     now,
-                    &mut Effects { worker, mover, actions, offer: &self.offer },
+                    &mut Effects { worker, mover, outbox: &mut self.outbox },
                 );
             }
         }
@@ -443,7 +437,7 @@ impl Handoff {
 
     /// The offer of destinations of this process.
     pub fn offer(&self) -> &TransportOffer {
-        &self.offer
+        &self.outbox.offer
     }
 
     /// A dialled link is open and proven.
@@ -457,7 +451,7 @@ impl Handoff {
             source,
             link,
             now,
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer },
+            &mut Effects { worker, mover, outbox: &mut self.outbox },
         );
         self.run_actions(now);
     }
@@ -473,7 +467,7 @@ impl Handoff {
             source,
             cause,
             now,
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer },
+            &mut Effects { worker, mover, outbox: &mut self.outbox },
         );
         self.run_actions(now);
     }
@@ -483,20 +477,17 @@ impl Handoff {
         let link = LinkId::Remote(conn);
         self.bound.remove(&link);
         for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
-            let actions = &mut self.actions;
             match role {
                 EndpointKind::Prefill { manager, mover } => {
-                    manager.link_down(
-                        link,
-                        &mut Effects { worker, mover, actions, offer: &self.offer },
-                    );
+                    manager
+                        .link_down(link, &mut Effects { worker, mover, outbox: &mut self.outbox });
                 }
                 EndpointKind::Decode { manager, mover, .. } => {
                     manager.link_down(
                         link,
                         cause,
                         now,
-                        &mut Effects { worker, mover, actions, offer: &self.offer },
+                        &mut Effects { worker, mover, outbox: &mut self.outbox },
                     );
                 }
                 EndpointKind::Mixed => {}
@@ -530,17 +521,4 @@ pub fn prompt_of(ids: &[u32]) -> Prompt {
 /// A room for a new attempt: 63 random bits.
 pub fn room_of(random: u64) -> Room {
     Room(random >> 1)
-}
-
-/// A random first packet sequence number for a queue pair.
-fn sequence() -> u32 {
-    u32::from_le_bytes(random())
-}
-
-/// Unguessable random bytes.
-pub fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    // The kernel's generator cannot fail after it is seeded.
-    let _ = getrandom::fill(&mut bytes);
-    bytes
 }

@@ -4,10 +4,10 @@
 //! can use them later. Not here: sessions themselves (`transfer::manager`), connections (`control`,
 //! `tcp_handshake`, `shm_handshake`).
 
+use super::Handoff;
 use super::actions::{DestinationSession, SourceSession};
 use super::effects::{Effects, rank};
 use super::endpoints::{EndpointKind, LinkId, WorkerEndpoint};
-use super::{Handoff, sequence};
 use crate::ids::{SessionGeneration, WorkerId};
 use crate::net::ConnId;
 use crate::obs::log::event;
@@ -49,11 +49,7 @@ impl Handoff {
         else {
             return;
         };
-        manager.bound(
-            session,
-            outcome,
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer },
-        );
+        manager.bound(session, outcome, &mut Effects { worker, mover, outbox: &mut self.outbox });
         self.run_actions(now);
     }
 
@@ -75,7 +71,7 @@ impl Handoff {
     /// Gives a source's mover a half that moves no bytes. Returns the rank for Welcome.
     pub fn open_fake_source(&mut self, id: WorkerId, session: SessionId) -> Rank {
         self.open_source(id, session, Box::new(Fake));
-        rank(self.worker(id), &[Transport::Fake], &self.offer, None)
+        rank(self.worker(id), &[Transport::Fake], &self.outbox.offer, None)
     }
 
     /// Connects a source's queue pairs to those of the destination and gives its mover its half.
@@ -88,15 +84,17 @@ impl Handoff {
         session: SourceSession,
         wait: &WaitSet,
     ) -> Result<Rank, String> {
-        let worker = self.worker(session.worker);
+        let worker = &self.endpoints[session.worker.index()].worker;
         let rails = worker.rails.as_ref().ok_or("this worker has no RDMA")?;
         for nic in rails.left_out() {
             event!(Warn, "handoff", "a NIC is left out", nic = nic);
         }
         let peer = session.rank.rdma.ok_or("the destination names no queue pairs")?;
-        let made = RdmaSource::new(rails, &peer, session.template, wait, sequence);
+        let made = RdmaSource::new(rails, &peer, session.template, wait, || {
+            self.outbox.entropy.next_u32()
+        });
         let (half, told) = made.map_err(|error| format!("queue pairs: {error}"))?;
-        let mut rank = rank(worker, &[], &self.offer, None);
+        let mut rank = rank(worker, &[], &self.outbox.offer, None);
         rank.rdma = Some(told);
         self.open_source(session.worker, session.session, Box::new(half));
         Ok(rank)
@@ -143,8 +141,7 @@ impl Handoff {
         if let Err(why) = &half {
             event!(Warn, "handoff", "a session could not be set up", worker = id, why = why);
         }
-        let effects =
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+        let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
         manager.bound(session, generation, half, now, effects);
         self.run_actions(now);
     }
@@ -177,10 +174,9 @@ impl Handoff {
                     });
                 }
             }
-            rank(worker, &[transport], &self.offer, None)
+            rank(worker, &[transport], &self.outbox.offer, None)
         });
-        let effects =
-            &mut Effects { worker, mover, actions: &mut self.actions, offer: &self.offer };
+        let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
         manager.bound(session, outcome, effects);
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::ids::DecodeAllocation;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
+use crate::net::Entropy;
 use crate::peer::local_worker::Ring;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::panic_of;
@@ -65,6 +66,7 @@ fn source() -> (Handoff, Announce) {
     let handoff = Handoff::new(
         vec![WorkerEndpoint { worker, kind: role, reports: Some(rings.reports) }],
         offer,
+        Entropy::System,
     );
     (handoff, Announce { session: SessionGeneration(1), fingerprint, kv, aux, ranks: vec![rank] })
 }

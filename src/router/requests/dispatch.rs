@@ -2,7 +2,7 @@
 //! connections are established.
 
 use super::proxied::ProxiedRequest;
-use super::{Payload, ProxiedRequests, RouterContext, random, terms, unavailable};
+use super::{Payload, ProxiedRequests, RouterContext, terms, unavailable};
 use crate::api::resume::Resume;
 use crate::api::routed::{KvLocation, Meeting, RoutedBody};
 use crate::api::{ApiError, PrefillAddress};
@@ -109,7 +109,7 @@ impl ProxiedRequests {
         cx: &mut RouterContext<'_>,
     ) {
         debug_assert!(proxied.calls() > 0, "a request is sent over its calls");
-        let room = Room(random() >> 1);
+        let room = Room(cx.reactor.entropy().next_u64() >> 1);
         proxied.relay.turn(proxied.request.payload.choices());
         let Some(order) = proxied.request.head.after_wait(cx.now.duration_since(proxied.begun))
         else {

@@ -385,23 +385,15 @@ impl ProxiedRequests {
 fn terms<'a>(
     retries: &'a mut RetryBudget,
     deadline: Option<Instant>,
-    cx: &RouterContext<'_>,
+    cx: &mut RouterContext<'_>,
 ) -> AttemptContext<'a> {
-    AttemptContext { now: cx.now, chance: random(), deadline, retries }
+    AttemptContext { now: cx.now, chance: cx.reactor.entropy().next_u64(), deadline, retries }
 }
 
 /// An error with status 503. The client can retry after the next probes.
 pub fn unavailable(why: String) -> ApiError {
     let error = ApiError::new(503, ErrorCode::NoWorker, why);
     ApiError { retry_after: Some(ROUTER_PROBE_INTERVAL.as_secs() as u32), ..error }
-}
-
-/// 64 random bits for rooms and delays.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // The kernel's generator cannot fail after it is seeded.
-    let _ = getrandom::fill(&mut bytes);
-    u64::from_le_bytes(bytes)
 }
 
 #[cfg(test)]

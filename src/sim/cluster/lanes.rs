@@ -15,7 +15,7 @@ use crate::sim::machines::Streams;
 use crate::sim::process::{Process, Thread};
 use crate::stdx::event_queue::{MICRO, Nanos, SECOND};
 use crate::stdx::rng::Rng;
-use crate::transfer::transport::tcp::memory::{self, StreamKernel};
+use crate::sys::stream::memory::{self, StreamKernel};
 use std::collections::BTreeMap;
 
 /// Longest time from a write, or from the previous segment, until a segment leaves.
@@ -256,7 +256,7 @@ impl Cluster<'_> {
                 lane.ended[end] = true;
                 if kernel.unread() > 0 { Segment::Reset } else { Segment::End }
             }
-            _ => Segment::Bytes(kernel.take(dice.range_u64(1, most as u64) as usize)),
+            _ => Segment::Bytes(kernel.take(dice.range_u64(1, most as u64) as usize).bytes),
         };
         if let Segment::Bytes(bytes) = &segment {
             lane.under_way[1 - end] += bytes.len();
@@ -297,7 +297,7 @@ impl Cluster<'_> {
         match (&lane.kernels[end], segment) {
             (Some(kernel), segment) if !kernel.is_closed() => {
                 match segment {
-                    Segment::Bytes(bytes) => kernel.receive(&bytes),
+                    Segment::Bytes(bytes) => kernel.receive_bytes(&bytes),
                     Segment::End => kernel.end(),
                     Segment::Reset => kernel.reset(),
                 }

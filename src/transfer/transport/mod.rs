@@ -20,6 +20,7 @@ use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
+use crate::sys::stream::ByteStream;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::counters::Counters;
@@ -153,7 +154,7 @@ pub struct Arrival {
     /// The lane of the session.
     pub lane: u16,
     /// The stream, read up to the end of `early`.
-    pub stream: tcp::Stream,
+    pub stream: ByteStream,
     /// Bytes that `ctl` has read behind the preamble.
     pub early: Vec<u8>,
 }

@@ -220,7 +220,7 @@ impl RequestTable {
             return cx.send_error(conn, &error);
         }
         let key = self.make_key();
-        let kept = match self.keeps(&request) {
+        let kept = match self.keeps(&request, cx.reactor.entropy()) {
             Ok(kept) => kept,
             Err(error) => return cx.send_error(conn, &error),
         };

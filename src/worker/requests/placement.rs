@@ -9,8 +9,10 @@ use crate::config::{BOOTSTRAP_PORT, FirstToken};
 use crate::ids::{RequestId, RequestKey, Room, WorkerId};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
-use crate::peer::handoff::{self, Handoff, Source, prompt_of, room_of};
+use crate::net::Entropy;
+use crate::peer::handoff::{Handoff, Source, prompt_of, room_of};
 use crate::sched::request::{EngineRequest, Stamps};
+use crate::stdx::rng::INCREMENT;
 use crate::transfer::manager::rooms::Slot;
 use std::time::Duration;
 
@@ -95,15 +97,20 @@ impl RequestTable {
                 self.place_on_prefill(place, worker, fake_bootstrap, cx)
             }
             Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(place.key) => {
-                let mut request = self.build_request(place, worker, Room(0), None, cx.handoff)?;
+                let mut request = self.build_request(place, worker, Room(0), None, cx)?;
                 request.alone = true;
                 self.start_leg(place.leg(LegKind::Visible), request, cx);
                 Ok(())
             }
             Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
-                let (room, source) =
-                    self.room_and_source(place.key, place.choice, fake_bootstrap, fake_by_default)?;
-                let mut request = self.build_request(place, worker, room, None, cx.handoff)?;
+                let (room, source) = self.room_and_source(
+                    place.key,
+                    place.choice,
+                    fake_bootstrap,
+                    fake_by_default,
+                    cx.reactor.entropy(),
+                )?;
+                let mut request = self.build_request(place, worker, room, None, cx)?;
                 self.salt_as_from(&source, proven, &mut request);
                 let leg = NewLeg { source: Some(&source), ..place.leg(LegKind::Visible) };
                 self.start_leg(leg, request, cx);
@@ -111,7 +118,7 @@ impl RequestTable {
             }
             Placement::Mixed(workers) => {
                 let worker = self.most_free_worker(&workers, cx.handoff)?;
-                let request = self.build_request(place, worker, Room(0), None, cx.handoff)?;
+                let request = self.build_request(place, worker, Room(0), None, cx)?;
                 self.start_leg(place.leg(LegKind::Visible), request, cx);
                 Ok(())
             }
@@ -139,14 +146,19 @@ impl RequestTable {
             // for decode's pages.
             let is_claimed = active.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
             let room = kept.room(place.choice);
-            let mut request = self.build_request(place, worker, room, Some(1), cx.handoff)?;
+            let mut request = self.build_request(place, worker, room, Some(1), cx)?;
             request.keep = !is_claimed;
             self.start_leg(place.leg(LegKind::KvKept), request, cx);
             return Ok(());
         }
-        let (room, source) =
-            self.room_and_source(place.key, place.choice, fake_bootstrap, false)?;
-        let request = self.build_request(place, worker, room, Some(1), cx.handoff)?;
+        let (room, source) = self.room_and_source(
+            place.key,
+            place.choice,
+            fake_bootstrap,
+            false,
+            cx.reactor.entropy(),
+        )?;
+        let request = self.build_request(place, worker, room, Some(1), cx)?;
         let is_ahead = self
             .active
             .get(&place.key)
@@ -171,9 +183,9 @@ impl RequestTable {
         let source = self.most_free_worker(prefill, cx.handoff)?;
         let destination = self.most_free_worker(decode, cx.handoff)?;
         debug_assert_ne!(source, destination, "a hand-off has two workers");
-        let room = room_of(random());
-        let reader = self.build_request(place, source, room, Some(1), cx.handoff)?;
-        let writer = match self.build_request(place, destination, room, None, cx.handoff) {
+        let room = room_of(cx.reactor.entropy().next_u64());
+        let reader = self.build_request(place, source, room, Some(1), cx)?;
+        let writer = match self.build_request(place, destination, room, None, cx) {
             Ok(writer) => writer,
             Err(error) => {
                 let slot = Slot { id: reader.slot, generation: reader.generation };
@@ -195,7 +207,11 @@ impl RequestTable {
     ///
     /// # Errors
     /// The KV cannot be kept here, or there is no address to announce.
-    pub(super) fn keeps(&self, request: &GenerateRequest) -> Result<Option<KeptKv>, ApiError> {
+    pub(super) fn keeps(
+        &self,
+        request: &GenerateRequest,
+        entropy: &mut Entropy,
+    ) -> Result<Option<KeptKv>, ApiError> {
         let refused = |why| Err(ApiError::invalid(kv_transfer::FIELD, why));
         let Some(keep) = &request.keeps_kv else { return Ok(None) };
         match &self.config.placement {
@@ -205,7 +221,8 @@ impl RequestTable {
             Placement::Prefill { registry: (own, port), .. } => {
                 match keep.host.as_ref().or(own.as_ref()) {
                     Some(host) => {
-                        Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room_of(random()))))
+                        let room = room_of(entropy.next_u64());
+                        Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room)))
                     }
                     None => refused(
                         "needs an address that decode workers can reach: set remote_host in it, \
@@ -246,10 +263,11 @@ impl RequestTable {
         choice: usize,
         fake_bootstrap: bool,
         fake_by_default: bool,
+        entropy: &mut Entropy,
     ) -> Result<(Room, Source), ApiError> {
         let active = self.active.get(&key);
         if active.is_some_and(|active| active.is_self_test) {
-            return Ok((room_of(random()), Source::Fake));
+            return Ok((room_of(entropy.next_u64()), Source::Fake));
         }
         let met = active.and_then(|active| active.request.bootstrap.as_ref()?.get(choice).cloned());
         let BootstrapParams { host, port, room } = met.ok_or_else(|| {
@@ -293,7 +311,7 @@ impl RequestTable {
         worker: WorkerId,
         room: Room,
         max_new: Option<u32>,
-        handoff: &mut Handoff,
+        cx: &mut Context<'_>,
     ) -> Result<Box<EngineRequest>, ApiError> {
         let Some(active) = self.active.get(&place.key) else {
             return Err(ApiError::from_cause(Cause::Internal, "lost"));
@@ -302,7 +320,7 @@ impl RequestTable {
         debug_assert!(*resumed as usize <= ids.len(), "resumed tokens are a part of the input");
         let asked = &active.request;
         let deadline = active.arrived + asked.patience;
-        let home = handoff.worker_mut(worker);
+        let home = cx.handoff.worker_mut(worker);
         let room_left =
             home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
         let max_new =
@@ -332,7 +350,7 @@ impl RequestTable {
                 let shared = Salt::default();
                 asked.cache_salt.as_deref().map_or(shared, |text| shared.of(text))
             }),
-            sampling: sampling(asked, place.sample),
+            sampling: sampling(asked, place.sample, cx.reactor.entropy()),
             top_logprobs: asked.logprobs.unwrap_or(0),
             max_new,
             stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
@@ -345,9 +363,9 @@ impl RequestTable {
 
 /// Sampling parameters of one sample. The samples of a seeded request differ, but the same seed
 /// gives the same samples again.
-fn sampling(request: &GenerateRequest, sample: usize) -> SamplingParams {
+fn sampling(request: &GenerateRequest, sample: usize, entropy: &mut Entropy) -> SamplingParams {
     let asked = &request.sampling;
-    let seed = asked.seed.unwrap_or_else(random);
+    let seed = asked.seed.unwrap_or_else(|| entropy.next_u64());
     SamplingParams {
         temperature: asked.temperature,
         top_p: asked.top_p,
@@ -356,12 +374,7 @@ fn sampling(request: &GenerateRequest, sample: usize) -> SamplingParams {
         presence_penalty: asked.presence_penalty,
         frequency_penalty: asked.frequency_penalty,
         repetition_penalty: asked.repetition_penalty,
-        // An odd constant (2^64 over the golden ratio) keeps the samples' seeds apart.
-        seed: seed.wrapping_add((sample as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        // An odd constant keeps the samples' seeds apart.
+        seed: seed.wrapping_add((sample as u64).wrapping_mul(INCREMENT)),
     }
-}
-
-/// 64 random bits for rooms and seeds.
-fn random() -> u64 {
-    u64::from_le_bytes(handoff::random())
 }

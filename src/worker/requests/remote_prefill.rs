@@ -61,7 +61,7 @@ impl RequestTable {
         debug_assert!(is_new, "prefill is asked once for a request");
         for (choice, given) in open {
             let place = ChoicePlace { key, choice, sample: choice % samples, input: &given };
-            match self.build_request(place, worker, Room(0), None, cx.handoff) {
+            match self.build_request(place, worker, Room(0), None, cx) {
                 Ok(request) => {
                     let pending = self
                         .active
@@ -171,8 +171,10 @@ impl RequestTable {
         })?;
         active.request.bootstrap = Some(met);
         let choices = active.timings.len();
-        let meetings = (0..choices)
-            .map(|choice| self.room_and_source(key, choice, fake_bootstrap, fake_by_default));
+        let meetings = (0..choices).map(|choice| {
+            let entropy = cx.reactor.entropy();
+            self.room_and_source(key, choice, fake_bootstrap, fake_by_default, entropy)
+        });
         let meetings = meetings.collect::<Result<Vec<_>, _>>()?;
         let pending = self.active.get_mut(&key).and_then(|active| active.pending_prefill.as_mut());
         let waiting =

@@ -50,17 +50,36 @@ impl TextQueue {
     }
 
     fn over(work: Arc<Work>, capacity: usize, ctl: Arc<EventCount>) -> io::Result<TextQueue> {
+        let (queue, workers) = TextQueue::build(work, capacity, ctl);
+        for (name, worker) in ["tok", "tok-long"].into_iter().zip(workers) {
+            std::thread::Builder::new().name(name.into()).spawn(move || worker.run())?;
+        }
+        Ok(queue)
+    }
+
+    /// The queues without threads: the caller steps the workers, for short texts and for the
+    /// others.
+    pub fn stepped(
+        text: Arc<TextProcessor>,
+        capacity: usize,
+        ctl: Arc<EventCount>,
+    ) -> (TextQueue, [TextWorker; 2]) {
+        TextQueue::build(Arc::new(move |task, is_wanted| text.work(task, is_wanted)), capacity, ctl)
+    }
+
+    fn build(
+        work: Arc<Work>,
+        capacity: usize,
+        ctl: Arc<EventCount>,
+    ) -> (TextQueue, [TextWorker; 2]) {
         let (answers, done) = crossbeam_channel::bounded(2 * capacity);
-        let lane = |name: &str| {
-            let (entries, queue) = crossbeam_channel::bounded::<QueuedJob>(capacity);
+        let lane = || {
+            let (jobs, queue) = crossbeam_channel::bounded(capacity);
             let (work, answers, ctl) = (work.clone(), answers.clone(), ctl.clone());
-            let run = move || {
-                // The thread ends when its queue closes.
-                let _ = queue.iter().try_for_each(|entry| answer(&*work, entry, &answers, &ctl));
-            };
-            std::thread::Builder::new().name(name.into()).spawn(run).map(|_| entries)
+            (jobs, TextWorker { queue, work, answers, ctl })
         };
-        Ok(TextQueue { short: lane("tok")?, long: lane("tok-long")?, done })
+        let ((short, first), (long, second)) = (lane(), lane());
+        (TextQueue { short, long, done }, [first, second])
     }
 
     /// Queues a job. Dropping the guard cancels it.
@@ -98,27 +117,42 @@ impl TextQueue {
     }
 }
 
-/// Runs a job if it is still wanted, and sends its result. An error means that the receiver no
-/// longer exists.
-fn answer(
-    work: &Work,
-    entry: QueuedJob,
-    answers: &Sender<TextResult>,
-    ctl: &EventCount,
-) -> Result<(), ()> {
-    let QueuedJob { job, waits } = entry;
-    let is_wanted = || waits.strong_count() > 0;
-    if !is_wanted() {
-        return Ok(());
+/// The end of one queue that does the jobs.
+pub struct TextWorker {
+    queue: Receiver<QueuedJob>,
+    work: Arc<Work>,
+    answers: Sender<TextResult>,
+    ctl: Arc<EventCount>,
+}
+
+impl TextWorker {
+    /// Does jobs until the queue closes.
+    fn run(self) {
+        let _ = self.queue.iter().try_for_each(|queued| self.answer(queued));
     }
-    // A job changes no shared state, so a panic leaves no partial change.
-    let made = catch_unwind(AssertUnwindSafe(|| work(job.task, &is_wanted)));
-    let made = made.unwrap_or_else(|_| {
-        Err(ApiError::from_cause(Cause::Internal, "the text could not be tokenised"))
-    });
-    answers.send(TextResult { key: job.key, made }).map_err(|_| ())?;
-    ctl.notify();
-    Ok(())
+
+    /// Does the next job. Returns whether there was one.
+    pub fn step(&self) -> bool {
+        let Ok(queued) = self.queue.try_recv() else { return false };
+        self.answer(queued).is_ok()
+    }
+
+    /// Runs a job if it is still wanted, and sends its result. An error means that the receiver no
+    /// longer exists.
+    fn answer(&self, QueuedJob { job, waits }: QueuedJob) -> Result<(), ()> {
+        let is_wanted = || waits.strong_count() > 0;
+        if !is_wanted() {
+            return Ok(());
+        }
+        // A job changes no shared state, so a panic leaves no partial change.
+        let made = catch_unwind(AssertUnwindSafe(|| (self.work)(job.task, &is_wanted)));
+        let made = made.unwrap_or_else(|_| {
+            Err(ApiError::from_cause(Cause::Internal, "the text could not be tokenised"))
+        });
+        self.answers.send(TextResult { key: job.key, made }).map_err(|_| ())?;
+        self.ctl.notify();
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use super::case::Case;
 use crate::kv::region::{PeerRegion, Region};
-use crate::peer::handoff::random;
+use crate::net::Entropy;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::verbs::{
     Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, LocalPiece, Marks,
@@ -366,7 +366,7 @@ impl VerbsRail {
         let (mut ends, mut pairs) = (Vec::new(), Vec::new());
         for _ in 0..lanes {
             let mut pair = QueuePair::new(&domain, &completions, &completions, wanted, true)?;
-            let end = pair.open(&nic.route, u32::from_le_bytes(random()))?;
+            let end = pair.open(&nic.route, Entropy::System.next_u32())?;
             pairs.push((end.number, end.sequence));
             let chain = Chain::new(&memory, CHAIN, 1);
             ends.push(VerbsLane {

@@ -15,11 +15,12 @@ use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
 use crate::limits::LANES_MAX;
 use crate::model::sampler::SamplingParams;
+use crate::net::Entropy;
 use crate::net::{Event, ListenerId, Reactor};
 use crate::peer::control::{ControlLinks, LinkTimeouts, PeerIdentity};
 use crate::peer::directory::Directory;
 use crate::peer::handoff::{
-    EndpointKind, Handoff, Source, TransportOffer, WorkerEndpoint, prompt_of, random,
+    EndpointKind, Handoff, Source, TransportOffer, WorkerEndpoint, prompt_of,
 };
 use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::peer::shm_handshake::ShmHandshake;
@@ -241,7 +242,7 @@ impl Parts {
         } else {
             MoverRunner::start(mover, waiter).map_err(text)?
         };
-        let handoff = Handoff::new(vec![member], offer);
+        let handoff = Handoff::new(vec![member], offer, Entropy::System);
         let (commands, next_tick) = (engine.1, Instant::now());
         Ok(BenchWorker {
             memory,
@@ -263,7 +264,7 @@ impl Parts {
 
 fn identity(role: Role) -> PeerIdentity {
     PeerIdentity {
-        peer: Peer { id: random(), incarnation: random() },
+        peer: Peer { id: Entropy::System.bytes(), incarnation: Entropy::System.bytes() },
         role,
         keys: Keyring::default(),
     }
@@ -294,8 +295,15 @@ impl BenchWorker<SourceCommand> {
         };
         let lanes = TcpHandshake::new(None, parts.waiter.set.clone());
         let own = identity(Role::Prefill);
-        let peers =
-            ControlLinks::new(own, Some(control), Directory::closed(), passing, lanes, STILL);
+        let peers = ControlLinks::new(
+            own,
+            Some(control),
+            Directory::closed(),
+            passing,
+            lanes,
+            STILL,
+            Instant::now(),
+        );
         Ok((parts.side(row, member, handle, mover, None, peers)?, address.port()))
     }
 }
@@ -328,7 +336,15 @@ impl BenchWorker<DestinationCommand> {
         let lanes = TcpHandshake::new(listener, parts.waiter.set.clone());
         let directory = Directory::knowing(Source::Remote(control), control);
         let own = identity(Role::Decode);
-        let peers = ControlLinks::new(own, None, directory, ShmHandshake::default(), lanes, STILL);
+        let peers = ControlLinks::new(
+            own,
+            None,
+            directory,
+            ShmHandshake::default(),
+            lanes,
+            STILL,
+            Instant::now(),
+        );
         parts.side(row, member, handle, mover, address, peers)
     }
 

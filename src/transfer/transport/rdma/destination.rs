@@ -43,10 +43,10 @@ pub struct RdmaDestination {
 
 impl RdmaOffer {
     /// Queue pairs for a future session. `sequences` returns numbers that cannot be guessed.
-    pub fn new(rails: &Arc<Rails>, sequences: impl Fn() -> u32) -> io::Result<RdmaOffer> {
+    pub fn new(rails: &Arc<Rails>, mut sequences: impl FnMut() -> u32) -> io::Result<RdmaOffer> {
         let mut opened = Vec::new();
         for place in rails.usable() {
-            opened.push(Some(rails.open(place, rails.settings().lanes, true, &sequences)?));
+            opened.push(Some(rails.open(place, rails.settings().lanes, true, &mut sequences)?));
         }
         Ok(RdmaOffer { rails: rails.clone(), opened })
     }

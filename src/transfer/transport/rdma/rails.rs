@@ -206,7 +206,7 @@ impl Rails {
         place: usize,
         lanes: usize,
         takes_writes: bool,
-        sequences: impl Fn() -> u32,
+        mut sequences: impl FnMut() -> u32,
     ) -> io::Result<Opened> {
         let Rail { domain, route, .. } = &self.rails[place];
         // A receive for each slot, and some for slots of earlier uses.

@@ -50,11 +50,11 @@ impl RdmaSource {
         peer: &RdmaGrant,
         template: Template,
         wait: &WaitSet,
-        sequences: impl Fn() -> u32,
+        mut sequences: impl FnMut() -> u32,
     ) -> io::Result<(RdmaSource, RdmaGrant)> {
         let mut joined = Vec::new();
         for (place, (nic, names)) in partners(rails, peer) {
-            let mut opened = rails.open(place, names.len(), false, &sequences)?;
+            let mut opened = rails.open(place, names.len(), false, &mut sequences)?;
             opened.connect(nic, names)?;
             if let Some(events) = opened.completions.events() {
                 let wait = rails.desk(place).map_or(wait, |desk| desk.wait());

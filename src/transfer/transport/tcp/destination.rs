@@ -4,12 +4,13 @@
 //! It judges a head one step after it was read; [`DestinationHalf::step`] gives the reason.
 
 use super::frame::{Frame, HEAD_MAX};
-use super::stream::Stream;
+use super::stream;
 use crate::cause::Cause;
 use crate::ids::SlotId;
 use crate::limits::LANES_MAX;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::sys::event::{WaitInterest, WaitSet};
+use crate::sys::stream::ByteStream;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::plan::{Piece, Template};
 use crate::transfer::transport::{
@@ -65,7 +66,7 @@ struct Lane {
 
 #[derive(Debug)]
 struct Incoming {
-    stream: Stream,
+    stream: ByteStream,
     /// Bytes that `ctl` read behind the preamble. They stay until the session ends, because this
     /// thread frees nothing.
     early: Vec<u8>,
@@ -306,7 +307,7 @@ impl Incoming {
     ) -> Result<Option<usize>, SessionLost> {
         let early = self.early();
         if early.is_empty() {
-            return some_of(self.stream.receive(&memory.region, pieces));
+            return some_of(stream::receive(&self.stream, &memory.region, pieces));
         }
         let read = vectored::fill(early, &memory.region, pieces);
         self.early_used += read;

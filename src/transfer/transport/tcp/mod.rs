@@ -11,7 +11,6 @@
 
 mod destination;
 mod frame;
-pub mod memory;
 mod preamble;
 mod source;
 mod stream;
@@ -20,4 +19,3 @@ pub use destination::TcpDestination;
 pub use frame::FRAME_MAX;
 pub use preamble::{Preamble, PreambleError};
 pub use source::TcpSource;
-pub use stream::Stream;

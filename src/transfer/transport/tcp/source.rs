@@ -3,10 +3,11 @@
 
 use super::frame::{FRAME_MAX, Frame, HEAD_MAX};
 use super::preamble::Preamble;
-use super::stream::Stream;
+use super::stream;
 use crate::ids::{SessionGeneration, SlotId};
 use crate::limits::LANES_MAX;
 use crate::sys::event::{WaitInterest, WaitSet};
+use crate::sys::stream::ByteStream;
 use crate::transfer::plan::Template;
 use crate::transfer::transport::{
     CompletionMode, Full, Memory, Notice, Post, SessionLost, SourceHalf, share,
@@ -47,7 +48,7 @@ struct Job {
 #[derive(Debug)]
 struct Lane {
     number: usize,
-    stream: Stream,
+    stream: ByteStream,
     /// Slots with unsent bytes, and the offset in their chunk.
     queue: VecDeque<(SlotId, u64)>,
     begun: Option<Begun>,
@@ -71,7 +72,7 @@ impl TcpSource {
     /// A session over `streams`, which were dialled to the destination's data port and need not be
     /// connected yet. `slots` is the number of this worker's slots. Its mover parks in `wait`.
     pub fn new(
-        streams: Vec<impl Into<Stream>>,
+        streams: Vec<impl Into<ByteStream>>,
         (token, session): (Token, SessionGeneration),
         template: Template,
         slots: usize,
@@ -184,7 +185,7 @@ impl Sending {
     /// Sends the rest of a frame, as far as the stream takes it.
     fn send(
         &self,
-        stream: &Stream,
+        stream: &ByteStream,
         head: &[u8],
         begun: &Begun,
         memory: &Memory,
@@ -199,7 +200,7 @@ impl Sending {
         let page = |index| memory.lists.page(slot, index);
         let pieces = self.template.source_pieces(tokens, bytes, page);
         memory.counters.add(u64::from(begun.sent == 0), 1);
-        stream.send(head, &memory.region, pieces)
+        stream::send(stream, head, &memory.region, pieces)
     }
 
     /// Notes that a lane has sent a frame. Returns the offset at which the lane continues, and
@@ -222,7 +223,7 @@ impl Sending {
 impl Lane {
     fn new(
         number: usize,
-        stream: Stream,
+        stream: ByteStream,
         preamble: &Preamble,
         slots: usize,
         wait: &WaitSet,

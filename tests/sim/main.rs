@@ -93,6 +93,7 @@ fn seeds_that_once_failed_go_well() {
         (DecodeFirst, Auto, 530),
         (DecodeFirst, Auto, 1844),
         (Dual, Auto, 1844),
+        (Dual, Auto, 441),
         (Dual, Auto, 586),
         (Dual, Auto, 1517),
         (Dual, Tcp, 628),

@@ -270,7 +270,11 @@ where
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
-        self.down(source, now, cause, effects);
+        let stage = self.sources.get(source).map(|entry| &entry.stage);
+        // A dial can fail after its deadline has ended the set-up.
+        if matches!(stage, Some(Stage::Dialling { .. })) {
+            self.down(source, now, cause, effects);
+        }
     }
 
     /// Handles a message about sessions and transfers.

@@ -679,3 +679,19 @@ fn a_session_ends_once_however_many_report_its_end() {
     assert_eq!(worker.effects.failed, [], "the request waits for the next session");
     worker.leave(slot);
 }
+
+/// The deadline of a set-up has passed, and then the dial fails.
+#[test]
+fn a_dial_that_fails_after_its_deadline_changes_nothing() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    worker.now += SESSION_SETUP_DEADLINE;
+    worker.manager.expire(worker.now, &mut worker.effects);
+    worker.leave(slot);
+    worker.now += DIAL_HOLD_OFF - Duration::from_millis(1);
+    worker.manager.dial_failed(&1, Cause::PeerLost, worker.now, &mut worker.effects);
+    worker.now += Duration::from_millis(1);
+    worker.effects.dialled.clear();
+    worker.enter(0, 1).unwrap();
+    assert_eq!(worker.effects.dialled, [1], "the source is held off once");
+}

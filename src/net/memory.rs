@@ -14,10 +14,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The first port of connections, and of listeners that ask for any port (IANA's dynamic ports).
 const FIRST_PORT: u16 = 49_152;
+
+/// The time of day at which a kernel begins: 2001-09-09 UTC.
+const EPOCH: Duration = Duration::from_secs(1_000_000_000);
 
 /// The operating system of one simulated process. The process has one handle, the simulator
 /// another.
@@ -49,6 +52,7 @@ struct Node {
     host: IpAddr,
     /// Capacity of each stream in bytes.
     room: usize,
+    begun: Instant,
     now: Instant,
     random: Rng,
     ready: ReadySet,
@@ -86,6 +90,7 @@ impl MemoryKernel {
         MemoryKernel(Arc::new(Mutex::new(Node {
             host,
             room,
+            begun: now,
             now,
             random,
             ready: ReadySet::default(),
@@ -100,9 +105,20 @@ impl MemoryKernel {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The address of its host.
+    pub fn host(&self) -> IpAddr {
+        self.node().host
+    }
+
     /// The time.
     pub fn now(&self) -> Instant {
         self.node().now
+    }
+
+    /// The time of day. Each process begins at the same one.
+    pub(super) fn since_epoch(&self) -> Duration {
+        let node = self.node();
+        EPOCH + (node.now - node.begun)
     }
 
     /// Sets the time.

@@ -5,16 +5,18 @@
 
 mod announcement;
 pub mod cpu_plan;
+pub mod helpers;
 mod listeners;
-mod model;
+pub mod model;
 mod ports;
 mod registration;
 pub mod router;
 mod startup;
 pub mod thread_cpus;
-mod threads;
+pub mod threads;
 pub mod worker;
 
+use self::helpers::HelperThreads;
 use crate::config::secret::Secret;
 use crate::config::{ServeConfig, ServerConfig, Transfer, WorkerConfig, WorkerLayout};
 use crate::ids::Role;
@@ -128,8 +130,10 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },
     };
-    let (workers, threads) =
-        process.start(&loaded, forward, ctl.clone(), reactor.entropy().fork("handoff"))?;
+    let entropy = reactor.entropy().fork("handoff");
+    let (workers, cores) =
+        process.assemble(&loaded, forward, ctl.clone(), entropy, Box::new(Instant::now));
+    let threads = cores.start(&loaded)?;
     let mode = ServerDescription::mode_of(Role::Mixed);
     let service = threads::build_service(
         reactor,
@@ -138,7 +142,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
         &loaded,
         workers,
         (placement, mode),
-        ctl,
+        (ctl, &HelperThreads(loaded.plan.clone())),
     );
     let mut service = service?;
     install_secrets(&mut service, credentials, reload)?;

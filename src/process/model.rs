@@ -77,6 +77,34 @@ impl LoadedModel {
         };
         event!(Info, "model", "opening", path = worker.model.path.display());
         let files = ModelFiles::open(&worker.model.path, format)?;
+        let mut loaded = LoadedModel::derive(&files, worker, chunks, retraction, transports, plan)?;
+        let context = loaded.sched.context as usize;
+        tell_shortage(&loaded.layout, loaded.pages, context);
+        let options = CpuOptions {
+            threads: worker.cores.threads,
+            limits: loaded.sched.batch_limits(),
+            kernel: None,
+            pin: loaded.plan.team.clone(),
+        };
+        let forward = load_weights(&files, &options)?;
+        tell_loaded(&forward, &loaded.layout, loaded.pages, context);
+        loaded.fingerprint.kernels = kernels_hash(forward.kernel_family().name());
+        Ok((files, Box::new(forward), loaded))
+    }
+
+    /// The values that follow from a model's files and the configuration, without the weights. The
+    /// fingerprint does not have its kernels yet.
+    ///
+    /// # Errors
+    /// A flag does not fit the model.
+    pub fn derive(
+        files: &ModelFiles,
+        worker: &WorkerConfig,
+        chunks: ChunkConfig,
+        retraction: RetractionConfig,
+        transports: Vec<Transport>,
+        plan: CpuPlan,
+    ) -> Result<LoadedModel, RoleError> {
         let model = &files.config;
         let context = context(model, worker.model.max_model_len)?;
         let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
@@ -101,24 +129,20 @@ impl LoadedModel {
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,
         };
-        tell_shortage(&layout, pages, context);
-        let tier_pages = tier_pages(&layout, retraction.memory.0)?;
-        let options = CpuOptions {
-            threads: worker.cores.threads,
-            limits: sched.batch_limits(),
-            kernel: None,
-            pin: plan.team.clone(),
-        };
-        let forward = load_weights(&files, &options)?;
-        tell_loaded(&forward, &layout, pages, context);
-        let fingerprint = fingerprint(&files, forward.kernel_family().name());
-        let loaded = LoadedModel {
+        let own = &files.fingerprint;
+        Ok(LoadedModel {
             sched,
             layout,
             pages,
-            tier_pages,
+            tier_pages: tier_pages(&layout, retraction.memory.0)?,
             slots: sched.slots(),
-            fingerprint,
+            fingerprint: Fingerprint {
+                config: own.config,
+                weights: own.weights,
+                kernels: kernels_hash(""),
+                tokenizer: own.tokenizer,
+                template: own.template,
+            },
             transports,
             data: None,
             nics: Vec::new(),
@@ -127,8 +151,7 @@ impl LoadedModel {
             split: false,
             decode_allocation: DecodeAllocation::default(),
             plan,
-        };
-        Ok((files, Box::new(forward), loaded))
+        })
     }
 
     /// The identity that a worker with this memory shows to peers.
@@ -294,13 +317,6 @@ fn kv_dtype(asked: config::KvCacheDtype, checkpoint: TensorType) -> KvDtype {
     }
 }
 
-fn fingerprint(files: &ModelFiles, kernels: &str) -> Fingerprint {
-    let own = &files.fingerprint;
-    Fingerprint {
-        config: own.config,
-        weights: own.weights,
-        kernels: Sha256::digest(kernels.as_bytes()).into(),
-        tokenizer: own.tokenizer,
-        template: own.template,
-    }
+fn kernels_hash(family: &str) -> [u8; 32] {
+    Sha256::digest(family.as_bytes()).into()
 }

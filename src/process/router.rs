@@ -136,7 +136,7 @@ fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result
 
 /// Resolves the workers' names. At the start, an unknown name is an error. Later, the router
 /// resolves each name again.
-fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, RoleError> {
+pub fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, RoleError> {
     let prefill =
         config.prefill.iter().map(|end| ("--prefill", Leg::Prefill, &end.url, end.bootstrap_port));
     let decode = config.decode.iter().map(|url| ("--decode", Leg::Decode, url, None));

@@ -3,6 +3,7 @@
 //! Thread: the thread that starts the process and becomes `ctl`.
 
 use super::RoleError;
+use super::helpers::Helpers;
 use super::model::LoadedModel;
 use super::thread_cpus::start_on;
 use crate::api::Sampling;
@@ -11,7 +12,7 @@ use crate::ids::{Role, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
-use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX, TOKENISE_QUEUE_MAX};
+use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX};
 use crate::model::config::Architecture;
 use crate::model::forward::Forward;
 use crate::model::open::ModelFiles;
@@ -31,7 +32,6 @@ use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
 use crate::server::authorization::AccessKeys;
 use crate::stdx::event_count::EventCount;
-use crate::sys::clock;
 use crate::sys::event::WaitSet;
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::event_loop::Waiter;
@@ -52,7 +52,7 @@ use crate::worker::requests::{Placement, RequestTable, ServingConfig};
 use crate::worker::routes::{DisaggregationMode, ServerDescription, WorkerRoutes};
 use crate::worker::service::{WorkerService, Workers};
 use crate::worker::telemetry::{Telemetry, WorkerTelemetry};
-use crate::worker::text::{TextProcessor, TextQueue};
+use crate::worker::text::TextProcessor;
 use crossbeam_channel as channel;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -64,6 +64,9 @@ use std::time::Instant;
 const LANES: u16 = 1;
 /// Idle iterations of an engine before it parks, if it has a core of its own.
 const ENGINE_SPINS: u32 = 2000;
+
+/// The clock of an engine.
+pub type EngineClock = Box<dyn Fn() -> Instant + Send>;
 
 /// Workers and rings, before the threads start.
 pub struct ProcessBuilder {
@@ -268,22 +271,6 @@ impl ProcessBuilder {
         Ok(id)
     }
 
-    /// Starts the workers: puts the parts together, and starts their threads.
-    ///
-    /// # Errors
-    /// A thread cannot be started; the model is lost with it.
-    pub fn start(
-        self,
-        loaded: &LoadedModel,
-        forward: Box<dyn Forward>,
-        ctl: Arc<EventCount>,
-        entropy: Entropy,
-    ) -> Result<(Workers, Threads), RoleError> {
-        let clock = Box::new(Instant::now);
-        let (workers, cores) = self.assemble(loaded, forward, ctl, entropy, clock);
-        Ok((workers, cores.start(loaded)?))
-    }
-
     /// Puts the parts together. `clock` gives the engine's time.
     pub fn assemble(
         self,
@@ -291,7 +278,7 @@ impl ProcessBuilder {
         forward: Box<dyn Forward>,
         ctl: Arc<EventCount>,
         entropy: Entropy,
-        clock: Box<dyn Fn() -> Instant + Send>,
+        clock: EngineClock,
     ) -> (Workers, Cores) {
         let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
         let channel = EngineChannel::new(self.engine_commands.1, events, ctl);
@@ -332,11 +319,16 @@ pub struct Cores {
 }
 
 impl Cores {
+    /// The set of descriptors on which the mover parks.
+    pub fn wait(&self) -> &Arc<WaitSet> {
+        &self.waiter.set
+    }
+
     /// Starts the threads.
     ///
     /// # Errors
     /// A thread cannot be started; the model is lost with it.
-    fn start(self, loaded: &LoadedModel) -> Result<Threads, RoleError> {
+    pub fn start(self, loaded: &LoadedModel) -> Result<Threads, RoleError> {
         let Cores { mut engine, mut mover, waiter, data, engine_bell, engine_thread } = self;
         let stop = Arc::new(AtomicBool::new(false));
         let io = |error| RoleError::Io("cannot start a thread", error);
@@ -349,15 +341,14 @@ impl Cores {
             engine.into_forward()
         };
         let engine = start_on(plan, &plan.engine, || builder.spawn(run)).map_err(io)?;
-        let (mover_bell, wait) = (waiter.bell.clone(), waiter.set.clone());
-        let stopped = stop.clone();
+        let (mover_bell, stopped) = (waiter.bell.clone(), stop.clone());
         let (run, builder) = (
             move || waiter.run(&mut mover, &stopped),
             thread::Builder::new().name("move-0".into()),
         );
         let mover = start_on(plan, &plan.mover, || builder.spawn(run)).map_err(io)?;
         let bells = vec![engine_bell, mover_bell];
-        Ok(Threads { stop, bells, wait, engine, mover, _data: data })
+        Ok(Threads { stop, bells, engine, mover, _data: data })
     }
 }
 
@@ -365,8 +356,6 @@ impl Cores {
 pub struct Threads {
     stop: Arc<AtomicBool>,
     bells: Vec<Arc<EventCount>>,
-    /// The set of descriptors on which the mover parks.
-    pub wait: Arc<WaitSet>,
     engine: JoinHandle<Box<dyn Forward>>,
     mover: JoinHandle<()>,
     /// Poster and poller threads of NICs. They are the last field, so they end after the mover.
@@ -396,16 +385,15 @@ pub fn build_service(
     loaded: &LoadedModel,
     workers: Workers,
     (placement, mode): (Placement, DisaggregationMode),
-    ctl: Arc<EventCount>,
+    (ctl, helpers): (Arc<EventCount>, &dyn Helpers),
 ) -> Result<WorkerService, RoleError> {
     let io = |error| RoleError::Io("cannot start a thread", error);
     let added = if mode.handoff.is_some() { HTTP_BODY_ADDED } else { 0 };
-    let about = about(config, &files, loaded, mode);
+    let about = about(config, &files, loaded, mode, reactor.since_epoch().as_secs());
     let (tokenizer, chat, context) =
         (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
     let text = Arc::new(TextProcessor { tokenizer, chat, context });
-    let start = || TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone());
-    let queue = start_on(&loaded.plan, &loaded.plan.text, start).map_err(io)?;
+    let queue = helpers.start_tokeniser(text.clone(), ctl.clone()).map_err(io)?;
     let sched = &loaded.sched;
     let terms = ServingConfig {
         names: config.model.served_names.clone(),
@@ -463,6 +451,7 @@ fn about(
     files: &ModelFiles,
     loaded: &LoadedModel,
     mode: DisaggregationMode,
+    started: u64,
 ) -> ServerDescription {
     let (model_type, architecture) = match files.config.architecture {
         Architecture::Llama => ("llama", "LlamaForCausalLM"),
@@ -488,6 +477,6 @@ fn about(
             repetition_penalty: advised.repetition_penalty.unwrap_or(usual.repetition_penalty),
             ..usual
         },
-        started: clock::since_epoch().as_secs(),
+        started,
     }
 }

@@ -11,16 +11,20 @@
 //! the end of the old role (`server::role_change`).
 
 use super::announcement::{handoff_info, keyring, peer_identity, registration};
+use super::helpers::{HelperThreads, Helpers};
 use super::listeners::{self, Listeners};
 use super::model::{LoadedModel, compat_digest};
 use super::startup::StartupSignals;
-use super::threads::{self, ProcessBuilder, Threads};
+use super::threads::{self, Cores, EngineClock, ProcessBuilder, Threads};
 use super::{
     RoleError, http_port, install_secrets, ports, reactor, registration, shut_down, thread_cpus,
 };
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
 use crate::ids::{Peer, Role, WorkerId};
+use crate::model::forward::Forward;
+use crate::model::open::ModelFiles;
+use crate::net::Reactor;
 use crate::net::resolver::Resolver;
 use crate::obs::log::event;
 use crate::peer::bootstrap::BootstrapServer;
@@ -32,6 +36,7 @@ use crate::routing::compatibility::CompatDigest;
 use crate::server::drain::DrainOutcome;
 use crate::server::role_change::RoleChange;
 use crate::stdx::event_count::EventCount;
+use crate::sys::event::WaitSet;
 use crate::transfer::transport::rdma::Nic;
 use crate::wire::auth::Keyring;
 use crate::wire::message::Transport;
@@ -63,27 +68,19 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     let (files, forward, mut loaded) =
         LoadedModel::open(&config.worker, config.chunks, config.retraction, transports, plan)?;
     loaded.nics = nics;
-    let (mut reactor, ctl) = reactor()?;
-    let secrets = config.handoff.cluster_keys.clone();
-    let mut part =
-        WorkerProcess { config, loaded, ctl: ctl.clone(), secrets, role, advertisement: None };
-    let PreparedRole { loaded, process, placement, mode, listeners, rest } =
-        part.prepare(role, &mut reactor)?;
-    let entropy = reactor.entropy().fork("handoff");
-    let (workers, mut threads) = process.start(&loaded, forward, ctl.clone(), entropy)?;
-    let asked = (placement, mode);
-    let mut service =
-        threads::build_service(reactor, &config.worker, files, &loaded, workers, asked, ctl)?;
+    let (reactor, ctl) = reactor()?;
+    let plan = loaded.plan.clone();
+    let helpers = Box::new(HelperThreads(plan.clone()));
+    let mut part = WorkerProcess::new(config, role, loaded, ctl, helpers);
+    let clock = Box::new(Instant::now);
+    let (mut service, cores) = part.build(reactor, files, forward, clock)?;
     if let Some(authorities) = authorities {
         service.trust(authorities);
     }
-    part.join_cluster(&mut service, listeners, rest, &threads)?;
-    let barred =
-        Role::ALL.into_iter().filter_map(|role| Some((role, config.check_role(role).err()?)));
-    service.set_role_change(RoleChange::new(role, barred.collect()));
+    let mut threads = cores.start(&part.loaded)?;
     install_secrets(&mut service, credentials, reload)?;
     starting.finish();
-    thread_cpus::become_ctl(&loaded.plan);
+    thread_cpus::become_ctl(&plan);
     threads::announce_ready(&service, &config.worker, begun);
     loop {
         let outcome = service.run().map_err(|error| RoleError::Io("the event loop failed", error));
@@ -100,10 +97,11 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
 }
 
 /// The state that outlives a role, and the data of the current role.
-struct WorkerProcess<'a> {
+pub struct WorkerProcess<'a> {
     config: &'a ClusterWorkerConfig,
     loaded: LoadedModel,
     ctl: Arc<EventCount>,
+    helpers: Box<dyn Helpers>,
     /// The cluster's current keys.
     secrets: Vec<Secret>,
     role: Role,
@@ -137,13 +135,54 @@ struct PeerSetup {
     names: Option<Resolver>,
 }
 
-impl WorkerProcess<'_> {
-    /// Allocates the memory and opens the ports of this role.
-    fn prepare(
-        &self,
+impl<'a> WorkerProcess<'a> {
+    /// A worker that is not set up yet.
+    pub fn new(
+        config: &'a ClusterWorkerConfig,
         role: Role,
-        reactor: &mut crate::net::Reactor,
-    ) -> Result<PreparedRole, RoleError> {
+        loaded: LoadedModel,
+        ctl: Arc<EventCount>,
+        helpers: Box<dyn Helpers>,
+    ) -> WorkerProcess<'a> {
+        let secrets = config.handoff.cluster_keys.clone();
+        WorkerProcess { config, loaded, ctl, helpers, secrets, role, advertisement: None }
+    }
+
+    /// Puts the worker together in its first role, before its threads start. `clock` is the
+    /// engine's.
+    ///
+    /// # Errors
+    /// A port cannot be opened, or memory cannot be mapped.
+    pub fn build(
+        &mut self,
+        mut reactor: Reactor,
+        files: ModelFiles,
+        forward: Box<dyn Forward>,
+        clock: EngineClock,
+    ) -> Result<(WorkerService, Cores), RoleError> {
+        let config = self.config;
+        let PreparedRole { loaded, process, placement, mode, listeners, rest } =
+            self.prepare(self.role, &mut reactor)?;
+        let entropy = reactor.entropy().fork("handoff");
+        let (workers, cores) = process.assemble(&loaded, forward, self.ctl.clone(), entropy, clock);
+        let mut service = threads::build_service(
+            reactor,
+            &config.worker,
+            files,
+            &loaded,
+            workers,
+            (placement, mode),
+            (self.ctl.clone(), &*self.helpers),
+        )?;
+        self.join_cluster(&mut service, listeners, rest, cores.wait().clone())?;
+        let barred =
+            Role::ALL.into_iter().filter_map(|role| Some((role, config.check_role(role).err()?)));
+        service.set_role_change(RoleChange::new(self.role, barred.collect()));
+        Ok((service, cores))
+    }
+
+    /// Allocates the memory and opens the ports of this role.
+    fn prepare(&self, role: Role, reactor: &mut Reactor) -> Result<PreparedRole, RoleError> {
         let config = self.config;
         let mut loaded = self.loaded.clone();
         loaded.split = role == Role::Prefill && config.data_threads == DataThreadMode::Split;
@@ -159,11 +198,7 @@ impl WorkerProcess<'_> {
             Role::Decode => (process.add_decode(&loaded)?, Role::Decode),
             Role::Mixed => (process.add_mixed(&loaded)?, Role::Mixed),
         };
-        let names = (role == Role::Decode).then(|| {
-            let bell = self.ctl.clone();
-            let start = || Resolver::start(move || bell.notify());
-            thread_cpus::start_on(&loaded.plan, &loaded.plan.text, start)
-        });
+        let names = (role == Role::Decode).then(|| self.helpers.start_resolver(self.ctl.clone()));
         let names =
             names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
         let listeners = Listeners::open(config, role, reactor)?;
@@ -220,7 +255,7 @@ impl WorkerProcess<'_> {
         service: &mut WorkerService,
         listeners: Listeners,
         rest: PeerSetup,
-        threads: &Threads,
+        wait: Arc<WaitSet>,
     ) -> Result<(), RoleError> {
         let (config, PeerSetup { keys, kind, names }) = (self.config, rest);
         let (address, entropy) = (service.address(), service.reactor().entropy());
@@ -238,7 +273,7 @@ impl WorkerProcess<'_> {
             Some(names) => Directory::new(config.bootstrap_allow.clone(), names),
             None => Directory::closed(),
         };
-        let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), threads.wait.clone());
+        let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), wait);
         let dialled = control.map(|(listener, _)| listener);
         let peers = ControlLinks::new(
             identity,
@@ -340,10 +375,12 @@ impl WorkerProcess<'_> {
         };
         let PreparedRole { loaded, process, placement, mode, listeners, rest } = prepared;
         let entropy = service.reactor().entropy().fork("handoff");
-        let (workers, threads) = process.start(&loaded, forward, self.ctl.clone(), entropy)?;
+        let clock = Box::new(Instant::now);
+        let (workers, cores) = process.assemble(&loaded, forward, self.ctl.clone(), entropy, clock);
         let now = service.reactor().now();
         service.set_workers(workers, placement, mode, now);
-        self.join_cluster(service, listeners, rest, &threads)?;
+        self.join_cluster(service, listeners, rest, cores.wait().clone())?;
+        let threads = cores.start(&loaded)?;
         let stood_still = service.reactor().now() - begun;
         service.finish_role_change(outcome, stood_still);
         Ok(threads)

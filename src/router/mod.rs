@@ -173,12 +173,44 @@ impl RouterService {
         self.reactor.local_address(self.listener)
     }
 
+    /// Panics if a table of the service contradicts itself or another one.
+    pub fn invariants(&self) {
+        self.requests.invariants(&self.pool);
+    }
+
+    /// Whether the router holds nothing of any request.
+    ///
+    /// # Errors
+    /// What it holds.
+    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+        match self.requests.count() {
+            0 => self.pool.is_idle_and_empty(),
+            count => Err(format!("{count} requests")),
+        }
+    }
+
+    /// The first half of a turn: sends the queued bytes. Returns the end of the wait.
+    pub fn prepare_wait(&mut self) -> Instant {
+        let due = self.requests.next_due();
+        let deadline = due.map_or(self.next_tick, |due| due.min(self.next_tick));
+        self.reactor.prepare(Some(deadline)).unwrap_or(deadline)
+    }
+
+    /// The second half of a turn: waits until `until` at most, and handles what has come. Returns
+    /// an outcome if the service has ended.
+    ///
+    /// # Errors
+    /// The wait failed.
+    pub fn finish_wait(&mut self, until: Instant) -> io::Result<Option<DrainOutcome>> {
+        self.reactor.wait(Some(until))?;
+        Ok(self.turn(self.reactor.now()))
+    }
+
     /// Runs until a drain has ended.
     pub fn run(mut self) -> io::Result<DrainOutcome> {
         loop {
-            let due = self.requests.next_due();
-            self.reactor.poll(Some(due.map_or(self.next_tick, |due| due.min(self.next_tick))))?;
-            if let Some(end) = self.turn(self.reactor.now()) {
+            let until = self.prepare_wait();
+            if let Some(end) = self.finish_wait(until)? {
                 return Ok(end);
             }
             let (passed, served) = (self.requests.take_passed(), self.requests.served());

@@ -21,7 +21,6 @@ use crate::routing::load::WorkerNumber;
 use crate::server::authorization::{
     AccessKeys, authorise, is_administrative, refuse_browser_request,
 };
-use crate::sys::clock;
 use crate::upstream::request::UpstreamHead;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -278,7 +277,7 @@ impl RouterRoutes {
                     cx.pool.room(),
                     cx.pool.used(),
                 );
-                let now = clock::since_epoch().as_secs_f64();
+                let now = cx.reactor.since_epoch().as_secs_f64();
                 LocalReply::json(&Loads::new(load, now, VERSION))
             }
             Route::Version => LocalReply::json(&VersionInfo { version: VERSION }),

@@ -63,6 +63,11 @@ impl Engine {
         }
     }
 
+    /// The time of its clock.
+    pub fn now(&self) -> Instant {
+        (self.clock)()
+    }
+
     /// Counts turns and layers. If the count does not change, the engine hangs.
     pub fn progress(&self) -> &Arc<AtomicU64> {
         &self.progress
@@ -121,7 +126,7 @@ pub fn run(engine: &mut Engine, bell: &EventCount, stop: &AtomicBool, spin: u32)
             bell.prepare_wait();
         }
         // After the announcement the engine must look for work once more. This turn does so.
-        let park = match engine.step((engine.clock)()) {
+        let park = match engine.step(engine.now()) {
             Activity::Busy => None,
             Activity::Waiting => Some(WAITING_PARK),
             Activity::Idle => Some(IDLE_PARK),

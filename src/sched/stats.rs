@@ -78,6 +78,31 @@ impl WorkerStats {
         PageCounts { free, cached, in_use, leased }
     }
 
+    /// Whether the worker holds nothing of any request.
+    ///
+    /// # Errors
+    /// What it holds, and how many.
+    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+        let PageCounts { in_use, leased, .. } = self.pages();
+        let read = |gauge: &AtomicU32| gauge.load(Ordering::Relaxed);
+        let held = [
+            ("requests without the other leg", read(&self.bootstrapping)),
+            ("waiting requests", read(&self.waiting)),
+            ("transfers", read(&self.transferring)),
+            ("arrived requests", read(&self.arrived)),
+            ("running requests", read(&self.running)),
+            ("retracted requests", read(&self.retracted)),
+            ("pages of KV of retracted requests", read(&self.swapped)),
+            ("leases of requests that are over", read(&self.ending)),
+            ("pages in use", in_use),
+            ("leased pages", leased),
+        ];
+        match held.into_iter().find(|&(_, count)| count > 0) {
+            Some((what, count)) => Err(format!("{count} {what}")),
+            None => Ok(()),
+        }
+    }
+
     pub(in crate::sched) fn publish(&self, pool: &PagePool, census: Census) {
         let set = |gauge: &AtomicU32, value| gauge.store(value, Ordering::Relaxed);
         let (pages, lookups) = (pool.counts(), pool.lookups());

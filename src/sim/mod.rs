@@ -21,5 +21,6 @@ pub mod model;
 pub mod plan;
 pub mod process;
 pub mod router;
+pub mod services;
 pub mod trace;
 pub mod workload;

@@ -286,14 +286,49 @@ impl WorkerService {
         // The time of the start-up does not count against the engine.
         self.progress.begin(self.reactor.now());
         loop {
-            self.bell.prepare_wait();
-            let deadline = if self.has_news() { self.reactor.now() } else { self.next_tick };
-            self.reactor.poll(Some(deadline))?;
-            self.bell.cancel_wait();
-            if let Some(outcome) = self.turn(self.reactor.now()) {
+            let until = self.prepare_wait();
+            if let Some(outcome) = self.finish_wait(until)? {
                 return Ok(outcome);
             }
         }
+    }
+
+    /// Panics if a table of the service contradicts itself or another one.
+    pub fn invariants(&self) {
+        self.requests.invariants();
+        self.handoff.invariants();
+    }
+
+    /// Whether the service holds nothing of any request.
+    ///
+    /// # Errors
+    /// What it holds.
+    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+        let RemainingWork { busy, queued, unconfirmed: _, clients: _ } = self.left();
+        if busy || queued > 0 {
+            return Err(format!("requests: {busy}, bytes to send: {queued}"));
+        }
+        self.handoff.is_idle_and_empty()?;
+        self.routes.telemetry().is_idle_and_empty()
+    }
+
+    /// The first half of a turn: announces the wait, and sends the queued bytes. Returns the end of
+    /// the wait.
+    pub fn prepare_wait(&mut self) -> Instant {
+        self.bell.prepare_wait();
+        let deadline = if self.has_news() { self.reactor.now() } else { self.next_tick };
+        self.reactor.prepare(Some(deadline)).unwrap_or(deadline)
+    }
+
+    /// The second half of a turn: waits until `until` at most, and handles what has come. Returns
+    /// an outcome if the service has ended.
+    ///
+    /// # Errors
+    /// The wait failed.
+    pub fn finish_wait(&mut self, until: Instant) -> io::Result<Option<RunOutcome>> {
+        self.reactor.wait(Some(until))?;
+        self.bell.cancel_wait();
+        Ok(self.turn(self.reactor.now()))
     }
 
     /// Whether an event waits. Called between the arming of the bell and the wait, so that no event

@@ -44,6 +44,17 @@ impl Telemetry {
         Telemetry { registry, workers, shortages }
     }
 
+    /// Whether no worker holds anything of a request.
+    ///
+    /// # Errors
+    /// The first worker that does, and what it holds.
+    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+        let is_empty = |(index, worker): (usize, &WorkerTelemetry)| {
+            worker.stats.is_idle_and_empty().map_err(|held| format!("worker {index}: {held}"))
+        };
+        self.workers.iter().enumerate().try_for_each(is_empty)
+    }
+
     /// Logs events that the counters show.
     pub fn tell(&mut self, now: Instant) {
         for (index, (shortage, worker)) in self.shortages.iter_mut().zip(&self.workers).enumerate()

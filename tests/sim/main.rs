@@ -4,6 +4,7 @@ mod load;
 // Only builds with debug assertions have failpoints.
 #[cfg(debug_assertions)]
 mod planted;
+mod services;
 
 use baton::cli::flags::{SimFlow, SimTransfer};
 use baton::obs::log;
@@ -24,7 +25,7 @@ const SCALE: Scale = Scale {
 };
 
 /// Warnings of workers are part of the simulation, so they are not logged.
-fn quiet() {
+pub fn quiet() {
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
 }
 

@@ -14,6 +14,7 @@ use super::entropy::Entropy;
 use super::memory::{MemoryKernel, Signal};
 use super::stream::{Listener, Stream};
 use super::waker::Waker;
+use crate::sys::clock;
 use crate::sys::stream::ByteStream;
 use crate::sys::stream::ready::Readiness;
 use std::io;
@@ -42,6 +43,14 @@ impl Kernel {
         match self {
             Kernel::System(_) => Instant::now(),
             Kernel::Memory(kernel) => kernel.now(),
+        }
+    }
+
+    /// The time of day, since 1970-01-01 UTC.
+    pub(super) fn since_epoch(&self) -> Duration {
+        match self {
+            Kernel::System(_) => clock::since_epoch(),
+            Kernel::Memory(kernel) => kernel.since_epoch(),
         }
     }
 

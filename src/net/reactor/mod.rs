@@ -26,6 +26,7 @@ use super::table::ConnectionTable;
 use super::timer::Timers;
 use super::{Credentials, Entropy, Waker};
 use crate::limits;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::sys::stream::ByteStream;
 use crate::sys::stream::ready::Readiness;
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Identifies a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -124,6 +125,11 @@ impl Reactor {
     /// The time. Under the simulator, it is the simulated time.
     pub fn now(&self) -> Instant {
         self.kernel.now()
+    }
+
+    /// The time of day, since 1970-01-01 UTC.
+    pub fn since_epoch(&self) -> Duration {
+        self.kernel.since_epoch()
     }
 
     /// Random numbers that a stranger cannot guess.
@@ -222,8 +228,14 @@ impl Reactor {
     /// Waits for events, at most until `deadline`. Then call [`next_event`](Self::next_event) until
     /// it returns `None`.
     pub fn poll(&mut self, deadline: Option<Instant>) -> io::Result<()> {
-        let deadline = self.prepare(deadline);
-        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(self.now()));
+        let until = self.prepare(deadline);
+        self.wait(until)
+    }
+
+    /// The second half of [`poll`](Self::poll), after [`prepare`](Self::prepare): waits, and
+    /// handles what is ready.
+    pub fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+        let timeout = until.map(|until| until.saturating_duration_since(self.now()));
         self.kernel.wait(timeout, &mut self.ready)?;
         for _ in 0..self.turns.len() {
             let Some(id) = self.turns.pop_front() else { break };
@@ -242,8 +254,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// Writes the queued bytes, as [`poll`](Self::poll) does before it waits. Returns the end of
-    /// that wait: `deadline`, or an earlier time.
+    /// The first half of [`poll`](Self::poll): writes the queued bytes. Returns the end of the
+    /// wait: `deadline`, or an earlier time.
     pub fn prepare(&mut self, deadline: Option<Instant>) -> Option<Instant> {
         self.write_due();
         if self.events.is_empty() && self.turns.is_empty() {
@@ -357,7 +369,9 @@ impl Reactor {
                 if state == Some(ConnectionState::ServerHandshake) {
                     return self.shake(id);
                 }
-                if readiness.writable || state == Some(ConnectionState::ClientHandshake) {
+                let is_writable =
+                    readiness.writable && !is_failpoint_active("full socket is not written again");
+                if is_writable || state == Some(ConnectionState::ClientHandshake) {
                     self.write(id);
                 }
                 if readiness.readable || readiness.read_closed {

@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -254,6 +254,29 @@ impl Handoff {
         self.run_actions(now);
     }
 
+    /// Whether no request has a slot, no destination waits for a prompt, and every end is known to
+    /// the other side.
+    ///
+    /// # Errors
+    /// What is left, and where.
+    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+        for WorkerEndpoint { worker, kind, .. } in &self.endpoints {
+            let slots = worker.slots() - worker.free_slots();
+            let rooms = match kind {
+                EndpointKind::Prefill { manager, .. } => manager.open_rooms(),
+                EndpointKind::Decode { manager, .. } => manager.open_slots(),
+                EndpointKind::Mixed => 0,
+            };
+            if slots + rooms > 0 {
+                return Err(format!("{}: {slots} slots, {rooms} rooms", worker.id));
+            }
+        }
+        match self.unheard() {
+            0 => Ok(()),
+            unheard => Err(format!("{unheard} ends that a destination has not confirmed")),
+        }
+    }
+
     /// Number of hand-offs that have ended here, but perhaps not yet at their destinations. They
     /// would fail there if their link ended now.
     pub fn unheard(&self) -> usize {

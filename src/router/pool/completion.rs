@@ -225,7 +225,9 @@ impl WorkerPool {
         debug_assert!(!self.calls.contains_key(&conn), "a call that has ended is not known");
         let worker = call.reservation.worker();
         let is_reusable = is_reusable && !call.is_last;
-        self.release(call.reservation, now);
+        if is_reusable || !is_failpoint_active("lost call keeps its reservation") {
+            self.release(call.reservation, now);
+        }
         let stays = is_reusable && self.balancer.has(worker) && self.kept.len() < ROUTER_IDLE_MAX;
         match self.targets.get_mut(&worker).filter(|_| stays) {
             Some(target) => {

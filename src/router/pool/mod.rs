@@ -25,7 +25,7 @@ use crate::net::{Address, Authorities, CloseReason, ConnId, Event, Reactor};
 use crate::router::call::{Call, Owner, Read};
 use crate::router::target::{Idle, WorkerTarget};
 use crate::routing::balancer::{LoadBalancer, Reservation};
-use crate::routing::load::WorkerNumber;
+use crate::routing::load::{WorkerLoad, WorkerNumber};
 use crate::upstream::answer::{CallError, UpstreamReply};
 use crate::upstream::request::{UpstreamHead, UpstreamRequest};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -293,6 +293,27 @@ impl WorkerPool {
     /// Number of calls that are legs of clients' requests.
     pub fn legs(&self) -> usize {
         self.calls.values().filter(|call| call.owner.is_leg()).count()
+    }
+
+    /// Whether no request has a call or a reservation.
+    ///
+    /// # Errors
+    /// What is left, and where.
+    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+        if self.legs() > 0 {
+            return Err(format!("{} calls", self.legs()));
+        }
+        for (worker, role, load) in self.balancer.workers() {
+            if load.booked > 0 || load.unread > 0 || load.context > 0 {
+                let WorkerLoad { booked, unread, context, .. } = load;
+                return Err(format!(
+                    "{role} worker {}: {booked} sequences, {unread} tokens to compute, {context} \
+                     tokens of context",
+                    self.url(worker)
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Changes the deadline of a call.

@@ -15,7 +15,6 @@ use crate::router::call::Owner;
 use crate::router::target::WorkerTarget;
 use crate::routing::attempts::AttemptEvent;
 use crate::routing::balancer::{NoWorker, Reservation};
-use crate::sys::clock;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure;
 use std::sync::Arc;
@@ -152,7 +151,7 @@ impl ProxiedRequests {
         let mut resume = is_marked.then(|| proxied.relay.resume().clone());
         if let Some(resume) = resume.as_mut().filter(|_| is_ahead) {
             // Two workers send parts of one answer, so they need the same creation time.
-            resume.created.get_or_insert_with(|| clock::since_epoch().as_secs());
+            resume.created.get_or_insert_with(|| cx.reactor.since_epoch().as_secs());
         }
         let address = |source: &WorkerTarget| PrefillAddress {
             host: source.url.host.clone(),

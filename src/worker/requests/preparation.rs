@@ -12,7 +12,6 @@ use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
 use crate::ids::RequestKey;
 use crate::net::ConnId;
-use crate::sys::clock;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
 use crate::worker::text::{self, TextOutput, prompt_param};
@@ -106,7 +105,7 @@ impl RequestTable {
             })
             .collect();
         let begun = request.resume.as_ref().and_then(|resume| resume.created);
-        let created = begun.unwrap_or_else(|| clock::since_epoch().as_secs());
+        let created = begun.unwrap_or_else(|| cx.reactor.since_epoch().as_secs());
         let kept = active.kept.clone();
         let renderer =
             Renderer::new(request, &active.id, created, &self.config.names[0]).with_kept(kept);

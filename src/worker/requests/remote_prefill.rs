@@ -23,6 +23,7 @@ use crate::limits::{
 };
 use crate::routing::remote_prefill::{DecodeProgress, PrefillAction, RemotePrefill as Core, Reply};
 use crate::sched::request::EngineRequest;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::manager::rooms::Slot;
 use crate::worker::prefill_client::{PrefillRefusal, PrefillReply, PrefillRequest};
 use std::sync::Arc;
@@ -241,7 +242,9 @@ impl RequestTable {
         cx.prefill_client.cancel_request(key, cx.reactor);
         for (_, request) in pending.waiting {
             let slot = Slot { id: request.slot, generation: request.generation };
-            cx.handoff.release_slot(request.worker, slot);
+            if !is_failpoint_active("choice that waits for prefill keeps its slot") {
+                cx.handoff.release_slot(request.worker, slot);
+            }
         }
         if let Some(room) = pending.core.room() {
             let mut ask = pending.ask;

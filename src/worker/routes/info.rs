@@ -9,7 +9,6 @@ use crate::api::info::{
 };
 use crate::net::ConnId;
 use crate::server::role_change::RoleChange;
-use crate::sys::clock;
 use crate::worker::requests::{Context, RequestTable};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -43,7 +42,7 @@ impl WorkerRoutes {
                 json(conn, &info, cx)
             }
             "/v1/loads" => {
-                let unix = clock::since_epoch().as_secs_f64();
+                let unix = cx.reactor.since_epoch().as_secs_f64();
                 json(conn, &Loads::new(self.load(), unix, VERSION), cx)
             }
             "/get_load" => json(conn, &[RankLoad::of(&self.load())], cx),

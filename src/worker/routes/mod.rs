@@ -116,6 +116,11 @@ impl WorkerRoutes {
         }
     }
 
+    /// The figures of the workers.
+    pub fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
     /// From now on, serves these workers in this role.
     pub fn set_mode(&mut self, mode: DisaggregationMode, telemetry: Telemetry) {
         let DisaggregationMode { name, bootstrap_port, handoff } = mode;

@@ -6,7 +6,7 @@
 
 mod queue;
 
-pub use queue::{JobGuard, TextQueue};
+pub use queue::{JobGuard, TextQueue, TextWorker};
 
 use crate::api::request::ChatPrompt;
 use crate::api::tokenize::{

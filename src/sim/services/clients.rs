@@ -1,0 +1,183 @@
+//! Clients of the router: each opens a connection, asks once, reads the answer as bytes, and may
+//! leave early.
+
+use super::plan::ServiceRequest;
+use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
+use crate::http::{HttpLimits, Method};
+use crate::net::{ConnId, Event, MemoryKernel, Reactor};
+use crate::stdx::event_queue::{Nanos, SECOND};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// All clients, which share one host.
+pub struct Clients {
+    kernel: MemoryKernel,
+    reactor: Reactor,
+    router: SocketAddr,
+    /// Requests that were not sent, the next one last.
+    waiting: Vec<ServiceRequest>,
+    open: BTreeMap<ConnId, Exchange>,
+    /// What became of the ended requests.
+    pub ended: Vec<(ServiceRequest, Outcome)>,
+}
+
+struct Exchange {
+    request: ServiceRequest,
+    decoder: ResponseDecoder,
+    status: u16,
+    body: Vec<u8>,
+}
+
+/// How a request ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// These tokens came, and the end of the answer.
+    Answered(Vec<u32>),
+    /// An error came, with this status and code.
+    Refused(u16, String),
+    /// The connection or the answer was cut, or is no valid answer.
+    Broken(String),
+    /// The client left.
+    Left,
+}
+
+impl Clients {
+    /// Clients that send these requests to the router, in order of their times.
+    pub fn new(kernel: MemoryKernel, router: SocketAddr, requests: Vec<ServiceRequest>) -> Clients {
+        Clients {
+            reactor: Reactor::in_memory(kernel.clone()).expect("memory cannot fail"),
+            kernel,
+            router,
+            waiting: requests.into_iter().rev().collect(),
+            open: BTreeMap::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Whether all requests have ended.
+    pub fn is_done(&self) -> bool {
+        self.waiting.is_empty() && self.open.is_empty()
+    }
+
+    /// The requests without an end, as text.
+    pub fn unfinished(&self) -> String {
+        format!("{} open, {} not sent", self.open.len(), self.waiting.len())
+    }
+
+    /// Sends due requests, reads answers, and leaves. Returns the time of the next turn.
+    pub fn turn(&mut self, now: Nanos, base: Instant) -> Nanos {
+        self.kernel.set_now(base + Duration::from_nanos(now));
+        self.reactor.wait(None).expect("memory cannot fail");
+        while let Some(event) = self.reactor.next_event() {
+            match event {
+                Event::Received(conn) => self.read(conn),
+                Event::Eof(conn) => self.cut(conn, "ended early".into()),
+                Event::Closed { conn, reason } => self.cut(conn, reason.to_string()),
+                _ => {}
+            }
+        }
+        let leaves = |exchange: &Exchange| exchange.request.leaves.is_some_and(|at| at <= now);
+        let gone = self.open.iter().filter(|(_, exchange)| leaves(exchange));
+        for conn in gone.map(|(&conn, _)| conn).collect::<Vec<_>>() {
+            self.end(conn, Outcome::Left);
+        }
+        while let Some(request) = self.waiting.pop_if(|request| request.at <= now) {
+            self.ask(request);
+        }
+        self.reactor.prepare(None);
+        let leaves = self.open.values().filter_map(|exchange| exchange.request.leaves);
+        let next = leaves.chain(self.waiting.last().map(|request| request.at)).min();
+        next.unwrap_or(now + SECOND)
+    }
+
+    fn ask(&mut self, request: ServiceRequest) {
+        let until = self.reactor.now() + Duration::from_secs(10);
+        let conn = self.reactor.connect(&self.router.into(), until).expect("few connections");
+        let (mut bytes, body) = (Vec::new(), body_of(&request).to_string());
+        let line = RequestLine { method: Method::Post, target: "/generate", host: "router" };
+        write_request(&mut bytes, line, &[("connection", "close")], Some(body.as_bytes()));
+        self.reactor.send(conn, &bytes).expect("a short request");
+        let limits = HttpLimits { body: 1 << 20, ..HttpLimits::default() };
+        let decoder = ResponseDecoder::new(Method::Post, limits);
+        self.open.insert(conn, Exchange { request, decoder, status: 0, body: Vec::new() });
+    }
+
+    fn read(&mut self, conn: ConnId) {
+        let bytes = self.reactor.received(conn).to_vec();
+        self.reactor.consume(conn, bytes.len());
+        let Some(exchange) = self.open.get_mut(&conn) else { return };
+        let mut rest = &bytes[..];
+        loop {
+            match exchange.decoder.read(rest) {
+                Ok((used, event)) => {
+                    rest = &rest[used..];
+                    match event {
+                        Some(ResponseEvent::Head(head)) => exchange.status = head.status,
+                        Some(ResponseEvent::Body(piece)) => exchange.body.extend(piece),
+                        Some(ResponseEvent::End { .. }) => {
+                            let outcome = exchange.outcome();
+                            return self.end(conn, outcome);
+                        }
+                        None => return,
+                    }
+                }
+                Err(error) => return self.cut(conn, error.to_string()),
+            }
+        }
+    }
+
+    fn cut(&mut self, conn: ConnId, why: String) {
+        self.end(conn, Outcome::Broken(why));
+    }
+
+    fn end(&mut self, conn: ConnId, outcome: Outcome) {
+        self.reactor.close(conn);
+        self.ended.extend(self.open.remove(&conn).map(|exchange| (exchange.request, outcome)));
+    }
+}
+
+impl Exchange {
+    fn outcome(&self) -> Outcome {
+        let text = String::from_utf8_lossy(&self.body);
+        let broken = || Outcome::Broken(format!("status {}: {text}", self.status));
+        let is_stream = self.request.stream && self.status == 200;
+        let last = match is_stream {
+            true => {
+                let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+                let is_whole = text.ends_with("data: [DONE]\n\n");
+                let last = events.filter(|event| *event != "[DONE]").last().unwrap_or_default();
+                if !is_whole && !last.contains("\"error\"") {
+                    return broken();
+                }
+                last
+            }
+            false => &text,
+        };
+        let Ok(answer) = serde_json::from_str::<Value>(last) else { return broken() };
+        if let Some(code) = answer["error"]["code"].as_str() {
+            return Outcome::Refused(self.status, code.to_owned());
+        }
+        match serde_json::from_value(answer["output_ids"].clone()) {
+            Ok(ids) => Outcome::Answered(ids),
+            Err(_) => broken(),
+        }
+    }
+}
+
+fn body_of(request: &ServiceRequest) -> Value {
+    let asked = &request.order;
+    json!({
+        "input_ids": asked.prompt,
+        "stream": request.stream,
+        "sampling_params": {
+            "temperature": asked.sampling.temperature,
+            "sampling_seed": asked.sampling.seed,
+            "frequency_penalty": asked.sampling.frequency_penalty,
+            "max_new_tokens": asked.max_new,
+            "stop_token_ids": asked.stop_tokens,
+            "ignore_eos": true,
+        },
+    })
+}

@@ -1,0 +1,248 @@
+//! Production's router and workers under a seed: their services, links, lanes and HTTP run as they
+//! are, over operating systems in memory.
+//!
+//! ```text
+//! clients ─┐            MemoryKernel of each process
+//! router ──┼─▶ network: bytes in pieces, with delays ─▶ turn of the receiver ─▶ digest
+//! workers ─┘
+//! ```
+//! Replaced: the sockets below the reactor, the threads (a turn steps all of a process), and the
+//! model. Not covered yet: changes of roles, registries, shm and rdma. The older flows (`edge`,
+//! `router`) cover these. Invariant: the same seed gives the same run.
+
+mod clients;
+mod network;
+mod plan;
+mod process;
+
+pub use plan::ServiceScale;
+
+use crate::stdx::event_queue::{EventQueue, MICRO, Nanos, SECOND};
+use crate::stdx::rng::{Rng, scramble};
+use clients::{Clients, Outcome};
+use network::Network;
+use plan::{ServiceFault, ServicePlan};
+use process::ServiceProcess;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// The longest simulated time of a run.
+const TIME_MAX: Nanos = 600 * SECOND;
+/// Processes run for this time after the last answer: longer than each deadline of a leftover.
+const SETTLED: Nanos = 90 * SECOND;
+/// The longest delay between a reason to wake and the turn of a process.
+const LATENESS: Nanos = 50 * MICRO;
+/// Port of the router.
+const ROUTER_PORT: u16 = 30_000;
+
+/// The result of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServiceReport {
+    /// Requests with the expected answer.
+    pub well: usize,
+    /// Requests that ended with an error or were cut.
+    pub failed: usize,
+    /// Requests of clients that left.
+    pub left: usize,
+    /// A hash of all that has happened.
+    pub hash: u64,
+    /// Turns of processes.
+    pub turns: u64,
+}
+
+/// A hash of all that happens in a run. Equal hashes show that a replay repeats the run.
+#[derive(Clone, Copy, Debug, Default)]
+struct RunDigest(u64);
+
+impl RunDigest {
+    fn note(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        numbers.into_iter().for_each(|number| self.0 = scramble(self.0 ^ number));
+    }
+}
+
+enum Event {
+    /// A process may take a turn.
+    Turn(usize),
+    /// A dial reaches its host.
+    Dial(usize),
+    /// What has travelled to this end of a connection arrives.
+    Arrival { connection: usize, end: usize },
+    /// A fault of the plan.
+    Fault(ServiceFault),
+    /// A new process starts on a host.
+    Restart(usize),
+}
+
+/// Runs a cluster until all requests have ended and all processes are idle.
+///
+/// # Errors
+/// A request has a wrong answer, no end, or an error without a fault; a process keeps something of
+/// a request that is over.
+///
+/// # Panics
+/// A table of a process contradicts itself.
+pub fn run(seed: u64, scale: ServiceScale) -> Result<ServiceReport, String> {
+    Cluster::new(seed, scale)?.run()
+}
+
+struct Cluster {
+    scale: ServiceScale,
+    plan: ServicePlan,
+    base: Instant,
+    queue: EventQueue<Event>,
+    network: Network,
+    /// By host; `None` while it is dead.
+    processes: Vec<Option<ServiceProcess>>,
+    clients: Clients,
+    /// By host: the time of its next turn.
+    due: Vec<Option<Nanos>>,
+    dice: Rng,
+    digest: RunDigest,
+    turns: u64,
+}
+
+impl Cluster {
+    fn new(seed: u64, scale: ServiceScale) -> Result<Cluster, String> {
+        let dice = Rng::new(seed).fork("services");
+        let mut plan = ServicePlan::new(&dice, scale);
+        let base = Instant::now();
+        let mut network = Network::new(dice.fork("network"));
+        let start = |(host, line): (usize, &Vec<String>)| {
+            let kernel = network.add_host(base, dice.fork(&format!("host {host}")));
+            ServiceProcess::start(line, kernel, base).map(Some)
+        };
+        let processes = plan.lines.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>()?;
+        let kernel = network.add_host(base, dice.fork("clients"));
+        let router = SocketAddr::new(network::address_of(0), ROUTER_PORT);
+        let clients = Clients::new(kernel, router, std::mem::take(&mut plan.requests));
+        let hosts = processes.len() + 1;
+        let mut queue = EventQueue::new(dice.fork("queue"));
+        (0..hosts).for_each(|host| queue.schedule(0, Event::Turn(host)));
+        plan.faults.iter().for_each(|&(at, fault)| queue.schedule(at, Event::Fault(fault)));
+        Ok(Cluster {
+            scale,
+            plan,
+            base,
+            queue,
+            network,
+            processes,
+            clients,
+            due: vec![Some(0); hosts],
+            dice: dice.fork("turns"),
+            digest: RunDigest::default(),
+            turns: 0,
+        })
+    }
+
+    fn run(mut self) -> Result<ServiceReport, String> {
+        let mut end = None;
+        while let Some(event) = self.queue.pop() {
+            let now = self.queue.now();
+            if now > TIME_MAX {
+                return Err(format!("not ended in time: {}", self.clients.unfinished()));
+            }
+            self.happen(event, now)?;
+            if end.is_none() && self.clients.is_done() {
+                end = Some(now + SETTLED);
+            }
+            if end.is_some_and(|end| now > end) {
+                break;
+            }
+        }
+        self.check_idle()?;
+        self.report()
+    }
+
+    fn happen(&mut self, event: Event, now: Nanos) -> Result<(), String> {
+        match event {
+            Event::Turn(host) if self.due[host] == Some(now) => self.turn(host, now)?,
+            Event::Turn(_) => {}
+            Event::Dial(connection) => {
+                let hosts = self.network.open(connection, &mut self.digest);
+                hosts.into_iter().for_each(|host| self.wake(host, now));
+            }
+            Event::Arrival { connection, end } => {
+                let arrived = self.network.arrive(connection, end, &mut self.digest);
+                arrived.into_iter().for_each(|host| self.wake(host, now));
+            }
+            Event::Fault(ServiceFault::Reset) => {
+                let hosts = self.network.reset_one(&mut self.digest);
+                hosts.into_iter().flatten().for_each(|host| self.wake(host, now));
+            }
+            Event::Fault(ServiceFault::Death { host, pause }) => {
+                if self.processes[host].take().is_some() {
+                    self.network.pump(host, &mut self.queue);
+                    self.queue.schedule(now + pause, Event::Restart(host));
+                }
+            }
+            Event::Restart(host) => {
+                let kernel = self.network.reboot(host, self.base, now);
+                let process = ServiceProcess::start(&self.plan.lines[host], kernel, self.base)?;
+                self.processes[host] = Some(process);
+                self.wake(host, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a host take a turn soon, unless it does so anyway.
+    fn wake(&mut self, host: usize, now: Nanos) {
+        let at = now + self.dice.range_u64(0, LATENESS);
+        self.schedule(host, at);
+    }
+
+    fn schedule(&mut self, host: usize, at: Nanos) {
+        if self.due[host].is_none_or(|due| at < due) {
+            self.due[host] = Some(at);
+            self.queue.schedule(at, Event::Turn(host));
+        }
+    }
+
+    fn turn(&mut self, host: usize, now: Nanos) -> Result<(), String> {
+        self.due[host] = None;
+        self.turns += 1;
+        let until = match self.processes.get_mut(host) {
+            Some(Some(process)) => {
+                let turn = process.turn(now, &mut self.dice);
+                turn.map_err(|why| format!("host {host}: {why}"))?
+            }
+            Some(None) => return Ok(()),
+            None => self.clients.turn(now, self.base),
+        };
+        self.network.pump(host, &mut self.queue);
+        let pause = self.dice.range_u64(MICRO, LATENESS);
+        self.schedule(host, until.max(now + pause));
+        Ok(())
+    }
+
+    fn check_idle(&self) -> Result<(), String> {
+        for (host, process) in self.processes.iter().enumerate() {
+            let Some(process) = process else { continue };
+            process.check_invariants();
+            let empty = process.is_idle_and_empty();
+            empty.map_err(|held| format!("host {host} is idle and holds {held}"))?;
+        }
+        Ok(())
+    }
+
+    fn report(&self) -> Result<ServiceReport, String> {
+        let mut report =
+            ServiceReport { hash: self.digest.0, turns: self.turns, ..ServiceReport::default() };
+        for (request, outcome) in &self.clients.ended {
+            match outcome {
+                Outcome::Answered(ids) if *ids == request.order.expected => report.well += 1,
+                Outcome::Answered(ids) => {
+                    return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
+                }
+                Outcome::Left => report.left += 1,
+                Outcome::Refused(..) | Outcome::Broken(_)
+                    if self.scale.faults && request.at < self.plan.calm =>
+                {
+                    report.failed += 1;
+                }
+                other => return Err(format!("{other:?} without a fault")),
+            }
+        }
+        Ok(report)
+    }
+}

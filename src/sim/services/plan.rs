@@ -1,0 +1,136 @@
+//! What a seed draws: the cluster, its command lines, its requests and its faults.
+
+use super::network::address_of;
+use crate::sim::workload::{SimRequest, Workload};
+use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
+use crate::stdx::rng::Rng;
+
+/// The router knows all workers after this time.
+const START: Nanos = 5 * SECOND;
+/// No fault happens in this time before the last requests, so that they must succeed.
+const CALM: Nanos = 20 * SECOND;
+
+/// The size of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceScale {
+    /// Most workers of each role.
+    pub workers: usize,
+    /// Requests of clients.
+    pub requests: usize,
+    /// Whether connections break, clients leave, and processes die.
+    pub faults: bool,
+}
+
+/// What happens in a run.
+#[derive(Debug)]
+pub struct ServicePlan {
+    /// By host: the command line of its process. Host 0 is the router.
+    pub lines: Vec<Vec<String>>,
+    /// The requests, in order of time.
+    pub requests: Vec<ServiceRequest>,
+    /// The faults, and their times.
+    pub faults: Vec<(Nanos, ServiceFault)>,
+    /// Requests from this time on must succeed.
+    pub calm: Nanos,
+}
+
+/// A request of a client.
+#[derive(Clone, Debug)]
+pub struct ServiceRequest {
+    /// When it is sent.
+    pub at: Nanos,
+    /// Whether its answer is a stream.
+    pub stream: bool,
+    /// When its client leaves, if it has no answer by then.
+    pub leaves: Option<Nanos>,
+    /// What it asks for.
+    pub order: SimRequest,
+}
+
+/// A fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServiceFault {
+    /// A random connection is reset.
+    Reset,
+    /// The process of a worker's host dies. A new one starts after this time.
+    Death {
+        /// The host.
+        host: usize,
+        /// Time until the new process.
+        pause: Nanos,
+    },
+}
+
+impl ServicePlan {
+    /// The plan of a seed.
+    pub fn new(dice: &Rng, scale: ServiceScale) -> ServicePlan {
+        let mut shape = dice.fork("shape");
+        let mut count = || shape.range_u64(1, scale.workers as u64) as usize;
+        let (prefill, decode) = (count(), count());
+        let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
+        let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
+        let first = shape.pick(&["decode", "prefill"]);
+        // The router gets prefill's token only in the flow `dual`.
+        let first = if flow == "dual" { first } else { "decode" };
+        let allocation = shape.pick(&["early", "late"]);
+        let url = |host, port| format!("http://{}:{port}", address_of(host));
+        let mut router = format!(
+            "baton router --host {} --port 30000 --insecure --flow {flow} --policy {policy} \
+             --first-token {first}",
+            address_of(0)
+        );
+        let mut lines = vec![String::new()];
+        for host in 1..=prefill + decode {
+            let (role, port, more) = match host <= prefill {
+                true => ("prefill", 30001, ""),
+                false => ("decode", 30002, " --bootstrap-allow 10.0.0.0/8"),
+            };
+            router += &format!(" --{role} {}", url(host, port));
+            lines.push(format!(
+                "baton {role} model --host {} --port {port} --insecure --transfer tcp \
+                 --page-size 4 --kv-memory 1MiB --threads 1 --decode-allocation \
+                 {allocation}{more}",
+                address_of(host)
+            ));
+        }
+        lines[0] = router;
+        let lines = lines.into_iter().map(|line| line.split(' ').map(str::to_owned).collect());
+        let (mut requests, mut at) = (requests(dice, scale), START);
+        let mut faults = Vec::new();
+        let (end, mut chaos) = (requests.last().map_or(0, |last| last.at), dice.fork("chaos"));
+        let last = if scale.faults { end } else { 0 };
+        while at < last {
+            at += chaos.range_u64(10 * MILLI, 3 * SECOND);
+            let host = chaos.range_u64(1, (prefill + decode) as u64) as usize;
+            let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
+            let death = ServiceFault::Death { host, pause };
+            faults.push((at, if chaos.one_in(3) { death } else { ServiceFault::Reset }));
+        }
+        let calm = end + CALM;
+        if scale.faults {
+            // The last requests come after the faults.
+            let last = requests.len().saturating_sub(5);
+            requests[last..].iter_mut().for_each(|request| {
+                (request.at, request.leaves) = (request.at + CALM, None);
+            });
+        }
+        ServicePlan { lines: lines.collect(), requests, faults, calm }
+    }
+}
+
+fn requests(dice: &Rng, scale: ServiceScale) -> Vec<ServiceRequest> {
+    let mut workload = Workload::new(dice.fork("workload"), 60 * SECOND, 60 * SECOND);
+    let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
+    let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
+    let draw = |_| {
+        at += arrivals.range_u64(0, gap);
+        let leaves = arrivals.range_u64(0, 200 * MILLI) + at;
+        ServiceRequest {
+            at,
+            stream: arrivals.one_in(2),
+            leaves: (scale.faults && arrivals.one_in(8)).then_some(leaves),
+            order: workload.draw(),
+        }
+    };
+    (0..scale.requests).map(draw).collect()
+}

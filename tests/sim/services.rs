@@ -1,0 +1,83 @@
+//! Production's services under a seed.
+
+use super::quiet;
+use baton::sim::services::{ServiceReport, ServiceScale, run};
+
+const SCALE: ServiceScale = ServiceScale { workers: 3, requests: 20, faults: false };
+const FAULTS: ServiceScale = ServiceScale { faults: true, ..SCALE };
+
+fn well(seed: u64, scale: ServiceScale) -> ServiceReport {
+    run(seed, scale).unwrap_or_else(|why| panic!("seed {seed}: {why}"))
+}
+
+#[test]
+fn services_answer_each_request_with_its_tokens() {
+    quiet();
+    for seed in 1..=40 {
+        assert_eq!(well(seed, SCALE).well, SCALE.requests, "seed {seed}");
+    }
+}
+
+#[test]
+fn services_end_each_request_once_whatever_breaks() {
+    quiet();
+    let mut total = ServiceReport::default();
+    for seed in 1..=40 {
+        let report = well(seed, FAULTS);
+        let ended = report.well + report.failed + report.left;
+        assert_eq!(ended, FAULTS.requests, "seed {seed}");
+        total.well += report.well;
+        total.failed += report.failed;
+        total.left += report.left;
+    }
+    assert!(total.well > total.failed && total.failed > 0 && total.left > 0, "{total:?}");
+}
+
+#[test]
+fn a_seed_of_services_repeats_its_run() {
+    quiet();
+    for seed in 1..=5 {
+        assert_eq!(well(seed, FAULTS), well(seed, FAULTS), "seed {seed}");
+    }
+}
+
+/// Mistakes in the code that only these runs play: the name of the failpoint, and a part of what a
+/// run says.
+#[cfg(debug_assertions)]
+const MISTAKES: &[(&str, &str)] = &[
+    ("lost call keeps its reservation", "sequences"),
+    ("choice that waits for prefill keeps its slot", "slots"),
+    ("early lane waits for ever", "without a fault"),
+    ("full socket is not written again", "without a fault"),
+];
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_mistakes_in_services_are_found() {
+    use baton::stdx::failpoint::set_failpoint;
+    quiet();
+    let mut missed = Vec::new();
+    for &(name, saying) in MISTAKES {
+        let (mut found, mut others) = (None, Vec::new());
+        for seed in 1..=60 {
+            for scale in [FAULTS, SCALE] {
+                set_failpoint(Some(name));
+                let run = run(seed, scale);
+                set_failpoint(None);
+                match run {
+                    Err(why) if why.contains(saying) => found = found.or(Some(seed)),
+                    Err(why) => others.push((seed, why)),
+                    Ok(_) => {}
+                }
+            }
+            if found.is_some() {
+                break;
+            }
+        }
+        match found {
+            Some(seed) => println!("{name}: seed {seed}"),
+            None => missed.push((name, others.into_iter().take(3).collect::<Vec<_>>())),
+        }
+    }
+    assert!(missed.is_empty(), "not found, and what was said instead: {missed:#?}");
+}

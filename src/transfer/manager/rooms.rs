@@ -405,7 +405,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
             // The pages are known only if the source writes into them.
             Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn, done }) => {
-                if *held == slot && complete && !*done {
+                // A destination that has aborted confirms nothing.
+                if *held == slot && complete && !*done && !*withdrawn {
                     let before = self.unheard.insert(room, (wanted.link, wanted.theirs()));
                     debug_assert!(before.is_none(), "a room ends once");
                 }

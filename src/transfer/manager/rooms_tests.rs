@@ -378,6 +378,19 @@ fn what_is_written_is_unheard_until_its_destination_says_so() {
     assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (AbortOutcome::Answer, 0));
 }
 
+/// The destination aborts between the last post and the end of the request here.
+#[test]
+fn a_destination_that_has_aborted_confirms_nothing() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    rooms.enter(ROOM, OURS, PROMPT, now);
+    rooms.arrive(ROOM, written(5), now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Fail(OURS));
+    assert!(rooms.withdrawn(OURS, now).is_some(), "all is posted, and the Abort is answered");
+    rooms.leave(OURS, true, now);
+    assert_eq!((rooms.open(), rooms.unheard()), (0, 0));
+}
+
 #[test]
 fn invariants_find_an_ended_room_that_is_forgotten() {
     let now = Instant::now();

@@ -15,6 +15,7 @@ use baton::obs::log;
 use baton::obs::log::{LogConfig, LogLevel};
 use baton::server::drain::DrainOutcome;
 use baton::sim::campaign::Campaign;
+use baton::sim::services;
 use baton::sys::files;
 use baton::{planner, process, say};
 use std::process::ExitCode;
@@ -108,6 +109,7 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
         None if flags.load.is_asked_for => {
             planner::plan::LoadPlan::new(flags).and_then(|plan| planner::run(&plan))
         }
+        None if flags.services => services::run_seeds(flags),
         None => Campaign::new(flags).map(|campaign| campaign.run()),
     };
     match is_well {

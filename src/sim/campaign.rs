@@ -51,6 +51,7 @@ impl Campaign {
             flow,
             trace,
             ref load,
+            services: _,
             command: _,
         } = *flags;
         if let Some(flag) = load.first_typed() {

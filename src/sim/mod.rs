@@ -9,7 +9,8 @@
 //! Replaced: sockets, HTTP, the router's connections and the model. `edge` replaces
 //! `peer::control`, `peer::shm_handshake`, `worker::prefill_client` and `worker::requests` by
 //! parcels. `router` replaces `router::requests`, and `model` replaces the model. Not covered: the
-//! reactor and weak memory. Invariant: the same seed gives the same run.
+//! reactor and weak memory. `services` is another mode: it runs the services themselves, over
+//! kernels in memory. Invariant: the same seed gives the same run.
 
 pub mod campaign;
 pub mod checkers;

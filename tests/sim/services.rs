@@ -13,7 +13,7 @@ fn well(seed: u64, scale: ServiceScale) -> ServiceReport {
 #[test]
 fn services_answer_each_request_with_its_tokens() {
     quiet();
-    for seed in 1..=40 {
+    for seed in 1..=20 {
         assert_eq!(well(seed, SCALE).well, SCALE.requests, "seed {seed}");
     }
 }
@@ -22,7 +22,7 @@ fn services_answer_each_request_with_its_tokens() {
 fn services_end_each_request_once_whatever_breaks() {
     quiet();
     let mut total = ServiceReport::default();
-    for seed in 1..=40 {
+    for seed in 1..=20 {
         let report = well(seed, FAULTS);
         let ended = report.well + report.failed + report.left;
         assert_eq!(ended, FAULTS.requests, "seed {seed}");
@@ -36,7 +36,7 @@ fn services_end_each_request_once_whatever_breaks() {
 #[test]
 fn a_seed_of_services_repeats_its_run() {
     quiet();
-    for seed in 1..=5 {
+    for seed in 1..=3 {
         assert_eq!(well(seed, FAULTS), well(seed, FAULTS), "seed {seed}");
     }
 }

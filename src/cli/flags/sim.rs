@@ -126,6 +126,14 @@ pub struct SimFlags {
     /// Inject no faults; only the order of events varies
     #[arg(long, conflicts_with = "load")]
     pub calm: bool,
+    /// Play the router and the workers as whole processes: HTTP, control links and TCP lanes are
+    /// bytes, and processes die and restart. Each seed draws up to 3 workers of each role, and has
+    /// 20 requests unless --requests is set
+    #[arg(
+        long,
+        conflicts_with_all = ["load", "trace", "transfer", "flow", "prefill", "decode"],
+    )]
+    pub services: bool,
     /// Transport of KV
     #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
     pub transfer: SimTransfer,

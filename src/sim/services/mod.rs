@@ -10,11 +10,13 @@
 //! model. Not covered yet: changes of roles, registries, shm and rdma. The older flows (`edge`,
 //! `router`) cover these. Invariant: the same seed gives the same run.
 
+mod campaign;
 mod clients;
 mod network;
 mod plan;
 mod process;
 
+pub use campaign::run_seeds;
 pub use plan::ServiceScale;
 
 use crate::stdx::event_queue::{EventQueue, MICRO, Nanos, SECOND};
@@ -24,6 +26,7 @@ use network::Network;
 use plan::{ServiceFault, ServicePlan};
 use process::ServiceProcess;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// The longest simulated time of a run.
@@ -77,12 +80,13 @@ enum Event {
 ///
 /// # Errors
 /// A request has a wrong answer, no end, or an error without a fault; a process keeps something of
-/// a request that is over.
-///
-/// # Panics
-/// A table of a process contradicts itself.
+/// a request that is over; an assertion fails.
 pub fn run(seed: u64, scale: ServiceScale) -> Result<ServiceReport, String> {
-    Cluster::new(seed, scale)?.run()
+    let all = || Cluster::new(seed, scale)?.run();
+    catch_unwind(AssertUnwindSafe(all)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panic: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")))
+    })
 }
 
 struct Cluster {

@@ -2,6 +2,7 @@
 
 use super::quiet;
 use baton::sim::services::{ServiceReport, ServiceScale, run};
+use std::process::Command;
 
 const SCALE: ServiceScale = ServiceScale { workers: 3, requests: 20, faults: false };
 const FAULTS: ServiceScale = ServiceScale { faults: true, ..SCALE };
@@ -39,6 +40,18 @@ fn a_seed_of_services_repeats_its_run() {
     for seed in 1..=3 {
         assert_eq!(well(seed, FAULTS), well(seed, FAULTS), "seed {seed}");
     }
+}
+
+#[test]
+fn a_seed_of_services_has_one_hash_in_two_processes() {
+    let run = || {
+        let mut baton = Command::new(env!("CARGO_BIN_EXE_baton"));
+        let output = baton.args(["sim", "--services", "--seed", "5"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find(|line| line.starts_with("hash ")).expect("a hash").to_owned()
+    };
+    assert_eq!(run(), run());
 }
 
 /// Mistakes in the code that only these runs play: the name of the failpoint, and a part of what a

@@ -100,6 +100,8 @@ struct Cluster {
     clients: Clients,
     /// By host: the time of its next turn.
     due: Vec<Option<Nanos>>,
+    /// By host that drains: the time between its end and its next start.
+    pauses: Vec<Option<Nanos>>,
     dice: Rng,
     digest: RunDigest,
     turns: u64,
@@ -132,6 +134,7 @@ impl Cluster {
             processes,
             clients,
             due: vec![Some(0); hosts],
+            pauses: vec![None; hosts],
             dice: dice.fork("turns"),
             digest: RunDigest::default(),
             turns: 0,
@@ -173,20 +176,35 @@ impl Cluster {
                 let hosts = self.network.reset_one(&mut self.digest);
                 hosts.into_iter().flatten().for_each(|host| self.wake(host, now));
             }
-            Event::Fault(ServiceFault::Death { host, pause }) => {
-                if self.processes[host].take().is_some() {
-                    self.network.pump(host, &mut self.queue);
-                    self.queue.schedule(now + pause, Event::Restart(host));
+            Event::Fault(ServiceFault::Drain { host, pause }) => {
+                if let Some(process) = self.processes[host].as_ref().filter(|_| !self.drains(host))
+                {
+                    process.terminate();
+                    self.pauses[host] = Some(pause);
+                    self.wake(host, now);
                 }
             }
+            Event::Fault(ServiceFault::Death { host, pause }) => self.end(host, now + pause),
             Event::Restart(host) => {
                 let kernel = self.network.reboot(host, self.base, now);
                 let process = ServiceProcess::start(&self.plan.lines[host], kernel, self.base)?;
-                self.processes[host] = Some(process);
+                (self.processes[host], self.pauses[host]) = (Some(process), None);
                 self.wake(host, now);
             }
         }
         Ok(())
+    }
+
+    fn drains(&self, host: usize) -> bool {
+        self.pauses[host].is_some()
+    }
+
+    /// Ends the process of a host. A new one starts at this time.
+    fn end(&mut self, host: usize, restart: Nanos) {
+        if self.processes[host].take().is_some() {
+            self.network.pump(host, &mut self.queue);
+            self.queue.schedule(restart, Event::Restart(host));
+        }
     }
 
     /// Lets a host take a turn soon, unless it does so anyway.
@@ -208,7 +226,14 @@ impl Cluster {
         let until = match self.processes.get_mut(host) {
             Some(Some(process)) => {
                 let turn = process.turn(now, &mut self.dice);
-                turn.map_err(|why| format!("host {host}: {why}"))?
+                match turn.map_err(|why| format!("host {host}: {why}"))? {
+                    Some(until) => until,
+                    None => {
+                        let pause = self.pauses[host].ok_or("a process ends unasked")?;
+                        self.end(host, now + pause);
+                        return Ok(());
+                    }
+                }
             }
             Some(None) => return Ok(()),
             None => self.clients.turn(now, self.base),
@@ -240,7 +265,7 @@ impl Cluster {
                 }
                 Outcome::Left => report.left += 1,
                 Outcome::Refused(..) | Outcome::Broken(_)
-                    if self.scale.faults && request.at < self.plan.calm =>
+                    if self.scale.faults && !self.plan.is_gentle && request.at < self.plan.calm =>
                 {
                     report.failed += 1;
                 }

@@ -7,6 +7,8 @@ use crate::stdx::rng::Rng;
 
 /// The router knows all workers after this time.
 const START: Nanos = 5 * SECOND;
+/// After this time, a worker that was drained and started again serves again.
+const RETURNED: Nanos = 10 * SECOND;
 /// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
 
@@ -32,6 +34,9 @@ pub struct ServicePlan {
     pub faults: Vec<(Nanos, ServiceFault)>,
     /// Requests from this time on must succeed.
     pub calm: Nanos,
+    /// All faults are drains, one at a time, and each role has another worker: all requests must
+    /// succeed.
+    pub is_gentle: bool,
 }
 
 /// A request of a client.
@@ -52,6 +57,14 @@ pub struct ServiceRequest {
 pub enum ServiceFault {
     /// A random connection is reset.
     Reset,
+    /// The process of a worker's host gets SIGTERM, ends after its requests, and starts again after
+    /// this time.
+    Drain {
+        /// The host.
+        host: usize,
+        /// Time until the new process.
+        pause: Nanos,
+    },
     /// The process of a worker's host dies. A new one starts after this time.
     Death {
         /// The host.
@@ -65,7 +78,9 @@ impl ServicePlan {
     /// The plan of a seed.
     pub fn new(dice: &Rng, scale: ServiceScale) -> ServicePlan {
         let mut shape = dice.fork("shape");
-        let mut count = || shape.range_u64(1, scale.workers as u64) as usize;
+        let is_gentle = scale.faults && dice.fork("weather").one_in(3);
+        let least = if is_gentle { 2 } else { 1 };
+        let mut count = || shape.range_u64(least, least.max(scale.workers as u64)) as usize;
         let (prefill, decode) = (count(), count());
         let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
         let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
@@ -95,16 +110,25 @@ impl ServicePlan {
         }
         lines[0] = router;
         let lines = lines.into_iter().map(|line| line.split(' ').map(str::to_owned).collect());
-        let (mut requests, mut at) = (requests(dice, scale), START);
+        let (mut requests, mut at) = (requests(dice, scale, is_gentle), START);
         let mut faults = Vec::new();
         let (end, mut chaos) = (requests.last().map_or(0, |last| last.at), dice.fork("chaos"));
         let last = if scale.faults { end } else { 0 };
         while at < last {
-            at += chaos.range_u64(10 * MILLI, 3 * SECOND);
+            at += match is_gentle {
+                true => chaos.range_u64(RETURNED, 2 * RETURNED),
+                false => chaos.range_u64(10 * MILLI, 3 * SECOND),
+            };
             let host = chaos.range_u64(1, (prefill + decode) as u64) as usize;
             let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
             let death = ServiceFault::Death { host, pause };
-            faults.push((at, if chaos.one_in(3) { death } else { ServiceFault::Reset }));
+            let fault = match chaos.range_u64(0, 3) {
+                0 => death,
+                1 => ServiceFault::Drain { host, pause },
+                _ => ServiceFault::Reset,
+            };
+            let drain = ServiceFault::Drain { host, pause };
+            faults.push((at, if is_gentle { drain } else { fault }));
         }
         let calm = end + CALM;
         if scale.faults {
@@ -114,14 +138,15 @@ impl ServicePlan {
                 (request.at, request.leaves) = (request.at + CALM, None);
             });
         }
-        ServicePlan { lines: lines.collect(), requests, faults, calm }
+        ServicePlan { lines: lines.collect(), requests, faults, calm, is_gentle }
     }
 }
 
-fn requests(dice: &Rng, scale: ServiceScale) -> Vec<ServiceRequest> {
+fn requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<ServiceRequest> {
     let mut workload = Workload::new(dice.fork("workload"), 60 * SECOND, 60 * SECOND);
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
+    let gap = if is_gentle { 5 * SECOND } else { gap };
     let draw = |_| {
         at += arrivals.range_u64(0, gap);
         let leaves = arrivals.range_u64(0, 200 * MILLI) + at;

@@ -17,7 +17,7 @@ use crate::model::tensor::{TensorType, TensorView};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::net::resolver::Resolver;
-use crate::net::{MemoryKernel, Reactor};
+use crate::net::{MemoryKernel, Reactor, Signal};
 use crate::process::cpu_plan::CpuPlan;
 use crate::process::helpers::Helpers;
 use crate::process::model::LoadedModel;
@@ -26,6 +26,7 @@ use crate::process::worker::WorkerProcess;
 use crate::process::{RoleError, router};
 use crate::router::RouterService;
 use crate::sched::worker::Activity;
+use crate::server::drain::DrainOutcome;
 use crate::sim::model::{LAYERS, PseudoModel, VOCAB, Watch};
 use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::stdx::event_count::EventCount;
@@ -33,10 +34,11 @@ use crate::stdx::event_queue::{MICRO, MILLI, Nanos};
 use crate::stdx::rng::Rng;
 use crate::transfer::event_loop::LoopTask;
 use crate::wire::message::Transport;
-use crate::worker::service::WorkerService;
+use crate::worker::service::{RunOutcome, WorkerService};
 use crate::worker::text::{TextProcessor, TextQueue, TextWorker};
 use std::io;
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -102,33 +104,40 @@ impl ServiceProcess {
         Ok(ServiceProcess { until, kernel, base, service })
     }
 
-    /// Takes a turn. Returns the time of the next one, unless something comes before.
+    /// Sends SIGTERM to the process.
+    pub fn terminate(&self) {
+        self.kernel.raise(Signal::Terminate);
+    }
+
+    /// Takes a turn. Returns the time of the next one, unless something comes before; `None` if the
+    /// process has ended.
     ///
     /// # Errors
-    /// The service has ended.
-    pub fn turn(&mut self, now: Nanos, dice: &mut Rng) -> Result<Nanos, String> {
+    /// The service fails.
+    pub fn turn(&mut self, now: Nanos, dice: &mut Rng) -> Result<Option<Nanos>, String> {
         self.kernel.set_now(self.base + Duration::from_nanos(now));
         let (until, base) = (self.until, self.base);
         let again = match &mut self.service {
             Service::Router(router) => {
-                let ended = router.finish_wait(until).map_err(|error| error.to_string())?;
-                if ended.is_some() {
-                    return Err("the router has ended".into());
+                if router.finish_wait(until).map_err(|error| error.to_string())?.is_some() {
+                    return Ok(None);
                 }
                 self.until = router.prepare_wait();
                 None
             }
-            Service::Worker(worker) => {
-                let again = worker.turn(now, until, dice)?;
-                self.until = worker.service.prepare_wait();
-                again
-            }
+            Service::Worker(worker) => match worker.turn(now, until, dice)? {
+                ControlFlow::Continue(again) => {
+                    self.until = worker.service.prepare_wait();
+                    again
+                }
+                ControlFlow::Break(()) => return Ok(None),
+            },
         };
         if self.kernel.is_ready() {
-            return Ok(now);
+            return Ok(Some(now));
         }
         let until = self.until.saturating_duration_since(base).as_nanos() as Nanos;
-        Ok(again.map_or(until, |again| again.min(until)))
+        Ok(Some(again.map_or(until, |again| again.min(until))))
     }
 
     /// Whether the process holds nothing of any request.
@@ -155,13 +164,14 @@ impl ServiceProcess {
 }
 
 impl Worker {
-    /// Steps all parts in a random order. Returns when there is more to do, if anything is known.
+    /// Steps all parts in a random order. Returns when there is more to do, if anything is known,
+    /// or that the process has ended.
     fn turn(
         &mut self,
         now: Nanos,
         until: Instant,
         dice: &mut Rng,
-    ) -> Result<Option<Nanos>, String> {
+    ) -> Result<ControlFlow<(), Option<Nanos>>, String> {
         let mut parts = [Part::Ctl, Part::Text, Part::Engine, Part::Mover];
         for last in (1..parts.len()).rev() {
             parts.swap(last, dice.range_u64(0, last as u64) as usize);
@@ -173,8 +183,12 @@ impl Worker {
                 Part::Ctl => {
                     let ended =
                         self.service.finish_wait(until).map_err(|error| error.to_string())?;
-                    if let Some(ended) = ended {
-                        return Err(format!("the worker has ended: {ended:?}"));
+                    match ended {
+                        None => {}
+                        Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
+                            return Ok(ControlFlow::Break(()));
+                        }
+                        Some(other) => return Err(format!("the worker has ended: {other:?}")),
                     }
                 }
                 Part::Text => {
@@ -201,7 +215,7 @@ impl Worker {
                 }
             }
         }
-        Ok(again)
+        Ok(ControlFlow::Continue(again))
     }
 }
 

@@ -129,6 +129,7 @@ fn a_dial_without_a_listener_fails_or_misses_its_deadline() {
 fn wakes_and_signals_are_events() {
     let (mut host, _) = pair();
     host.reactor.watch_signals().unwrap();
+    host.reactor.watch_hangups().unwrap();
     assert!(!host.kernel.is_ready());
     host.reactor.waker().wake();
     host.kernel.raise(Signal::Terminate);
@@ -149,4 +150,11 @@ fn random_numbers_depend_on_the_seed_alone() {
     assert_eq!(draw(7), [first, part, second]);
     assert_ne!(draw(8), [first, part, second]);
     assert!(first != part && first != second && part != second);
+}
+
+#[test]
+#[should_panic(expected = "the process watches the signal")]
+fn a_signal_that_no_process_watches_is_an_error() {
+    let (host, _) = pair();
+    host.kernel.raise(Signal::Hangup);
 }

@@ -115,7 +115,7 @@ impl MemoryKernel {
         self.node().now
     }
 
-    /// The time of day. Each process begins at the same one.
+    /// The time of day.
     pub(super) fn since_epoch(&self) -> Duration {
         let node = self.node();
         EPOCH + (node.now - node.begun)

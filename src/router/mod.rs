@@ -183,9 +183,9 @@ impl RouterService {
     /// # Errors
     /// What it holds.
     pub fn is_idle_and_empty(&self) -> Result<(), String> {
-        match self.requests.count() {
-            0 => self.pool.is_idle_and_empty(),
-            count => Err(format!("{count} requests")),
+        match (self.requests.count(), self.connections.held()) {
+            (0, 0) => self.pool.is_idle_and_empty(),
+            (requests, held) => Err(format!("{requests} requests, {held} bytes of bodies")),
         }
     }
 

@@ -305,8 +305,9 @@ impl WorkerService {
     /// What it holds.
     pub fn is_idle_and_empty(&self) -> Result<(), String> {
         let RemainingWork { busy, queued, unconfirmed: _, clients: _ } = self.left();
-        if busy || queued > 0 {
-            return Err(format!("requests: {busy}, bytes to send: {queued}"));
+        let held = self.connections.held();
+        if busy || queued + held > 0 {
+            return Err(format!("requests: {busy}, bytes to send: {queued}, of bodies: {held}"));
         }
         self.handoff.is_idle_and_empty()?;
         self.routes.telemetry().is_idle_and_empty()

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Default number of requests of a seed.
 const REQUESTS: u32 = 20;
-/// The largest number: more would not end within the simulated time of a run.
+/// The largest number.
 const REQUESTS_MAX: u32 = 1000;
 /// Most workers of each role.
 const WORKERS: usize = 3;

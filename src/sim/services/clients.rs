@@ -19,8 +19,9 @@ pub struct Clients {
     /// Requests that were not sent, the next one last.
     waiting: Vec<ServiceRequest>,
     open: BTreeMap<ConnId, Exchange>,
-    /// What became of the ended requests.
-    pub ended: Vec<(ServiceRequest, Outcome)>,
+    /// What became of the ended requests, and when.
+    pub ended: Vec<(ServiceRequest, Nanos, Outcome)>,
+    now: Nanos,
 }
 
 struct Exchange {
@@ -41,6 +42,8 @@ pub enum Outcome {
     Broken(String),
     /// The client left.
     Left,
+    /// Tokens or bytes came that no fault excuses.
+    Wrong(String),
 }
 
 impl Clients {
@@ -53,6 +56,7 @@ impl Clients {
             waiting: requests.into_iter().rev().collect(),
             open: BTreeMap::new(),
             ended: Vec::new(),
+            now: 0,
         }
     }
 
@@ -69,6 +73,7 @@ impl Clients {
     /// Sends due requests, reads answers, and leaves. Returns the time of the next turn.
     pub fn turn(&mut self, now: Nanos, base: Instant) -> Nanos {
         self.kernel.set_now(base + Duration::from_nanos(now));
+        self.now = now;
         self.reactor.wait(None).expect("memory cannot fail");
         while let Some(event) = self.reactor.next_event() {
             match event {
@@ -86,9 +91,9 @@ impl Clients {
         while let Some(request) = self.waiting.pop_if(|request| request.at <= now) {
             self.ask(request);
         }
-        self.reactor.prepare(None);
+        let until = self.reactor.prepare(None).map(|until| (until - base).as_nanos() as Nanos);
         let leaves = self.open.values().filter_map(|exchange| exchange.request.leaves);
-        let next = leaves.chain(self.waiting.last().map(|request| request.at)).min();
+        let next = leaves.chain(self.waiting.last().map(|request| request.at)).chain(until).min();
         next.unwrap_or(now + SECOND)
     }
 
@@ -116,9 +121,12 @@ impl Clients {
                     match event {
                         Some(ResponseEvent::Head(head)) => exchange.status = head.status,
                         Some(ResponseEvent::Body(piece)) => exchange.body.extend(piece),
-                        Some(ResponseEvent::End { .. }) => {
+                        Some(ResponseEvent::End { .. }) if rest.is_empty() => {
                             let outcome = exchange.outcome();
                             return self.end(conn, outcome);
+                        }
+                        Some(ResponseEvent::End { .. }) => {
+                            return self.end(conn, Outcome::Wrong("bytes after the end".into()));
                         }
                         None => return,
                     }
@@ -134,11 +142,34 @@ impl Clients {
 
     fn end(&mut self, conn: ConnId, outcome: Outcome) {
         self.reactor.close(conn);
-        self.ended.extend(self.open.remove(&conn).map(|exchange| (exchange.request, outcome)));
+        if let Some(exchange) = self.open.remove(&conn) {
+            let outcome = exchange.wrong_token().map_or(outcome, Outcome::Wrong);
+            self.ended.push((exchange.request, self.now, outcome));
+        }
     }
 }
 
 impl Exchange {
+    /// The first event of a stream that does not go on with the expected tokens.
+    fn wrong_token(&self) -> Option<String> {
+        if !self.request.stream || self.status != 200 {
+            return None;
+        }
+        let text = String::from_utf8_lossy(&self.body);
+        let (whole, _) = text.rsplit_once("\n\n")?;
+        let (expected, mut before) = (&self.request.order.expected, 0);
+        for event in whole.split("\n\n").filter_map(|event| event.strip_prefix("data: ")) {
+            let Ok(event) = serde_json::from_str::<Value>(event) else { continue };
+            let ids = serde_json::from_value::<Vec<u32>>(event["output_ids"].clone());
+            let Ok(ids) = ids else { continue };
+            if !expected.starts_with(&ids) || ids.len() < before {
+                return Some(format!("{ids:?} after {before} tokens of {expected:?}"));
+            }
+            before = ids.len();
+        }
+        None
+    }
+
     fn outcome(&self) -> Outcome {
         let text = String::from_utf8_lossy(&self.body);
         let broken = || Outcome::Broken(format!("status {}: {text}", self.status));

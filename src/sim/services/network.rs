@@ -45,14 +45,16 @@ struct Connection {
 #[derive(Debug)]
 struct End {
     host: usize,
-    /// `None` until the dial arrives, and after the end of both directions.
+    /// `None` until the dial arrives, or if no listener has the address.
     kernel: Option<StreamKernel>,
     /// What travels to this end, and when it arrives.
     travelling: VecDeque<(Nanos, Travel)>,
     /// Bytes that travel to this end.
     bytes: usize,
-    /// Nothing more is sent from this end.
+    /// Nothing more is sent from this end, but a reset.
     finished: bool,
+    /// The reset was sent.
+    is_reset: bool,
 }
 
 #[derive(Debug)]
@@ -92,20 +94,35 @@ impl Network {
 
     /// Resets a random open connection at both ends. Returns its hosts.
     pub fn reset_one(&mut self, digest: &mut RunDigest) -> Option<[usize; 2]> {
-        let is_open = |connection: &&Connection| connection.ends.iter().all(End::is_open);
-        let open = self.connections.iter().filter(is_open).count();
-        let chosen = self.dice.next_u64() as usize % open.max(1);
-        let connection =
-            self.connections.iter_mut().filter(|one| one.ends.iter().all(End::is_open));
-        let connection = connection.into_iter().nth(chosen)?;
+        let is_open = |connection: &Connection| connection.ends.iter().all(End::is_open);
+        let all = 0..self.connections.len();
+        let open: Vec<usize> = all.filter(|&at| is_open(&self.connections[at])).collect();
+        if open.is_empty() {
+            return None;
+        }
+        let chosen = self.dice.pick(&open);
         digest.note([3, chosen as u64]);
+        let connection = &mut self.connections[chosen];
         for end in &mut connection.ends {
-            end.finished = true;
+            (end.finished, end.is_reset) = (true, true);
             if let Some(kernel) = &end.kernel {
                 kernel.reset();
             }
         }
         Some(connection.ends.each_ref().map(|end| end.host))
+    }
+
+    /// Whether a host has a reason to take a turn now.
+    pub fn is_ready(&self, host: usize) -> bool {
+        self.hosts[host].is_ready()
+    }
+
+    /// A process dies: its streams take no more bytes from it.
+    pub fn freeze(&self, host: usize) {
+        let ends = self.connections.iter().flat_map(|connection| &connection.ends);
+        for end in ends.filter(|end| end.host == host) {
+            end.kernel.iter().for_each(StreamKernel::freeze);
+        }
     }
 
     /// A dial reaches its host. Returns the hosts that notice it.
@@ -122,34 +139,27 @@ impl Network {
         [near.host, far.host]
     }
 
-    /// The next piece arrives at this end of a connection. Returns the hosts that notice it.
-    pub fn arrive(&mut self, connection: usize, end: usize, digest: &mut RunDigest) -> [usize; 2] {
-        let ends = &mut self.connections[connection].ends;
-        let (_, travel) = ends[end].travelling.pop_front().expect("an arrival has travelled");
-        let bytes = match &travel {
-            Travel::Bytes(segment) => segment.bytes.len(),
-            Travel::End | Travel::Reset => 0,
-        };
-        ends[end].bytes -= bytes;
-        digest.note([2, connection as u64, end as u64, bytes as u64]);
-        let other = ends[1 - end].kernel.clone();
-        if let Some(kernel) = &ends[end].kernel {
-            match travel {
-                Travel::Bytes(segment) => {
-                    digest.note(segment.bytes.iter().map(|&byte| byte.into()));
-                    // The program does not read them any more, so a reset ends the writer's side.
-                    if kernel.is_closed()
-                        && let Some(other) = other
-                    {
-                        other.reset();
-                    }
+    /// The next piece arrives at this end of a connection. Returns its host.
+    pub fn arrive(&mut self, connection: usize, end: usize, digest: &mut RunDigest) -> usize {
+        let end = &mut self.connections[connection].ends[end];
+        let (_, travel) = end.travelling.pop_front().expect("an arrival has travelled");
+        digest.note([2, connection as u64]);
+        match travel {
+            Travel::Bytes(segment) => {
+                digest.note(segment.bytes.iter().map(|&byte| byte.into()));
+                end.bytes -= segment.bytes.len();
+                if let Some(kernel) = &end.kernel {
+                    // The bytes stay unread if the program has closed the stream: a reset follows.
                     kernel.receive(segment);
                 }
-                Travel::End => kernel.end(),
-                Travel::Reset => kernel.reset(),
+            }
+            Travel::End => end.kernel.iter().for_each(StreamKernel::end),
+            Travel::Reset => {
+                (end.finished, end.is_reset) = (true, true);
+                end.kernel.iter().for_each(StreamKernel::reset);
             }
         }
-        [ends[end].host, ends[1 - end].host]
+        end.host
     }
 
     /// Sends what the program of this host has written, and what its reads let others send.
@@ -171,6 +181,7 @@ impl Network {
                 travelling: VecDeque::new(),
                 bytes: 0,
                 finished: false,
+                is_reset: false,
             };
             let ends = [end(host, Some(dial.stream)), end(to, None)];
             self.connections.push(Connection { address: dial.address, from: dial.from, ends });
@@ -189,12 +200,14 @@ impl Network {
         loop {
             let ends = &self.connections[connection].ends;
             let (from, to) = (&ends[end], &ends[1 - end]);
-            let Some(kernel) = from.kernel.as_ref().filter(|_| !from.finished) else { return };
+            let Some(kernel) = from.kernel.as_ref() else { return };
             let Some(other) = &to.kernel else { return };
             let room = ROOM.saturating_sub(to.bytes + other.unread());
+            // A closed stream with unread bytes loses what it has not sent.
+            let is_cut = kernel.is_closed() && kernel.unread() > 0 && !from.is_reset;
             let travel = match kernel.unsent() {
-                0 if kernel.is_reset() => Travel::Reset,
-                0 if kernel.is_closed() && kernel.unread() > 0 => Travel::Reset,
+                _ if is_cut => Travel::Reset,
+                _ if from.finished => return,
                 0 if kernel.is_shut() => Travel::End,
                 0 => return,
                 _ if room == 0 && !other.is_closed() => return,
@@ -208,7 +221,8 @@ impl Network {
             let ends = &mut self.connections[connection].ends;
             match &travel {
                 Travel::Bytes(segment) => ends[1 - end].bytes += segment.bytes.len(),
-                Travel::End | Travel::Reset => ends[end].finished = true,
+                Travel::End => ends[end].finished = true,
+                Travel::Reset => (ends[end].finished, ends[end].is_reset) = (true, true),
             }
             ends[1 - end].travelling.push_back((at, travel));
             queue.schedule(at, Event::Arrival { connection, end: 1 - end });

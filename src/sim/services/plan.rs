@@ -11,6 +11,10 @@ const START: Nanos = 5 * SECOND;
 const RETURNED: Nanos = 10 * SECOND;
 /// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
+/// How many these are.
+const CALM_REQUESTS: usize = 5;
+/// The longest time between the first and the last request, without the calm ones.
+const SPAN_MAX: Nanos = 300 * SECOND;
 
 /// The size of a run.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +36,6 @@ pub struct ServicePlan {
     pub requests: Vec<ServiceRequest>,
     /// The faults, and their times.
     pub faults: Vec<(Nanos, ServiceFault)>,
-    /// Requests from this time on must succeed.
-    pub calm: Nanos,
     /// All faults are drains, one at a time, and each role has another worker: all requests must
     /// succeed.
     pub is_gentle: bool,
@@ -74,7 +76,25 @@ pub enum ServiceFault {
     },
 }
 
+impl ServiceFault {
+    /// Time from the fault until all processes run again.
+    pub fn pause(self) -> Nanos {
+        match self {
+            ServiceFault::Reset => 0,
+            ServiceFault::Death { pause, .. } | ServiceFault::Drain { pause, .. } => pause,
+        }
+    }
+}
+
 impl ServicePlan {
+    /// Whether a fault, or the time after it, meets this time of a request.
+    pub fn excuses(&self, begun: Nanos, ended: Nanos) -> bool {
+        let meets = |&(at, fault): &(Nanos, ServiceFault)| {
+            at <= ended && begun <= at + fault.pause() + RETURNED
+        };
+        !self.is_gentle && self.faults.iter().any(meets)
+    }
+
     /// The plan of a seed.
     pub fn new(dice: &Rng, scale: ServiceScale) -> ServicePlan {
         let mut shape = dice.fork("shape");
@@ -130,15 +150,15 @@ impl ServicePlan {
             let drain = ServiceFault::Drain { host, pause };
             faults.push((at, if is_gentle { drain } else { fault }));
         }
-        let calm = end + CALM;
+        let calm = faults.iter().map(|(at, fault)| at + fault.pause()).fold(end, Nanos::max) + CALM;
         if scale.faults {
             // The last requests come after the faults.
-            let last = requests.len().saturating_sub(5);
-            requests[last..].iter_mut().for_each(|request| {
-                (request.at, request.leaves) = (request.at + CALM, None);
-            });
+            let last = requests.len().saturating_sub(CALM_REQUESTS);
+            for (number, request) in requests[last..].iter_mut().enumerate() {
+                (request.at, request.leaves) = (calm + number as u64 * MILLI, None);
+            }
         }
-        ServicePlan { lines: lines.collect(), requests, faults, calm, is_gentle }
+        ServicePlan { lines: lines.collect(), requests, faults, is_gentle }
     }
 }
 
@@ -147,6 +167,7 @@ fn requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<ServiceRequ
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
     let gap = if is_gentle { 5 * SECOND } else { gap };
+    let gap = gap.min(SPAN_MAX / scale.requests as u64);
     let draw = |_| {
         at += arrivals.range_u64(0, gap);
         let leaves = arrivals.range_u64(0, 200 * MILLI) + at;

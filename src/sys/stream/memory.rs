@@ -361,12 +361,15 @@ impl StreamKernel {
 
     /// Delivers bytes without descriptors to the program.
     pub fn receive_bytes(&self, bytes: &[u8]) {
-        self.change(|socket| socket.received.bytes.extend(bytes));
+        self.receive(Segment { bytes: bytes.to_vec(), ..Segment::default() });
     }
 
-    /// Delivers a segment to the program.
+    /// Delivers a segment to the program. A failed connection receives nothing.
     pub fn receive(&self, segment: Segment) {
         self.change(|socket| {
+            if matches!(socket.state, State::Failed(_)) {
+                return;
+            }
             socket.received.attach(segment.descriptors);
             socket.received.bytes.extend(&segment.bytes);
         });
@@ -375,6 +378,12 @@ impl StreamKernel {
     /// Notes that the peer sends nothing more.
     pub fn end(&self) {
         self.change(|socket| socket.ended = true);
+    }
+
+    /// Takes no more bytes from the program, which dies.
+    pub fn freeze(&self) {
+        let mut socket = lock(&self.0);
+        socket.room = socket.written.len();
     }
 
     /// Resets the connection; received bytes can still be read.

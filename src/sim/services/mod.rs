@@ -8,7 +8,8 @@
 //! ```
 //! Replaced: the sockets below the reactor, the threads (a turn steps all of a process), and the
 //! model. Not covered yet: changes of roles, registries, shm and rdma, which the older flows cover.
-//! Nor are TLS, silent hosts, the end of the router, and lost wake-ups between threads. Invariant: the same seed gives the same run.
+//! Nor are TLS, silent hosts, the end of the router, and lost wake-ups between threads.
+//! Invariant: the same seed gives the same run.
 
 mod campaign;
 mod clients;

@@ -20,7 +20,7 @@ mod process;
 pub use campaign::run_seeds;
 pub use plan::ServiceScale;
 
-use crate::stdx::event_queue::{EventQueue, MICRO, Nanos, SECOND};
+use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::rng::{Rng, scramble};
 use clients::{Clients, Outcome};
 use network::Network;
@@ -285,7 +285,15 @@ impl Cluster {
                     report.failed += 1;
                 }
                 Outcome::Broken(_) if self.plan.excuses(request.at, *ended) => report.failed += 1,
-                other => return Err(format!("{other:?} without a fault")),
+                other => {
+                    let ServicePlan { faults, is_gentle, .. } = &self.plan;
+                    return Err(format!(
+                        "{other:?} without a fault: asked at {} ms, ended at {} ms; all faults \
+                         (gentle: {is_gentle}): {faults:?}",
+                        request.at / MILLI,
+                        ended / MILLI
+                    ));
+                }
             }
         }
         Ok(report)

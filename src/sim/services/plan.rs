@@ -1,14 +1,18 @@
 //! What a seed draws: the cluster, its command lines, its requests and its faults.
 
 use super::network::address_of;
+use crate::limits::KEPT_KV_LIFE;
 use crate::sim::workload::{SimRequest, Workload};
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
 
 /// The router knows all workers after this time.
 const START: Nanos = 5 * SECOND;
-/// After this time, a worker that was drained and started again serves again.
+/// After this time, a worker that has started again serves again.
 const RETURNED: Nanos = 10 * SECOND;
+/// After this time, a worker that was drained has ended and serves again. If a client leaves as the
+/// drain begins, its kept KV can hold the drain for its life.
+const DRAINED: Nanos = RETURNED + KEPT_KV_LIFE.as_nanos() as Nanos;
 /// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
 /// How many these are.
@@ -136,7 +140,7 @@ impl ServicePlan {
         let last = if scale.faults { end } else { 0 };
         while at < last {
             at += match is_gentle {
-                true => chaos.range_u64(RETURNED, 2 * RETURNED),
+                true => chaos.range_u64(DRAINED, 2 * DRAINED),
                 false => chaos.range_u64(10 * MILLI, 3 * SECOND),
             };
             let host = chaos.range_u64(1, (prefill + decode) as u64) as usize;
@@ -166,7 +170,7 @@ fn requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<ServiceRequ
     let mut workload = Workload::new(dice.fork("workload"), 60 * SECOND, 60 * SECOND);
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
-    let gap = if is_gentle { 5 * SECOND } else { gap };
+    let gap = if is_gentle { 10 * SECOND } else { gap };
     let gap = gap.min(SPAN_MAX / scale.requests as u64);
     let draw = |_| {
         at += arrivals.range_u64(0, gap);

@@ -11,7 +11,6 @@ use crate::limits::{
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::sys::event::WaitSet;
 use crate::transfer::command::DestinationCommand;
 use crate::transfer::target::SessionId;
@@ -157,9 +156,7 @@ impl TcpHandshake {
     ) {
         self.open.insert((worker, session), generation);
         for early in std::mem::take(&mut self.early) {
-            if (early.worker, early.session, early.generation) == (worker, session, generation)
-                && !is_failpoint_active("early lane waits for ever")
-            {
+            if (early.worker, early.session, early.generation) == (worker, session, generation) {
                 join(worker, session, early.arrival, handoff);
             } else {
                 self.early.push(early);

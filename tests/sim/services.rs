@@ -58,7 +58,6 @@ fn a_seed_of_services_has_one_hash_in_two_processes() {
 const MISTAKES: &[(&str, &str)] = &[
     ("lost call keeps its reservation", "sequences"),
     ("choice that waits for prefill keeps its slot", "slots"),
-    ("early lane waits for ever", "without a fault"),
     ("full socket is not written again", "without a fault"),
     ("body of a client that left stays counted", "of bodies"),
     ("slot is not given back", "slots"),

@@ -69,10 +69,7 @@ impl Campaign {
                 return Err(ConfigError::Value { flag, value: value.to_string(), limit });
             }
         }
-        if seed.checked_add(seeds - 1).is_none() {
-            let limit = format!("the largest seed is {}, and the first seed is {seed}", u64::MAX);
-            return Err(ConfigError::Value { flag: "--seeds", value: seeds.to_string(), limit });
-        }
+        flags.last_seed()?;
         let scale = Scale { prefill, decode, requests, faults: !calm, transfer, flow };
         Ok(Campaign { seed, seeds, scale, trace: trace.map(Room) })
     }

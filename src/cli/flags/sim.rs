@@ -1,6 +1,7 @@
 //! Flags of `baton sim` and `baton sim place`. `baton sim` has a fault mode and a load mode;
 //! `place` runs the load mode for each fleet that it tries.
 
+use crate::config::error::ConfigError;
 use crate::config::{Flow, Policy};
 use crate::ids::DecodeAllocation;
 use crate::limits::{
@@ -150,6 +151,21 @@ pub struct SimFlags {
     /// Load mode.
     #[command(flatten)]
     pub load: LoadFlags,
+}
+
+impl SimFlags {
+    /// The last seed.
+    ///
+    /// # Errors
+    /// It is larger than the largest seed.
+    pub fn last_seed(&self) -> Result<u64, ConfigError> {
+        let Self { seed, seeds, .. } = self;
+        seed.checked_add(seeds - 1).ok_or_else(|| ConfigError::Value {
+            flag: "--seeds",
+            value: seeds.to_string(),
+            limit: format!("the largest seed is {}, and the first seed is {seed}", u64::MAX),
+        })
+    }
 }
 
 /// `baton sim --load`.

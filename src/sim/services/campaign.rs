@@ -25,10 +25,7 @@ pub fn run_seeds(flags: &SimFlags) -> Result<bool, ConfigError> {
         let value = requests.to_string();
         return Err(ConfigError::Value { flag: "--requests", value, limit });
     }
-    let Some(last) = first.checked_add(seeds - 1) else {
-        let limit = format!("the largest seed is {}, and the first seed is {first}", u64::MAX);
-        return Err(ConfigError::Value { flag: "--seeds", value: seeds.to_string(), limit });
-    };
+    let last = flags.last_seed()?;
     let scale = ServiceScale { workers: WORKERS, requests: requests as usize, faults: !calm };
     let (begun, mut sum) = (Instant::now(), ServiceReport::default());
     for seed in first..=last {

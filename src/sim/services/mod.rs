@@ -32,7 +32,7 @@ use std::time::Instant;
 
 /// The longest simulated time of a run.
 const TIME_MAX: Nanos = 600 * SECOND;
-/// Processes run for this time after the last answer: longer than each deadline of a leftover.
+/// Processes run for this time after the last answer: longer than the life of kept KV.
 const SETTLED: Nanos = 90 * SECOND;
 /// The longest delay between a reason to wake and the turn of a process.
 const LATENESS: Nanos = 50 * MICRO;
@@ -52,7 +52,7 @@ pub struct ServiceReport {
     pub failed: usize,
     /// Requests of clients that left.
     pub left: usize,
-    /// A hash of all that has happened.
+    /// A hash of all events.
     pub hash: u64,
     /// Turns of processes.
     pub turns: u64,

@@ -200,13 +200,14 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
             thread::sleep(Duration::from_millis(100));
         }
     });
-    for (peer, why) in [
+    let peers = [
         (nobody, "Connection refused"),
         (web, "it answered \"HTTP/1.0 400 Bad request"),
         (mute, "it closed the connection without an answer"),
         (idle, "no answer within 5 s; it may be measuring"),
         (slow, "no answer within 5 s"),
-    ] {
+    ];
+    let check = |peer: &str, why: &str| {
         let begun = Instant::now();
         let output = run(&format!("--connect {peer} --case small"));
         let said = text(&output.stderr);
@@ -214,12 +215,21 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
         assert!(said.starts_with(&wanted) && said.lines().count() == 1, "{said}");
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
-        let output = doctor(&peer);
+    };
+    let check_doctor = |peer: &str, why: &str| {
+        let output = doctor(peer);
         let said = text(&output.stdout);
         assert!(said.contains(&format!("{peer} does not answer: {why}")), "{said}");
         assert!(said.contains("-> run baton bench transfer"), "{said}");
         assert_eq!(output.status.code(), Some(1));
-    }
+    };
+    // At the same time: each of them waits.
+    thread::scope(|scope| {
+        for (peer, why) in &peers {
+            scope.spawn(|| check(peer, why));
+            scope.spawn(|| check_doctor(peer, why));
+        }
+    });
     let output = doctor("nowhere");
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""));
     assert!(text(&output.stderr).contains("'--peer <HOST:PORT>': a peer is HOST:PORT"));

@@ -2,6 +2,7 @@
 
 use super::client::Router;
 use super::worker::{Asked, Worker};
+use std::thread;
 
 const ALONE: &str = r#"{"handoff":{"local_prefill":true}}"#;
 
@@ -117,7 +118,7 @@ fn what_is_short_or_known_is_read_where_it_is_generated() {
 /// Load from another router is seen in a worker's report. No request waits for a report.
 #[test]
 fn what_a_worker_reports_is_avoided_though_nobody_here_booked_it() {
-    for policy in ["least_loaded", "lmetric", "power_of_two"] {
+    let check = |policy: &'static str| {
         let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
         let asked = |decode: &[Worker; 2], sequences: [u32; 2]| {
             // Set before the router starts, so that its first report is not empty.
@@ -149,7 +150,13 @@ fn what_a_worker_reports_is_avoided_though_nobody_here_booked_it() {
         for _ in 0..3 {
             assert_eq!(chosen(&router), 0, "{policy}");
         }
-    }
+    };
+    // At the same time: each of them waits for reports.
+    thread::scope(|scope| {
+        for policy in ["least_loaded", "lmetric", "power_of_two"] {
+            scope.spawn(move || check(policy));
+        }
+    });
 }
 
 /// The reports of all decode workers are added up for clients that read them as a worker's.

@@ -174,11 +174,16 @@ fn doctor_asks_who_listens_what_would_be_chosen() {
     assert_eq!(rows.len(), 2, "it listens on");
 }
 
-/// Listens, and does this with whoever connects.
-fn stranger(answer: impl Fn(TcpStream) + Send + 'static) -> String {
+/// Listens, and does this with each connection, on a thread of its own.
+fn stranger(answer: impl Fn(TcpStream) + Clone + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    thread::spawn(move || listener.incoming().for_each(|stream| answer(stream.unwrap())));
+    thread::spawn(move || {
+        for stream in listener.incoming().map(Result::unwrap) {
+            let answer = answer.clone();
+            thread::spawn(move || answer(stream));
+        }
+    });
     address
 }
 

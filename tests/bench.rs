@@ -162,7 +162,7 @@ fn doctor(peer: &str) -> Output {
 }
 
 #[test]
-fn doctor_asks_who_listens_what_would_be_chosen() {
+fn doctor_asks_the_listen_process_for_the_transport_of_auto() {
     let follower = Follower::start();
     let chosen = format!("auto chooses shm between this host and {} (same_host)", follower.1);
     let output = doctor(&follower.1);
@@ -188,7 +188,7 @@ fn stranger(answer: impl Fn(TcpStream) + Clone + Send + 'static) -> String {
 }
 
 #[test]
-fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
+fn a_peer_that_does_not_listen_for_a_bench_is_reported_once_and_in_time() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let web = stranger(|mut stream| {
         let _ = stream.read(&mut [0; 100]);

@@ -86,7 +86,7 @@ fn trials_do_not_disturb_a_hand_off() {
 
 /// Without the flag the fake host is an address like any other.
 #[test]
-fn nobody_waits_at_the_fake_host_where_it_is_honoured() {
+fn no_request_waits_at_the_fake_host_if_the_flag_is_set() {
     let prefill = start("prefill", &["--bootstrap-port", "0", "--fake-bootstrap"]);
     for room in 0..5 {
         let (status, answer) = prefill.post("/v1/completions", &body(&prefill, "2.2.2.2", room));

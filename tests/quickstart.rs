@@ -92,7 +92,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn the_answer_and_what_it_took_are_on_standard_output() {
+fn the_answer_and_its_timings_are_on_standard_output() {
     let mut quickstart = Quickstart::new("answer", "model.gguf");
     quickstart.command.arg("--exit");
     let output = quickstart.output();
@@ -157,7 +157,7 @@ fn end(child: &mut Child, signal: &str) -> Option<i32> {
 }
 
 #[test]
-fn it_serves_until_ctrl_c() {
+fn quickstart_serves_until_ctrl_c() {
     let mut quickstart = Quickstart::new("ctrl-c", "model.gguf");
     let mut child = serving(&mut quickstart);
     assert!(!quickstart.server_is_gone());

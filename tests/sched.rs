@@ -136,7 +136,7 @@ fn late_pages_are_taken_when_the_prompt_is_computed() {
 
 /// What is computed leaves when its Destination comes, also between two layers of what others need.
 #[test]
-fn what_is_computed_leaves_while_others_are_computed() {
+fn computed_kv_leaves_while_other_prompts_are_computed() {
     for layer in 1..LAYERS {
         let mut rig = Rig::split(&Setup::new());
         (rig.late, rig.hold_grants) = (true, true);
@@ -234,7 +234,7 @@ fn kept_kv_is_claimed_or_given_up() {
 
 /// If no prefill worker is left, decode runs prefill itself, besides the KV that it receives.
 #[test]
-fn who_comes_alone_is_read_by_decode_and_generates_the_same() {
+fn decode_reads_a_request_without_a_prefill_leg_and_generates_the_same_tokens() {
     for seed in 0..20 {
         let rng = &mut Rng::new(seed * 77);
         let wanted: Vec<_> = (0..12).map(|_| random_wanted(rng)).collect();
@@ -260,7 +260,7 @@ fn who_comes_alone_is_read_by_decode_and_generates_the_same() {
 
 /// What one request has left, the next one with the same beginning neither computes nor gets sent.
 #[test]
-fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
+fn a_shared_prompt_prefix_is_neither_computed_nor_sent_again() {
     let mut longer = Wanted::new(30, 6);
     longer.prompt.extend(alone(&Wanted::new(30, 6)).tokens.iter().map(|sampled| sampled.token));
     longer.prompt.extend([1, 2, 3]);
@@ -302,7 +302,7 @@ fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
 
 /// What prompts of one pass begin with is computed for one of them; the others begin behind it.
 #[test]
-fn prompts_that_come_together_have_what_they_begin_with_computed_once() {
+fn prompts_that_come_together_have_their_common_prefix_computed_once() {
     let like = |last: u32, salt| {
         let mut wanted = Wanted { salt, ..Wanted::new(40, 4) };
         wanted.prompt[38] = last;
@@ -361,7 +361,7 @@ fn a_cache_may_be_emptied_at_any_turn() {
 
 /// Samples of one prompt hold its pages once where they decode.
 #[test]
-fn who_runs_on_from_the_same_prompt_shares_its_pages() {
+fn samples_of_one_prompt_share_its_pages() {
     let mut setup = Setup::new();
     setup.config.max_running = 8;
     for split in [true, false] {
@@ -464,7 +464,7 @@ fn requests_without_an_end_do_not_wait_for_each_other() {
 /// The request with the fewest generated tokens is retracted. It resumes before a newcomer that
 /// would fit.
 #[test]
-fn who_gave_up_its_pages_comes_before_newcomers() {
+fn a_retracted_request_resumes_before_newcomers() {
     for tier_pages in [0, 64] {
         let mut setup = Setup::new();
         (setup.config.reserve, setup.decode_pages, setup.tier_pages) = (0, 16, tier_pages);
@@ -622,7 +622,7 @@ fn a_deadline_is_kept_by_a_mixed_worker() {
 }
 
 #[test]
-fn what_cannot_fit_an_empty_pool_is_refused_at_arrival() {
+fn a_request_that_cannot_fit_an_empty_pool_is_refused_at_arrival() {
     let mut setup = Setup::new();
     (setup.prefill_pages, setup.decode_pages) = (10, 10);
     let refused = Some(FinishReason::Failed(Cause::Refused));
@@ -680,7 +680,7 @@ fn no_more_wait_than_may_beyond_those_that_can_begin() {
 /// A request that waits for KV has a place of its own on decode. Without a free place it waits with
 /// the others.
 #[test]
-fn what_arrives_is_not_counted_among_those_that_wait() {
+fn a_request_that_waits_for_kv_does_not_count_as_queued() {
     for (pages, max_new, taken) in [(16, 52, 1 + 3), (256, 100, 2 + 4 + 3)] {
         let mut setup = Setup::new();
         (setup.config.max_running, setup.config.max_queued, setup.decode_pages) = (2, 3, pages);
@@ -895,7 +895,7 @@ fn streams_do_not_stall_behind_a_prompt() {
 
 /// An abort of all that a step computes ends the step at the next layer.
 #[test]
-fn a_step_that_nobody_wants_stops_between_layers() {
+fn a_step_with_only_aborted_requests_stops_between_layers() {
     for split in [true, false] {
         for at in 1..=u64::from(LAYERS) {
             let mut rig = if split { Rig::split(&Setup::new()) } else { Rig::mixed(&Setup::new()) };
@@ -919,7 +919,7 @@ fn a_step_that_nobody_wants_stops_between_layers() {
 
 /// With one token per second, a prompt behind 100 others' tokens would come too late.
 #[test]
-fn prefill_refuses_what_would_wait_past_its_deadline() {
+fn prefill_refuses_a_request_that_would_wait_past_its_deadline() {
     let mut setup = Setup::new();
     setup.config.chunked_prefill_size = 4;
     let mut rig = Rig::split(&setup);
@@ -936,7 +936,7 @@ fn prefill_refuses_what_would_wait_past_its_deadline() {
 
 /// The same of a worker that generates, too, and of decode where it reads a prompt itself.
 #[test]
-fn who_reads_prompts_refuses_what_would_wait_past_its_deadline() {
+fn mixed_and_decode_workers_refuse_a_request_that_would_wait_past_its_deadline() {
     for split in [false, true] {
         let mut setup = Setup::new();
         setup.config.chunked_prefill_size = 4;

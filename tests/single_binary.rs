@@ -69,7 +69,7 @@ fn needs_only_libc_and_loader() {
 }
 
 #[test]
-fn the_reader_sees_what_is_needed() {
+fn the_elf_reader_finds_the_needed_libraries() {
     // This test itself is linked in the ordinary way, so it needs the unwinder too.
     let elf = std::fs::read(std::env::current_exe().expect("our path")).expect("ourselves");
     let needed = needed(&elf);

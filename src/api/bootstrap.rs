@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_no_worker_can_meet() {
+    fn invalid_bootstrap_fields_are_refused_by_name() {
         for (json, param) in [
             (r#"{"bootstrap_host":"a"}"#, "bootstrap_room"),
             (r#"{"bootstrap_room":-1}"#, "bootstrap_room"),

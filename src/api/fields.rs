@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_bounded_where_trees_are_built() {
+    fn depth_is_bounded_when_a_tree_is_built() {
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
         let error = parse(&deep).unwrap().tree::<Value>("a", "must be shallow").unwrap_err();
         assert_eq!(error.message, "`a` must be shallow");
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_left() {
+    fn fields_that_were_not_read_are_listed_as_the_rest() {
         let mut fields =
             parse(r#"{"a":1,"b":null,"c":{"d":1,"e":[ ]},"f":true,"g":false}"#).unwrap();
         assert_eq!(fields.integer("a", 0..=9), Ok(Some(1u8)));

@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_what_routers_look_for() {
+    fn model_lists_and_loads_have_the_fields_that_routers_read() {
         assert_eq!(
             serde_json::to_string(&ModelList::of(
                 [ModelCard::new("m", "/models/m", 7, 2048)].into_iter()

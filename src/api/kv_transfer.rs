@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prefill_answers_decode_reads_as_the_same_rooms() {
+    fn decode_reads_the_same_rooms_that_prefill_has_answered() {
         for first in [0, 7, i64::MAX as u64] {
             let kept = KeptKv::new("10.0.0.1", 8998, Room(first));
             let body = serde_json::json!({ "kv_transfer_params": kept }).to_string();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prefill_tells_is_found_in_every_form_of_answer() {
+    fn kv_transfer_params_are_found_in_every_form_of_answer() {
         let kept = KeptKv::new("10.0.0.1", 8998, Room(7));
         let one = serde_json::json!({ "kv_transfer_params": kept });
         let info = serde_json::json!({ "text": "", "meta_info": one });
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_by_name() {
+    fn impossible_kv_transfer_params_are_refused_by_name() {
         let take =
             |rest: &str| format!(r#"{{"kv_transfer_params":{{"do_remote_prefill":true,{rest}}}}}"#);
         for (body, field) in [

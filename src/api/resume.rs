@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_add_up_to_what_the_next_worker_is_told() {
+    fn marks_add_up_to_the_resume_state_for_the_next_worker() {
         let mut resume = Resume::default();
         assert!(!resume.has_begun());
         for mark in
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn an_invalid_resume_state_is_refused() {
         assert_eq!(parse("null", false).unwrap(), None);
         assert_eq!(parse("{}", false).unwrap(), Some(Resume::default()));
         let top = format!("[1,[{}]]", vec!["[1,2]"; TOP_LOGPROBS_MAX + 1].join(","));

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_nobody_named_is_null() {
+    fn an_unnamed_bootstrap_port_is_null() {
         let meeting = Meeting { host: "h", port: None, room: Room(7) };
         let body =
             RoutedBody::parse(b"{}").unwrap().address(Some(KvLocation::Met(meeting)), None, false);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_served_alone_meets_nobody() {
+    fn a_request_served_by_one_worker_has_no_bootstrap_fields() {
         for body in ["{}", r#"{"a":[1,2],"bootstrap_room":1}"#] {
             let alone = RoutedBody::parse(body.as_bytes()).unwrap().address(None, None, false);
             assert_eq!(alone, if body == "{}" { &b"{}"[..] } else { br#"{"a":[1,2]}"# });
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_is_told_where_the_kv_is_and_prefill_to_keep_it() {
+    fn prefill_is_asked_to_keep_the_kv_and_decode_gets_its_location() {
         let body = br#"{"stream":true,"prompt":[1],"kv_transfer_params":7,"baton_prefill":8,
             "echo":true,"n":2}"#;
         let routed = RoutedBody::parse(body).unwrap();

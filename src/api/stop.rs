@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_back_what_could_become_a_stop_string() {
+    fn text_that_could_become_a_stop_string_is_held_back() {
         let both = stops(&["\n\nUser:", "</s>"]);
         assert_eq!(
             run(&both, &["Hi\n", "\nUse", "less <", "/s", ">x"]).0,
@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn finds_what_a_search_of_the_whole_text_finds(
+        fn finds_the_same_stop_string_as_a_search_of_the_whole_text(
             pieces in prop::collection::vec("[abé]{0,4}", 0..12),
             stop in prop::collection::vec("[abé]{1,4}", 0..4),
         ) {

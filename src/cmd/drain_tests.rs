@@ -70,7 +70,7 @@ fn looked_at(looks: &'static [bool]) -> DrainError {
 
 /// After an answered last check, the error is `Stuck`. After a cut-off one, it is `Unseen`.
 #[test]
-fn what_was_seen_last_is_told_when_time_is_up() {
+fn a_timeout_reports_the_result_of_the_last_check() {
     assert!(matches!(looked_at(&[true, true]), DrainError::Stuck));
     assert!(matches!(looked_at(&[true, false]), DrainError::Unseen(_)));
     assert!(
@@ -81,7 +81,7 @@ fn what_was_seen_last_is_told_when_time_is_up() {
 
 /// The second address gets enough of the time for its TLS handshake.
 #[test]
-fn an_address_that_drops_what_comes_leaves_the_next_its_share() {
+fn an_address_that_drops_connections_leaves_time_for_the_next_address() {
     let [full, taken] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let [drops, takes] = [&full, &taken].map(|listener| listener.local_addr().unwrap());
     let moment = Duration::from_millis(200);

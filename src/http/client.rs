@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_cannot_trust() {
+    fn truncated_malformed_and_too_large_responses_are_refused() {
         for (bytes, expected) in [
             ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell", HttpError::Truncated),
             (
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_writes_the_server_reads() {
+    fn the_server_reads_the_requests_that_the_client_writes() {
         let mut out = Vec::new();
         let line =
             RequestLine { method: Method::Post, target: "/ä b?c=d\r\nx: y", host: "h:1\r\nz: w" };

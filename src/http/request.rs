@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_malformed_ambiguous_or_too_large() {
+    fn malformed_ambiguous_and_too_large_requests_are_refused() {
         let post =
             |fields: &str| format!("POST / HTTP/1.1\r\nhost: x\r\n{fields}\r\n").into_bytes();
         let chunked = |body: &str| {

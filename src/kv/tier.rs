@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_comes_back_into_other_pages() {
+    fn stored_pages_are_restored_into_other_pages() {
         let (pool, mut tier) = (pool(8), Tier::new(5, &layout()).unwrap());
         let content: Vec<_> = (0..8).map(|page| words(&pool, PageId(page))).collect();
         let first = tier.store(&pool, &[PageId(3), PageId(1)]).unwrap();

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gguf_file_says_what_its_directory_says() {
+    fn a_gguf_file_has_the_same_config_as_its_directory() {
         for (file, directory) in [
             ("llama.F32.gguf", "llama-f32"),
             ("qwen2.Q8_0.gguf", "qwen2-f32"),

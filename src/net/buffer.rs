@@ -99,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn it_stops_at_its_bound_and_gives_memory_back() {
+    fn a_buffer_stops_at_its_bound_and_frees_its_memory() {
         let mut buffer = Buffer::default();
         let max = 2 * NET_BUFFER_KEPT;
         loop {
@@ -140,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_queue_does(
+        fn a_buffer_behaves_like_a_queue_of_bytes(
             steps in proptest::collection::vec((0usize..40_000, 0usize..40_000), 1..20),
         ) {
             let (mut buffer, mut reference, mut next) = (Buffer::default(), Vec::new(), 0u8);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_found_is_told_and_asked_for_again() {
+    fn a_failed_lookup_is_reported_and_repeated() {
         let (mut names, server) = Server::start();
         let now = Instant::now();
         for (answer, why) in

@@ -255,7 +255,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_sorted_list_does(steps in proptest::collection::vec(prop_oneof![
+        fn timers_behave_like_a_sorted_list(steps in proptest::collection::vec(prop_oneof![
             (0u64..50).prop_map(Step::Schedule),
             (0usize..40).prop_map(Step::Cancel),
             (0u64..50).prop_map(Step::Expire),

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unlisted_is_shown_no_more_and_may_come_back() {
+    fn an_unlisted_metric_is_hidden_and_may_come_back() {
         let mut registry = Registry::default();
         let [a, b] = ["a", "b"].map(|value| Labels::none().and("l", value));
         registry.gauge(&["g"], "G.", &a).set(1.0);

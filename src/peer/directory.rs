@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_sends_nobody_out_of_the_allowed_networks() {
+    fn a_host_that_a_registry_names_outside_the_allowed_networks_is_refused() {
         let (mut directory, mut reactor) = (directory(), Reactor::new().unwrap());
         for host in [None, Some("127.0.0.2"), Some("a-name")] {
             let at = registry(host);

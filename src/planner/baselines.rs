@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn one_cache_keeps_what_was_used_last() {
+    fn one_cache_keeps_the_blocks_that_were_used_last() {
         let prompt = |blocks: &[u64]| RequestArrival {
             at: 0,
             input: 512 * blocks.len() as u32,

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn who_misses_one_limit_is_not_good() {
+    fn a_request_that_misses_one_limit_is_not_good() {
         let mut samples = LoadSamples::new(Objective { ttft: 10 * MILLI, itl: 2 * MILLI });
         let served = |ttft, e2e, output| Served {
             ttft: ttft * MILLI,

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_the_rest_is_refused_by_name() {
+    fn an_entry_is_read_as_written_and_an_invalid_one_is_refused() {
         let peer = Peer { id: [1; 16], incarnation: [0xab; 16] };
         let url: WorkerUrl = "http://[fd00::1]:7".parse().unwrap();
         for (role, bootstrap_port) in [(Leg::Prefill, Some(8998)), (Leg::Decode, None)] {

@@ -44,7 +44,7 @@ fn an_entry_that_is_renewed_stays_and_one_that_is_not_is_dropped() {
 }
 
 #[test]
-fn who_cannot_be_spoken_to_where_it_is_now_is_not_where_it_was() {
+fn a_worker_with_a_refused_new_address_leaves_its_old_address() {
     let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
     members.renew(entry(1, 1, 7), until).unwrap();
     members.renew(entry(2, 1, 8), None).unwrap();
@@ -79,7 +79,7 @@ fn another_incarnation_is_another_worker() {
 }
 
 #[test]
-fn who_is_named_stays_whatever_becomes_of_its_entry() {
+fn a_named_worker_stays_even_if_its_entry_expires() {
     let (mut members, now) = (Membership::default(), Instant::now());
     members.name(address(7), Some(1)).unwrap();
     members.name(address(7), Some(1)).unwrap();
@@ -114,7 +114,7 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
 }
 
 #[test]
-fn who_was_removed_does_not_come_back_by_renewing_but_its_successor_does() {
+fn a_removed_worker_does_not_come_back_by_renewal_but_its_successor_does() {
     let (mut members, now) = (Membership::default(), Instant::now());
     members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
     assert!(members.remove(&address(7)));
@@ -136,7 +136,7 @@ fn who_was_removed_does_not_come_back_by_renewing_but_its_successor_does() {
 }
 
 #[test]
-fn what_a_registry_elsewhere_has_lost_has_one_life_to_come_back() {
+fn an_entry_that_another_registry_has_lost_has_one_lifetime_to_come_back() {
     let (mut members, now) = (Membership::default(), Instant::now());
     members.renew(entry(1, 1, 7), None).unwrap();
     members.renew(entry(2, 1, 8), None).unwrap();

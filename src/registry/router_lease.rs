@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_key_nothing_is_asked_first_and_what_fails_is_soon_tried_again() {
+    fn without_a_key_no_nonce_is_requested_and_a_failed_write_is_soon_repeated() {
         let now = Instant::now();
         let mut ours = RouterLease::new(&entry(), None, now);
         assert_eq!(ours.poll(now).unwrap().verb, Verb::Put);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_taken_back_also_where_its_last_renewal_failed() {
+    fn an_entry_is_withdrawn_even_if_its_last_renewal_failed() {
         let now = Instant::now();
         let mut ours = RouterLease::new(&entry(), None, now);
         ours.poll(now).unwrap();

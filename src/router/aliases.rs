@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_changes_its_role_is_found_by_all_its_numbers_and_who_is_started_anew_is_not() {
+    fn old_numbers_lead_to_a_worker_that_changed_role_but_not_to_a_restarted_one() {
         let (mut aliases, now) = (WorkerAliases::default(), Instant::now());
         let number = |number| WorkerNumber(number);
         aliases.left(number(1), address(Leg::Decode, 7), now);

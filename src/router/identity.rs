@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_told_counts() {
+    fn a_worker_is_judged_only_by_the_fields_that_it_reports() {
         let prefill = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,
                  "other":[1]}"#;
         assert_eq!(judge(Leg::Prefill, Some(8998), false, prefill), Identification::Fits);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_changed_its_role_is_followed_and_who_is_in_the_wrong_place_is_not() {
+    fn a_worker_that_changed_its_role_is_followed_and_a_misplaced_one_is_not() {
         let told = |changes: &str| {
             format!(r#"{{"disaggregation_mode":"prefill","role_changes":{changes}}}"#)
         };

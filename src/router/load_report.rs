@@ -41,7 +41,7 @@ mod tests {
     use crate::api::info::{Load, Loads};
 
     #[test]
-    fn what_our_worker_says_is_understood_and_nonsense_is_not() {
+    fn a_load_report_of_our_worker_is_read_and_nonsense_is_not() {
         let load = Load {
             num_running_reqs: 2,
             num_waiting_reqs: 3,

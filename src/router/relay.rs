@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_marked_passes_as_it_is() {
+    fn bytes_without_a_mark_pass_unchanged() {
         for piece in ["data: 1\n\n", "{\"choices\":[]}", ": keep-alive\n\n", ":"] {
             let (mut relay, mut body) = (Relay::default(), Vec::new());
             let passed = take(&mut relay, &mut body, piece);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prefill_told_is_not_told_again() {
+    fn tokens_that_prefill_has_sent_are_not_sent_again() {
         let (mut relay, mut ahead, mut body) = (Relay::default(), Vec::new(), Vec::new());
         relay.turn(1);
         let (opening, end) = (

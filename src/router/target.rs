@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_change_may_be_able_to_as_something_else() {
+    fn keeps_role_is_cleared_when_the_role_changes() {
         let mut target = WorkerTarget::new("http://10.0.0.1:7".parse().unwrap(), None, None);
         let told = |changes| WorkerInfo { role_changes: changes, ..WorkerInfo::default() };
         target.hear(&told(Some(0)), Leg::Decode);

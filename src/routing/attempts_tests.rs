@@ -96,7 +96,7 @@ fn a_refused_connection_leads_to_another_pair_and_costs_no_try() {
 }
 
 #[test]
-fn who_is_to_blame_is_not_asked_again() {
+fn a_worker_that_is_to_blame_is_not_asked_again() {
     use Cause::{ClientGone, Corrupt, Draining, Incompatible, Internal, Overloaded, PeerLost};
     let (p, d) = (Leg::Prefill, Leg::Decode);
     let nobody: &[WorkerNumber] = &[];
@@ -139,7 +139,7 @@ fn tries_have_an_end_and_some_causes_only_one() {
 }
 
 #[test]
-fn a_stream_goes_on_elsewhere_if_what_its_client_has_is_known_and_is_then_as_good_as_new() {
+fn a_resumable_stream_continues_elsewhere_and_its_attempts_count_anew() {
     let lost = AttemptEvent::Lost(Leg::Decode, Cause::PeerLost);
     let mut rig = Rig::new(1);
     for _ in 0..5 {
@@ -184,7 +184,7 @@ fn decode_has_a_while_to_decide_once_prefill_is_lost() {
 
 /// Perhaps no worker could have served it in such a short time.
 #[test]
-fn who_is_asked_when_its_client_s_time_is_up_is_not_to_blame() {
+fn a_worker_is_not_to_blame_if_the_deadline_of_the_client_expires() {
     let late = AttemptEvent::Lost(Leg::Decode, Cause::Deadline);
     for is_passing in [false, true] {
         let mut rig = Rig::new(1);
@@ -239,7 +239,7 @@ fn decode_s_turn_comes_when_prefill_has_answered() {
 }
 
 #[test]
-fn who_fails_alone_is_alone_to_blame() {
+fn a_prefill_worker_that_fails_before_decode_is_asked_is_alone_to_blame() {
     use Cause::{ClientGone, Draining, Incompatible, Internal, Overloaded, PeerLost};
     let p = Leg::Prefill;
     let nobody: &[WorkerNumber] = &[];
@@ -266,7 +266,7 @@ fn who_fails_alone_is_alone_to_blame() {
 }
 
 #[test]
-fn what_prefill_keeps_is_for_another_decode_worker_where_one_takes_no_connection() {
+fn kept_kv_goes_to_another_decode_worker_if_one_takes_no_connection() {
     let mut rig = Rig::new(RETRIES_DEFAULT);
     reading(&mut rig);
     assert_eq!(rig.take(AttemptEvent::PrefillDone), AttemptAction::StartDecode);
@@ -325,7 +325,7 @@ fn a_decode_worker_that_takes_no_connection_is_accused_of_it_once() {
 }
 
 #[test]
-fn somebody_who_may_come_is_waited_for_by_requests_that_were_sent() {
+fn a_request_that_was_sent_waits_for_a_worker_that_may_come() {
     let mut rig = Rig::new(1);
     assert_eq!(
         rig.nobody(true),

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_and_what_is_not_told_is_left() {
+    fn a_different_field_is_named_and_an_unreported_field_is_ignored() {
         let one = kind("3.1", "a", &["k"]);
         let differs =
             |other: &Compatibility| one.difference(other).map(|difference| difference.to_string());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_and_what_is_told_are_one_kind() {
+    fn an_entry_and_a_report_describe_one_kind() {
         let entered = |digest: u8| Compatibility::entered(CompatDigest([digest; 32]));
         assert!(entered(1).difference(&entered(1)).is_none());
         let field = |one: &Compatibility, other: &Compatibility| match one.difference(other) {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hands_nothing_over_fits_nobody_whatever_its_entry_says() {
+    fn a_worker_without_hand_offs_fits_no_other_despite_its_entry() {
         let entered = Compatibility::entered(CompatDigest([1; 32]));
         let told = kind("3.1", "a", &[]).with_entry_of(&entered);
         let alone = Compatibility::alone().with_entry_of(&entered);

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_all_computes_a_token() {
+    fn a_worker_with_the_whole_prompt_cached_computes_one_token() {
         let work =
             Demand { sequences: 1, samples: 1, tokens: 100, block: 50, blocks: Box::new([1, 2]) };
         assert_eq!([work.missing(0), work.missing(1), work.missing(2)], [100, 50, 1]);

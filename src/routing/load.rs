@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reported_beyond_what_is_booked_is_others() {
+    fn reported_load_beyond_the_booked_load_belongs_to_other_routers() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut load = WorkerLoad {
             booked: 3,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_shortens_the_queue_and_time_does_before() {
+    fn elapsed_time_and_computed_prompts_shorten_the_queue() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut load = WorkerLoad::default();
         load.reads(100, ms(10), now);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_whose_prefill_worker_was_lost_has_a_while_to_begin() {
+    fn a_request_that_lost_its_prefill_worker_has_some_time_to_begin() {
         let mut asked = kept();
         assert_eq!(asked.apply_reply(Reply::Lost, WAITS), PrefillAction::Hurry);
         assert_eq!(asked.hurried(true), PrefillAction::On, "it had everything");

@@ -64,7 +64,7 @@ mod tests {
     use crate::limits::{RETRY_DELAY, RETRY_DELAY_MAX};
 
     #[test]
-    fn a_storm_is_spread_and_nobody_is_refused_a_turn_that_comes_in_time() {
+    fn a_storm_of_retries_is_spread_and_each_turn_in_time_is_granted() {
         let now = Instant::now();
         let mut retries = RetryBudget::new(RetryConfig::of(3), now);
         let until = now + Duration::from_secs(10);

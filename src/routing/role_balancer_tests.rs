@@ -63,7 +63,7 @@ fn a_side_that_stays_pressed_gets_the_idlest_worker_of_one_that_can_spare_it() {
 }
 
 #[test]
-fn nobody_is_taken_from_a_side_that_needs_its_own_or_is_at_its_least() {
+fn no_worker_leaves_a_role_that_needs_it_or_has_its_minimum() {
     let begin = Instant::now();
     let none = |rows: &[WorkerSnapshot]| {
         turned(&mut RoleBalancer::new(TERMS), rows, 100, begin).is_empty()
@@ -98,7 +98,7 @@ fn one_change_at_a_time() {
 }
 
 #[test]
-fn what_is_still_read_is_not_yet_decodes() {
+fn sequences_that_wait_for_prefill_do_not_count_as_decode_load() {
     let begin = Instant::now();
     // All sequences reserved on decode wait for prefill.
     let waiting = WorkerSnapshot { sequences: 20, ..prefill(0, 9000) };

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_is_not_given_away() {
+    fn promised_pages_are_not_given_to_newcomers() {
         let mut claims = Claims::default();
         assert_eq!(claims.room_for_newcomers(counts(8)).pages, 10);
         claims.hold(claim(4, 7));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_leave_what_retracted_ones_take() {
+    fn newcomers_leave_the_pages_that_retracted_requests_take() {
         let mut claims = Claims::default();
         claims.retract(claim(0, 6));
         assert_eq!(claims.room_for_newcomers(counts(8)).pages, 4);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_idle_pages_of_the_cache_pays_for_them() {
+    fn a_request_is_charged_for_the_idle_cache_pages_that_it_takes() {
         let charge = |pages, idle| charge(10, Reusable { pages, idle });
         assert_eq!((charge(0, 0), charge(4, 0), charge(4, 3), charge(4, 4)), (10, 6, 9, 10));
     }

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_less_is_done() {
+    fn the_faster_of_copy_and_recomputation_is_chosen() {
         let ms = |ms| Some(Duration::from_millis(ms));
         assert!(pays_to_copy(ms(5), ms(10)) && !pays_to_copy(ms(6), ms(10)));
         assert!(pays_to_copy(None, ms(1)) && pays_to_copy(ms(1), None));

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_fit_is_not_asked_again_and_still_passed() {
+    fn a_request_that_did_not_fit_is_not_asked_again_and_counts_as_passed() {
         let mut line = WaitQueue::new(200);
         (0..100).for_each(|slot| line.push(SlotId(slot)));
         let (mut from, mut asked) = (0, 0);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_not_taken() {
+    fn a_request_that_leaves_the_queue_is_not_taken() {
         let mut line = WaitQueue::new(3);
         (0..3).for_each(|slot| line.push(SlotId(slot)));
         line.remove(SlotId(0));

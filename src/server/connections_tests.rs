@@ -107,7 +107,7 @@ fn bodies_are_bounded_in_total() {
 /// Bytes without meaning distinguish a half-closed client from a disconnected one: only the second
 /// refuses them.
 #[test]
-fn who_has_gone_is_not_taken_for_half_closed() {
+fn a_disconnected_client_is_not_taken_for_half_closed() {
     for is_stream in [false, true] {
         for is_gone in [false, true] {
             let mut server = Server::new(Connections::default());
@@ -157,7 +157,7 @@ fn who_has_gone_is_not_taken_for_half_closed() {
 
 /// The bytes without meaning are not part of an event.
 #[test]
-fn who_sends_nothing_more_gets_each_event_whole() {
+fn a_half_closed_client_gets_each_event_whole() {
     for (piece, is_told) in
         [("data: hel", false), ("data: hel\n", false), ("data: a\r\n\r\n", true)]
     {
@@ -177,7 +177,7 @@ fn who_sends_nothing_more_gets_each_event_whole() {
 
 /// A longer body has more time. A client that is too slow for that gets an error.
 #[test]
-fn who_sends_slowly_is_told_when_it_is_too_slow() {
+fn a_client_that_sends_too_slowly_gets_an_error() {
     let limits = HttpLimits { body: 1 << 20, ..HttpLimits::default() };
     let mut server = Server::new(Connections::with_limits(limits));
     let mut client = server.client();

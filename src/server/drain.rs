@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_process_that_nobody_knows_ends_at_once() {
+    fn an_idle_process_without_clients_ends_at_once() {
         let now = Instant::now();
         assert_eq!(begun(now).poll_outcome(NOTHING, now), Some(DrainOutcome::Drained));
     }
 
     #[test]
-    fn what_runs_is_waited_for_and_what_was_said_arrives() {
+    fn a_drain_waits_for_running_requests_and_unsent_answers() {
         let now = Instant::now();
         let mut drain = begun(now);
         let busy = RemainingWork { busy: true, ..NOTHING };
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_seen_before_the_link_ends() {
+    fn a_drain_waits_for_the_confirmation_of_written_kv() {
         let now = Instant::now();
         let unheard = RemainingWork { unconfirmed: 1, ..NOTHING };
         let mut drain = begun(now);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_a_connection_has_time_to_hear_of_it() {
+    fn a_client_with_an_open_connection_has_time_to_notice_the_drain() {
         let now = Instant::now();
         let mut drain = begun(now);
         let known = RemainingWork { clients: 1, ..NOTHING };

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_read_whole_or_refused_by_name() {
+    fn a_role_change_request_is_read_whole_or_refused_by_name() {
         let read = |text: &str| RoleChangeRequest::parse(text.as_bytes());
         let wanted = read(r#"{"role": "mixed", "timeout_secs": 7}"#).unwrap();
         assert_eq!(
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_finished_and_what_was_written_is_seen_first() {
+    fn a_role_change_waits_for_running_requests_and_unconfirmed_kv() {
         let now = Instant::now();
         let (mut change, _) = asked(now);
         assert_eq!(change.poll_action(BUSY, now + MOMENT), None);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_is_given_up_and_told() {
+    fn a_role_change_that_takes_too_long_is_abandoned_and_reported() {
         let now = Instant::now();
         let (mut change, wanted) = asked(now);
         let late = now + wanted.patience;
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_leaves_the_role_and_yet_makes_it_new() {
+    fn a_role_change_that_fails_keeps_the_role_and_counts_as_a_change() {
         let now = Instant::now();
         let (mut change, _) = asked(now);
         change.finish_change(Err("no port".into()));

@@ -74,7 +74,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn a_thread_runs_where_it_is_allowed() {
+    fn a_thread_runs_on_its_allowed_cpus() {
         let inner = || {
             let all = allowed().unwrap();
             assert!(!all.is_empty() && all.is_sorted());

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_event_says_where_the_kv_is_and_a_later_one_that_it_failed() {
+    fn the_first_event_locates_the_kv_and_a_later_one_reports_a_failure() {
         let kept = PrefillReply::Kept(KvTransferParams {
             params: "{\"bootstrap_room\":7}".into(),
             room: Some(crate::ids::Room(7)),
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_comes_is_a_failure() {
+    fn any_other_answer_is_a_failure() {
         let told = r#"{"error":{"code":"draining"}}"#;
         assert_eq!(replies(503, JSON, told)[0], PrefillReply::Failed(Cause::Draining));
         assert_eq!(replies(404, JSON, "{}")[0], PrefillReply::Failed(Cause::Refused));

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_rarely_finds_out_as_well() {
+    fn a_watchdog_that_looks_rarely_also_finds_a_hang() {
         let mut now = Instant::now();
         let mut progress = EngineWatchdog::new(Arc::default(), now);
         let hangs = (0..20).any(|_| {

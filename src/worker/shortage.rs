@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_often_is_said_at_times_with_its_count() {
+    fn frequent_retractions_are_logged_from_time_to_time_with_their_count() {
         let counts = |retracted, resumed| Counts { retracted, resumed };
         let (mut shortage, now) = (ShortageLog::default(), Instant::now());
         assert_eq!(shortage.news(counts(0, 0), now), counts(0, 0));

@@ -161,7 +161,7 @@ fn nonsense_costs_its_sender_the_connection() {
 }
 
 #[test]
-fn nonsense_costs_its_sender_the_connection_where_there_is_a_key() {
+fn nonsense_costs_its_sender_the_connection_if_there_is_a_key() {
     nonsense(Pair::with(Some(KeyFile::new(KEY))));
 }
 
@@ -189,7 +189,7 @@ fn nonsense(mut pair: Pair) {
 }
 
 #[test]
-fn hundreds_of_idle_connections_hold_nobody_up() {
+fn hundreds_of_idle_connections_delay_no_request() {
     let mut pair = Pair::start();
     let before = pair.resident();
     let crowd = |port: SocketAddr| -> Vec<TcpStream> {

@@ -72,7 +72,7 @@ fn all(ahead: SocketAddr, plain: SocketAddr) {
 }
 
 #[test]
-fn a_router_tells_the_same_whoever_has_the_first_word() {
+fn a_router_answers_the_same_whichever_worker_sends_the_first_token() {
     let mut fleet = Fleet::with(vec![prefill(&[])], vec![start("decode", &[])], &AHEAD);
     let worker = |worker: &Process| format!("http://{}", worker.address);
     let (reader, writer) = (&fleet.prefill[0], &fleet.decode[0]);
@@ -98,7 +98,7 @@ fn a_router_tells_the_same_whoever_has_the_first_word() {
 }
 
 #[test]
-fn one_process_tells_the_same_whoever_has_the_first_word() {
+fn one_process_answers_the_same_whichever_worker_sends_the_first_token() {
     let (mut ahead, mut plain) = (start("serve", &AHEAD), start("serve", &[]));
     all(ahead.address, plain.address);
     for server in [&mut ahead, &mut plain] {

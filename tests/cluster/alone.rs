@@ -53,7 +53,7 @@ fn requests_go_on_at_decode_when_the_last_prefill_worker_is_gone() {
 
 /// A request without a prefill worker gets an error that says what is missing.
 #[test]
-fn a_decode_worker_serves_nobody_alone_unless_told_so() {
+fn a_decode_worker_serves_no_request_alone_without_local_prefill() {
     let decode = start("decode", &[]);
     let (status, answer) = decode.post("/v1/completions", &body(1, 10, 2).to_string());
     assert!(

@@ -518,7 +518,7 @@ fn strangers_are_few_and_the_oldest_go_first() {
 
 /// Workers that differ in what a hand-off needs are never paired, though each is healthy.
 #[test]
-fn a_router_never_pairs_what_does_not_fit() {
+fn a_router_never_pairs_workers_that_do_not_fit() {
     let (reader, narrow) = (prefill(&[]), start("decode", &["--kv-dtype", "f16"]));
     let url = |worker: &Process| format!("http://{}", worker.address);
     let port = reader.bootstrap_port.to_string();

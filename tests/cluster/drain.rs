@@ -150,7 +150,7 @@ fn the_only_worker_of_a_role_drains_and_its_router_is_not_ready() {
 }
 
 #[test]
-fn a_router_drains_and_whoever_has_no_key_cannot_tell_it_to() {
+fn a_router_or_a_worker_drains_only_for_a_client_with_its_key() {
     let key = std::env::temp_dir().join(format!("baton-drain-key-{}", std::process::id()));
     std::fs::write(&key, "secret-of-clients\n").unwrap();
     let file = key.to_str().unwrap();

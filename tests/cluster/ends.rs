@@ -84,7 +84,7 @@ fn said(output: &Output) -> (String, String) {
 
 /// Single bytes of a handshake or an answer do not extend the time limit.
 #[test]
-fn who_trickles_does_not_keep_it() {
+fn a_server_that_sends_single_bytes_does_not_extend_the_time_limit() {
     // The head of a long record, and of an answer without end.
     for (scheme, begin) in
         [("https", &b"\x16\x03\x03\x40\x00"[..]), ("http", b"HTTP/1.1 200 OK\r\nx: ")]

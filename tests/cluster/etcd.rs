@@ -186,7 +186,7 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
 }
 
 #[test]
-fn who_is_cut_off_from_etcd_goes_on_and_catches_up() {
+fn a_router_that_is_cut_off_from_etcd_continues_and_catches_up() {
     let Some(etcd) = EtcdServer::alone() else { return };
     let way = Way::to(etcd.address);
     let direct = etcd.url();
@@ -216,7 +216,7 @@ fn who_is_cut_off_from_etcd_goes_on_and_catches_up() {
 }
 
 #[test]
-fn what_a_stranger_writes_to_etcd_is_no_worker_where_there_is_a_key() {
+fn an_etcd_entry_without_the_cluster_key_is_not_taken_as_a_worker() {
     let Some(etcd) = EtcdServer::alone() else { return };
     let key = KeyFile::new(3);
     let registry = etcd.url();

@@ -242,7 +242,7 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
 
 /// KV that decode cannot take is not kept any longer.
 #[test]
-fn what_decode_refuses_is_not_kept() {
+fn kv_that_decode_refuses_is_not_kept() {
     let dummy = Dummy::new(&json!({ "max_position_embeddings": 8192 }));
     let prefill = dummy.start("prefill", &["--bootstrap-port", "0", "--max-running-requests", "4"]);
     let small = dummy.start("decode", &["--kv-memory", "1MiB", "--max-running-requests", "4"]);
@@ -318,7 +318,7 @@ fn a_choice_that_has_not_begun_does_not_wait_for_a_prefill_worker_that_is_lost()
 
 /// Prefill's refusal reaches the client unchanged, in every flow.
 #[test]
-fn what_prefill_refuses_comes_to_the_client_as_it_said_it() {
+fn a_refusal_by_prefill_reaches_the_client_unchanged() {
     let (reader, decode) = (prefill(&["--max-model-len", "64"]), start("decode", &[]));
     let mut body = body(1, 80, 4);
     body["kv_transfer_params"] = json!({"do_remote_decode": true});

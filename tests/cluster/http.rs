@@ -74,7 +74,7 @@ fn count(text: &str, words: &str) -> usize {
     text.matches(words).count()
 }
 
-fn keeps_alive_and_takes_what_is_pipelined(address: SocketAddr) {
+fn keeps_alive_and_answers_pipelined_requests(address: SocketAddr) {
     let mut wire = Wire::to(address);
     let whole = request("/v1/completions", "", &body(2, false).to_string());
     for answers in 1..=2 {
@@ -127,7 +127,7 @@ fn takes_a_body_in_chunks(address: SocketAddr) {
 }
 
 /// A client that has closed its own end still gets its answers.
-fn answers_who_has_half_closed(address: SocketAddr) {
+fn answers_a_half_closed_client(address: SocketAddr) {
     for stream in [false, true] {
         let mut wire = Wire::to(address);
         let asked = request("/v1/completions", "", &body(200, stream).to_string());
@@ -157,10 +157,10 @@ fn writes_once_for_each_event(address: SocketAddr) {
 }
 
 fn speaks_http(address: SocketAddr) {
-    keeps_alive_and_takes_what_is_pipelined(address);
+    keeps_alive_and_answers_pipelined_requests(address);
     says_to_continue(address);
     takes_a_body_in_chunks(address);
-    answers_who_has_half_closed(address);
+    answers_a_half_closed_client(address);
     writes_once_for_each_event(address);
 }
 

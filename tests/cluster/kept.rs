@@ -50,7 +50,7 @@ fn claim(prefill: &Process, decode: &Process, path: &str, sent: &Value) -> (u16,
 }
 
 #[test]
-fn decode_goes_on_from_what_prefill_has_kept() {
+fn decode_continues_from_the_kv_that_prefill_has_kept() {
     let whole = start("serve", &["--mixed"]);
     for (transfer, allocation) in
         [("shm", "early"), ("shm", "late"), ("tcp", "early"), ("tcp", "late")]
@@ -152,7 +152,7 @@ fn a_first_token_that_ends_the_answer_is_handed_over_all_the_same() {
 
 /// `/abort_request` also drops kept KV.
 #[test]
-fn what_is_kept_can_be_given_up() {
+fn kept_kv_can_be_released() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
     let (_, sent) = keep(&prefill, &decode, COMPLETIONS, &body(1, 100, 12));
     let (status, answer) = prefill.post("/abort_request", r#"{"abort_all":true}"#);
@@ -174,7 +174,7 @@ fn a_draining_worker_keeps_its_word() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused_by_name() {
+fn an_impossible_request_to_keep_kv_is_refused_by_name() {
     let prefill = start("prefill", &["--bootstrap-port", "0", "--host", "0.0.0.0", "--insecure"]);
     let (decode, whole) = (start("decode", &[]), start("serve", &[]));
     for (worker, why) in [
@@ -236,7 +236,7 @@ fn texts(answer: (u16, String)) -> Vec<String> {
 }
 
 #[test]
-fn what_vllm_s_router_sends_is_answered_as_by_one_process() {
+fn requests_of_vllms_router_are_answered_as_by_one_process() {
     let named = ["--served-model-name", "smol"];
     let (prefill, decode) = (prefill(&named), start("decode", &named));
     let whole = start("serve", &[&named[..], &["--mixed"]].concat());

@@ -124,7 +124,7 @@ fn prompts_are_read_while_decode_is_full() {
 /// Computed prompts that wait leave nothing behind when their client disconnects or their decode
 /// worker dies.
 #[test]
-fn what_waits_for_pages_goes_with_its_client_and_with_its_decode_worker() {
+fn a_prompt_that_waits_for_pages_ends_with_its_client_or_its_decode_worker() {
     for transfer in ["shm", "tcp"] {
         let prefill = prefill(&[&LATE[..], &["--transfer", transfer]].concat());
         let mut fleet =

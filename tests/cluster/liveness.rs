@@ -51,7 +51,7 @@ impl Drop for Busy {
 
 /// Requests run all the time. Afterwards nothing runs: idle links are checked too.
 #[test]
-fn with_eight_busy_threads_beside_them_nobody_alive_is_declared_dead() {
+fn no_live_worker_is_declared_dead_beside_eight_busy_threads() {
     let router = router(0, &[]);
     let registry = format!("http://{}", router.address);
     let (reader, writer) =

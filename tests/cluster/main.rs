@@ -138,12 +138,12 @@ fn same_as_one_process(transfer: &str) {
 }
 
 #[test]
-fn two_processes_say_what_one_says_bit_for_bit_over_shm() {
+fn two_processes_answer_like_one_bit_for_bit_over_shm() {
     same_as_one_process("shm");
 }
 
 #[test]
-fn two_processes_say_what_one_says_bit_for_bit_over_tcp() {
+fn two_processes_answer_like_one_bit_for_bit_over_tcp() {
     same_as_one_process("tcp");
 }
 

@@ -95,7 +95,7 @@ fn turns_of_a_conversation_over_tcp() {
 /// More prompts than a pool holds: cached pages are evicted, no request fails, and all tokens are
 /// right.
 #[test]
-fn caches_give_way_to_who_runs() {
+fn cached_pages_are_evicted_for_running_requests() {
     let whole = start("serve", &["--mixed", "--disable-radix-cache"]);
     let fleet = Fleet::new(vec![prefill(&[])], vec![start("decode", &[])]);
     let mut full = false;

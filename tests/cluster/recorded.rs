@@ -218,7 +218,7 @@ fn check_merging(legs: [&Value; 2]) {
 }
 
 #[test]
-fn what_sglangs_router_sends_is_answered_as_it_needs_it() {
+fn requests_of_sglangs_router_get_the_answers_that_it_needs() {
     let host = own_host();
     let named = ["--served-model-name", "smol"];
     let at = ["--host", &host, "--bootstrap-port", REGISTRY, "--chunked-prefill-size", "8"];

@@ -153,29 +153,29 @@ fn same_as_one_process(workers: [usize; 2], transfer: &str) {
 }
 
 #[test]
-fn a_router_and_two_workers_say_what_one_process_says_over_shm() {
+fn a_router_and_two_workers_answer_like_one_process_over_shm() {
     same_as_one_process([1, 1], "shm");
 }
 
 #[test]
-fn a_router_and_two_workers_say_what_one_process_says_over_tcp() {
+fn a_router_and_two_workers_answer_like_one_process_over_tcp() {
     same_as_one_process([1, 1], "tcp");
 }
 
 #[test]
-fn two_prefill_and_three_decode_workers_say_what_one_process_says_over_shm() {
+fn two_prefill_and_three_decode_workers_answer_like_one_process_over_shm() {
     same_as_one_process([2, 3], "shm");
 }
 
 #[test]
-fn two_prefill_and_three_decode_workers_say_what_one_process_says_over_tcp() {
+fn two_prefill_and_three_decode_workers_answer_like_one_process_over_tcp() {
     same_as_one_process([2, 3], "tcp");
 }
 
 /// The router lacks their API key, so these workers report nothing, as those of other engines do.
 /// The router reaches them over HTTP and pairs them without a check.
 #[test]
-fn workers_that_tell_nothing_of_themselves_say_what_one_process_says() {
+fn workers_that_report_nothing_answer_like_one_process() {
     let key = KeyFile::new(b'K');
     let keyed = ["--api-key-file", key.path()];
     let fleet = Fleet::new(vec![prefill(&keyed)], vec![start("decode", &keyed)]);

@@ -90,7 +90,7 @@ fn a_router_reaches_workers_over_tls() {
 /// A worker with a bad certificate is refused with the reason, and used once its certificate is
 /// good. A worker that is no longer trusted is not used.
 #[test]
-fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
+fn a_worker_without_a_trusted_certificate_is_not_used() {
     const STRANGER: &str = "its certificate is not signed by a trusted CA";
     let files = Files::new("believed");
     let [ca, other_ca] =

@@ -53,7 +53,7 @@ fn old_id_leads(router: &Process, worker: &Process) {
 }
 
 #[test]
-fn the_old_id_of_a_named_worker_leads_to_what_it_has_become() {
+fn the_old_id_of_a_named_worker_leads_to_its_successor() {
     let flags = ["--bootstrap-port", "0"];
     let writers = vec![start("decode", &flags), start("decode", &flags)];
     let fleet = Fleet::new(vec![prefill(&[])], writers);
@@ -61,7 +61,7 @@ fn the_old_id_of_a_named_worker_leads_to_what_it_has_become() {
 }
 
 #[test]
-fn the_old_id_of_a_worker_that_enters_itself_leads_to_what_it_has_become() {
+fn the_old_id_of_a_worker_that_enters_itself_leads_to_its_successor() {
     let router = router(0, &[]);
     let registry = format!("http://{}", router.address);
     let flags = ["--bootstrap-port", "0", "--registry", &registry];

@@ -335,7 +335,7 @@ fn the_key_of_the_cluster_is_exchanged() {
 }
 
 #[test]
-fn files_that_do_not_hold_what_they_should_end_the_start() {
+fn a_wrong_certificate_or_key_file_ends_the_start() {
     let path = |name| fixture(name).to_str().unwrap().to_owned();
     for (cert, key, why) in [
         (path("one.pem"), path("two.key"), "one.pem"),

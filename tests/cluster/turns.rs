@@ -100,7 +100,7 @@ fn workers_change_places_and_say_the_same_over_tcp() {
 /// Running requests are finished in the old role, new ones are refused as temporary, and one change
 /// runs at a time. A peer of the old role finds no partner.
 #[test]
-fn what_runs_is_finished_first_and_nothing_new_is_taken() {
+fn running_requests_finish_first_and_no_new_request_is_accepted() {
     let (reader, writer) = (prefill(&[]), start("decode", &[]));
     let (from, to) = (reader.address, writer.address);
     let long = with_room(body(1, 20, 400), &reader, 1);
@@ -142,7 +142,7 @@ fn what_runs_is_finished_first_and_nothing_new_is_taken() {
 /// A router may have chosen the worker before: the request can be retried elsewhere, which a client
 /// error would forbid.
 #[test]
-fn who_is_asked_to_keep_kv_and_reads_no_prompts_any_more_is_told_of_as_one_that_drains() {
+fn a_former_prefill_worker_that_is_asked_to_keep_kv_counts_as_draining() {
     let (reader, writer) = (prefill(&[]), start("decode", &[]));
     let mut request = body(1, 20, 4);
     request["baton_prefill"] = json!({"host": "127.0.0.1", "port": reader.address.port()});
@@ -162,7 +162,7 @@ fn who_is_asked_to_keep_kv_and_reads_no_prompts_any_more_is_told_of_as_one_that_
 /// An impossible change is refused with the reason. A change that takes too long or fails leaves
 /// the worker in its role.
 #[test]
-fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
+fn a_role_change_that_fails_leaves_the_worker_in_its_role() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let (reader, writer) = (prefill(&[]), start("decode", &["--bootstrap-port", &port]));
@@ -360,7 +360,7 @@ fn roles_change_under_load_and_every_answer_is_right_over_tcp() {
 
 /// A worker that the others need cannot change. A worker that refuses continues to serve.
 #[test]
-fn a_router_spares_nobody_whom_it_needs() {
+fn a_router_refuses_a_role_change_of_a_worker_that_it_needs() {
     let mut fleet = Fleet::new(workers("prefill", 1, &[]), workers("decode", 2, &[]));
     let router = &fleet.router;
     let (status, text) = ask_role(router, &fleet.prefill[0], "decode");
@@ -383,7 +383,7 @@ fn a_router_spares_nobody_whom_it_needs() {
 
 /// A mixed worker serves if no pair is left, and is never paired.
 #[test]
-fn a_mixed_worker_serves_where_no_pair_is_left() {
+fn a_mixed_worker_serves_if_no_pair_is_left() {
     let questions = questions();
     let mut fleet = Fleet::new(workers("prefill", 1, &[]), workers("decode", 1, &[]));
     let ask_all = |router: &Process| {
@@ -488,7 +488,7 @@ fn a_worker_that_stays_is_found_under_a_key_that_is_new() {
 
 /// The router lacks the API key, so it cannot follow the change, and reports that to its operator.
 #[test]
-fn who_changes_its_role_and_does_not_tell_is_down_for_that_reason() {
+fn a_worker_that_hides_its_role_change_is_down_for_that_reason() {
     let key = KeyFile::new(b'K');
     let keyed = ["--bootstrap-port", "0", "--api-key-file", key.path()];
     let (reader, writer) = (start("prefill", &keyed), start("decode", &keyed));

@@ -156,7 +156,7 @@ fn a_router_is_not_taken_for_a_worker() {
 
 /// No hand-off, and no prefill worker.
 #[test]
-fn who_does_both_serves_alone_where_a_decode_worker_is_named() {
+fn a_mixed_worker_named_as_a_decode_worker_serves_alone() {
     let whole = start("serve", &["--mixed"]);
     let url = format!("http://{}", whole.address);
     let router = Process::start(&["router", "--port", "0", "--decode", &url]);

@@ -48,7 +48,7 @@ fn the_first_token_is_prefills_and_comes_once() {
 }
 
 #[test]
-fn what_prefill_tells_behind_decode_is_dropped() {
+fn a_prefill_token_that_decode_has_already_sent_is_dropped() {
     let quartet = Quartet::start(&AHEAD);
     let mut client = quartet.router.post("/v1/completions", STREAM);
     let (_, mut at_prefill, mut at_decode) = quartet.asked();
@@ -90,7 +90,7 @@ fn only_streams_and_only_with_the_flag() {
 /// Decode dies after the client has prefill's first token. The next pair continues after it, and
 /// its prefill sends the second token.
 #[test]
-fn it_goes_on_behind_it_at_another_pair() {
+fn a_stream_continues_after_prefills_first_token_at_another_pair() {
     let quartet = Quartet::start(&AHEAD);
     let (mut client, _at_prefill, at_decode) = begun(&quartet);
     at_decode.hang_up();
@@ -109,7 +109,7 @@ fn it_goes_on_behind_it_at_another_pair() {
 
 /// Prefill fails after its token, by an event or by its end, or before its token.
 #[test]
-fn it_goes_on_elsewhere_where_prefill_fails() {
+fn a_stream_continues_elsewhere_if_prefill_fails() {
     for is_told in [true, false] {
         let quartet = Quartet::start(&AHEAD);
         let (mut client, mut at_prefill, at_decode) = begun(&quartet);
@@ -134,7 +134,7 @@ fn it_goes_on_elsewhere_where_prefill_fails() {
 }
 
 #[test]
-fn where_nobody_can_go_on_it_ends_with_an_error_event() {
+fn a_stream_ends_with_an_error_event_if_no_worker_can_continue_it() {
     let quartet = Quartet::start(&[&AHEAD[..], &["--disable-retries"]].concat());
     let (mut client, _at_prefill, at_decode) = begun(&quartet);
     at_decode.hang_up();

@@ -31,7 +31,7 @@ fn check_given_up(worker: &Worker, room: u64) {
 }
 
 #[test]
-fn prefill_is_asked_first_and_decode_goes_on_from_what_it_keeps() {
+fn prefill_is_asked_first_and_decode_continues_from_its_kept_kv() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let router = Router::ready(&[&prefill], &[&decode], &PREFILL_FIRST);
     for (path, body, wrap) in [
@@ -113,7 +113,7 @@ fn a_prefill_worker_that_is_asked_first_and_stands_still_is_given_up() {
 /// Decode has left when its turn comes. Another worker can claim the kept KV, and no prompt is
 /// computed twice.
 #[test]
-fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
+fn kept_kv_is_claimed_by_another_decode_worker_if_one_has_left() {
     let quartet = Quartet::start(&PREFILL_FIRST);
     let mut client = quartet.router.post("/v1/completions", PROMPT);
     keep(&mut quartet.at_prefill().1, 1);
@@ -142,7 +142,7 @@ fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
 
 /// KV that decode does not claim is dropped at once, and the prompt is computed again.
 #[test]
-fn what_decode_does_not_claim_is_given_up() {
+fn kept_kv_that_decode_does_not_claim_is_released() {
     let quartet = Quartet::start(&PREFILL_FIRST);
     let mut client = quartet.router.connect();
     let key = "authorization: Bearer k\r\n";
@@ -193,7 +193,7 @@ fn a_client_that_leaves_ends_whichever_leg_runs() {
 
 /// The client's tokens go to both legs of the next attempt.
 #[test]
-fn a_stream_goes_on_elsewhere_from_what_prefill_reads_behind_its_ids() {
+fn a_stream_continues_elsewhere_and_both_legs_get_its_tokens() {
     let quartet = Quartet::start(&PREFILL_FIRST);
     let mut client = quartet.router.connect();
     client.post("/v1/completions", "authorization: Bearer k\r\n", STREAM);
@@ -260,7 +260,7 @@ fn named(asked: &Asked) -> Value {
 }
 
 #[test]
-fn decode_alone_is_asked_and_told_whom_to_ask() {
+fn only_decode_is_asked_and_it_gets_the_address_of_prefill() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let router = Router::ready(&[&prefill], &[&decode], &DECODE_FIRST);
     let mut client = router

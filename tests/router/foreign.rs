@@ -50,7 +50,7 @@ fn port(router: &Router, prefill: &Worker, decode: &Worker) -> Value {
 
 /// Null means the worker's own port, which decode knows if all have the same.
 #[test]
-fn a_registry_is_where_was_said_or_where_it_says_or_null() {
+fn a_registry_port_is_the_configured_one_or_the_reported_one_or_null() {
     for (introduction, words, expected) in [
         (READER, &["9000"][..], json!(9000)),
         (READER, &[], json!(9123)),
@@ -127,7 +127,7 @@ fn errors_of_theirs_are_passed_on() {
 }
 
 #[test]
-fn one_that_dies_is_passed_over_and_serves_again_when_it_is_back() {
+fn a_worker_that_dies_is_passed_over_and_serves_again_when_it_is_back() {
     let (prefill, decode) = (worker(UNKNOWN), [worker(UNKNOWN), worker(WRITER)]);
     let router = router(&[(&prefill, &[])], &[&decode[0], &decode[1]]);
     let serves = |decode: &Worker| {

@@ -41,7 +41,7 @@ fn so_many_run_so_many_wait_and_the_next_is_told() {
 }
 
 #[test]
-fn who_leaves_the_line_is_not_served_and_holds_nobody_up() {
+fn a_request_that_leaves_the_queue_is_not_served_and_delays_no_other() {
     let flags = ["--max-concurrent-requests", "1", "--queue-size", "2"];
     let (prefill, decode, router) = trio_with(&flags);
     let mut first = router.post("/v1/completions", PROMPT);
@@ -176,7 +176,7 @@ fn metrics_have_a_port_of_their_own_that_asks_for_no_key() {
 }
 
 #[test]
-fn health_is_looked_at_where_and_as_often_as_was_said() {
+fn health_checks_use_the_configured_path_and_thresholds() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let flags = [
         "--health-check-endpoint",

@@ -158,7 +158,7 @@ fn a_worker_that_speaks_no_http_is_a_bad_gateway() {
 }
 
 #[test]
-fn a_stream_whose_worker_dies_ends_with_an_error_event() {
+fn a_stream_ends_with_an_error_event_if_its_worker_dies() {
     let (prefill, decode, router) = trio();
     let mut client = router.post("/v1/completions", STREAM);
     let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
@@ -173,7 +173,7 @@ fn a_stream_whose_worker_dies_ends_with_an_error_event() {
 }
 
 #[test]
-fn decode_decides_about_a_request_whose_prefill_leg_broke() {
+fn decode_decides_about_a_request_that_lost_its_prefill_leg() {
     let (prefill, decode, router) = trio();
     let mut client = router.post("/v1/completions", STREAM);
     let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
@@ -190,7 +190,7 @@ fn decode_decides_about_a_request_whose_prefill_leg_broke() {
 }
 
 #[test]
-fn a_request_whose_prefill_leg_broke_ends_even_if_decode_never_hears() {
+fn a_request_that_lost_its_prefill_leg_ends_even_if_decode_is_silent() {
     let (prefill, decode, router) = trio_with(&["--disable-retries"]);
     let mut client = router.post("/v1/completions", STREAM);
     let (at_prefill, at_decode) = (prefill.asked(), decode.asked());
@@ -280,7 +280,7 @@ fn a_worker_that_takes_no_connection_is_passed_over() {
 }
 
 #[test]
-fn a_worker_whose_health_says_that_it_drains_is_not_used() {
+fn a_worker_that_reports_draining_as_its_health_is_not_used() {
     let (_prefill, decode, router) = trio();
     decode.drain();
     router.wait_for("/readiness", 503);
@@ -290,7 +290,7 @@ fn a_worker_whose_health_says_that_it_drains_is_not_used() {
 
 /// The requests of a worker are given up if it hangs, and not if one probe of many is lost.
 #[test]
-fn a_worker_that_drains_keeps_what_it_runs_when_a_probe_is_lost() {
+fn a_draining_worker_keeps_its_requests_if_a_probe_is_lost() {
     let (prefill, decode, router) = trio();
     let mut client = router.post("/v1/completions", PROMPT);
     let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
@@ -354,7 +354,7 @@ fn a_worker_of_another_role_is_not_used() {
 
 /// An engine that does not report its identity, or needs a key for that, is used.
 #[test]
-fn a_worker_that_does_not_say_who_it_is_is_used() {
+fn a_worker_that_does_not_report_its_identity_is_used() {
     for said in [
         Some(("404 Not Found", "")),
         Some(("401 Unauthorized", "{}")),
@@ -371,7 +371,7 @@ fn a_worker_that_does_not_say_who_it_is_is_used() {
 }
 
 #[test]
-fn a_worker_that_takes_the_place_of_another_is_asked_who_it_is() {
+fn a_worker_at_the_address_of_another_is_asked_for_its_identity() {
     const READER: Introduction = Some(("200 OK", r#"{"disaggregation_mode":"prefill"}"#));
     const WRITER: Introduction = Some(("200 OK", r#"{"disaggregation_mode":"decode"}"#));
     let (prefill, decode) = (Worker::start(), Worker::at("127.0.0.1:0".parse().unwrap(), WRITER));
@@ -387,7 +387,7 @@ fn a_worker_that_takes_the_place_of_another_is_asked_who_it_is() {
 }
 
 #[test]
-fn requests_go_to_whom_has_least_to_do() {
+fn requests_go_to_the_worker_with_the_least_load() {
     let prefill = [Worker::start(), Worker::start()];
     let decode = [Worker::start(), Worker::start()];
     let router = Router::start(&[&prefill[0], &prefill[1]], &[&decode[0], &decode[1]], &[]);
@@ -401,7 +401,7 @@ fn requests_go_to_whom_has_least_to_do() {
 }
 
 #[test]
-fn other_paths_are_served_by_whom_they_concern() {
+fn other_paths_are_served_by_the_worker_or_the_router_they_concern() {
     let (prefill, decode, router) = trio();
     let mut client = router.get("/v1/models");
     prefill.asked().answer("200 OK", r#"{"data":[1]}"#);
@@ -619,7 +619,7 @@ fn workers_are_administered_with_the_admin_key_and_else_asked_with_another() {
 }
 
 #[test]
-fn a_drain_finishes_what_runs() {
+fn a_drain_finishes_running_requests() {
     let (_prefill, decode, router) = trio();
     let mut other = router.connect();
     let mut client = router.post("/v1/completions", STREAM);

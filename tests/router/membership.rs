@@ -116,7 +116,7 @@ fn workers_are_added_and_removed_while_requests_run() {
 }
 
 #[test]
-fn who_drains_is_told_from_who_is_gone() {
+fn a_draining_worker_is_distinguished_from_a_worker_that_is_down() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let router = Router::ready(&[&prefill], &[&decode], &[]);
     router.wait_for_workers(2);
@@ -171,7 +171,7 @@ fn a_worker_that_is_gone_is_told_of_once() {
 
 /// A healthy worker that fits no other does not count as serving.
 #[test]
-fn who_fits_nobody_says_so() {
+fn a_worker_that_fits_no_other_is_listed_as_unpaired() {
     let told = |weights: &str| format!(r#"{{"handoff":{{"weights":"{weights}"}}}}"#).leak();
     let (prefill, decode) = (Worker::introduced(told("aa")), Worker::introduced(told("bb")));
     let router = Router::start(&[&prefill], &[&decode], &[]);
@@ -244,7 +244,7 @@ fn a_mixed_worker_is_told_of_as_one() {
 }
 
 #[test]
-fn what_cannot_be_a_worker_is_refused_by_name() {
+fn an_invalid_worker_is_refused_by_name() {
     let router = Router::start(&[], &[], &[]);
     for (body, param) in [
         (json!({"worker_type": "decode"}), "url"),
@@ -384,7 +384,7 @@ fn proof(router: &Router, key: &Secret, method: &str, path: &str, body: &str) ->
 }
 
 #[test]
-fn with_a_key_whoever_does_not_know_it_changes_nothing_and_nothing_is_replayed() {
+fn with_a_key_a_stranger_changes_nothing_and_no_write_is_accepted_twice() {
     let ((path, ours), (other_path, theirs)) = (key("ours", 7), key("theirs", 8));
     let router = Router::start(&[], &[], &["--cluster-key-file", path.to_str().unwrap()]);
     let worker = Worker::start();
@@ -498,7 +498,7 @@ fn admin_keys_alone_let_no_stranger_in() {
 
 /// Their reported keys are possibly outdated.
 #[test]
-fn workers_are_asked_who_they_are_again_when_the_key_of_the_cluster_is_another() {
+fn workers_are_asked_for_their_identity_again_when_the_cluster_key_changes() {
     let path =
         std::env::temp_dir().join(format!("baton-router-cluster-key-{}", std::process::id()));
     std::fs::write(&path, [1; 40]).unwrap();

@@ -77,7 +77,7 @@ pub fn event(ids: &[u32], text: &str) -> String {
 /// A worker closes a connection with too much unsent data. The client reads too slowly, and would
 /// do so elsewhere; unless the worker is gone.
 #[test]
-fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
+fn a_client_that_reads_too_slowly_continues_elsewhere_only_if_its_worker_is_gone() {
     let text = "x".repeat(60 << 10);
     for is_gone in [false, true] {
         let quartet = Quartet::start(&[]);
@@ -129,7 +129,7 @@ fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
 
 /// A client that has caught up since is treated like any other.
 #[test]
-fn who_once_read_slowly_is_sent_elsewhere_when_its_worker_ends() {
+fn a_client_that_once_read_slowly_continues_elsewhere_if_its_worker_ends() {
     let text = "x".repeat(60 << 10);
     let quartet = Quartet::start(&[]);
     let mut client = quartet.router.post("/v1/completions", STREAM);
@@ -273,7 +273,7 @@ fn a_client_is_waited_for_no_longer_than_it_said() {
 
 /// Both legs are given up at the same time, in any order.
 #[test]
-fn a_client_whose_time_is_up_is_told_so_whichever_leg_is_given_up_first() {
+fn a_client_gets_a_timeout_at_its_deadline_whichever_leg_ends_first() {
     let (prefill, decode, router) = trio();
     let mut clients: Vec<Client> = (0..8).map(|_| router.connect()).collect();
     for client in &mut clients {
@@ -286,7 +286,7 @@ fn a_client_whose_time_is_up_is_told_so_whichever_leg_is_given_up_first() {
 }
 
 #[test]
-fn a_stream_goes_on_where_its_worker_died_and_the_client_sees_no_seam() {
+fn a_stream_continues_if_its_worker_dies_and_the_client_sees_no_gap() {
     let four = Quartet::start(&[]);
     let mut client = four.router.post("/v1/completions", STREAM);
     let (first, at_prefill, mut at_decode) = four.asked();
@@ -323,7 +323,7 @@ fn a_stream_goes_on_where_its_worker_died_and_the_client_sees_no_seam() {
 }
 
 #[test]
-fn a_stream_that_has_all_its_events_needs_nobody_to_end_it() {
+fn a_stream_with_all_its_events_ends_without_another_worker() {
     let (prefill, decode, router) = trio();
     let mut client = router.post("/v1/completions", STREAM);
     prefill.asked();
@@ -353,7 +353,7 @@ fn a_worker_that_begins_anew_is_not_passed_off_as_going_on() {
 }
 
 #[test]
-fn a_worker_that_is_started_again_in_time_serves_what_the_last_one_was_asked() {
+fn a_worker_restarted_in_time_serves_the_requests_of_its_predecessor() {
     let (prefill, decode, router) = trio();
     let address = decode.address;
     let mut client = router.post("/v1/completions", PROMPT);

@@ -50,7 +50,7 @@ fn every_policy_has_a_pair_serve() {
 }
 
 #[test]
-fn a_chat_goes_on_where_it_was_read() {
+fn a_chat_continues_on_the_worker_that_read_it() {
     for policy in ["cache_aware", "lmetric", "slo"] {
         let (prefill, decode) =
             ([Worker::start(), Worker::start(), Worker::start()], Worker::start());
@@ -76,7 +76,7 @@ fn a_chat_goes_on_where_it_was_read() {
 }
 
 #[test]
-fn who_is_foretold_to_be_late_is_turned_away_at_once() {
+fn a_request_with_a_late_forecast_is_refused_at_once() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     // 500 tokens take 25 ms; a second prompt waits for the first.
     let flags = ["--policy", "slo", "--slo-ttft-ms", "60", "--prefill-ms", "0,0.08,0"];
@@ -95,7 +95,7 @@ fn who_is_foretold_to_be_late_is_turned_away_at_once() {
 }
 
 #[test]
-fn what_is_short_or_known_is_read_where_it_is_generated() {
+fn decode_reads_a_prompt_with_a_short_uncached_rest_itself() {
     let (prefill, decode) = (Worker::start(), Worker::introduced(ALONE));
     let router = Router::ready(
         &[&prefill],
@@ -117,7 +117,7 @@ fn what_is_short_or_known_is_read_where_it_is_generated() {
 
 /// Load from another router is seen in a worker's report. No request waits for a report.
 #[test]
-fn what_a_worker_reports_is_avoided_though_nobody_here_booked_it() {
+fn load_that_a_worker_reports_is_avoided_although_another_router_booked_it() {
     let check = |policy: &'static str| {
         let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
         let asked = |decode: &[Worker; 2], sequences: [u32; 2]| {

@@ -108,7 +108,7 @@ fn a_role_is_changed_with_the_admin_key() {
 }
 
 #[test]
-fn one_that_the_others_need_is_passed_over_for_one_that_they_do_not() {
+fn a_worker_that_its_role_needs_is_passed_over_for_a_spare_one() {
     let readers = ["aa", "bb"].map(|weights| Worker::introduced(told("prefill", weights)));
     let decode = Worker::introduced(told("decode", "aa"));
     let router = Router::ready(&readers.each_ref(), &[&decode], &FLAGS);
@@ -128,7 +128,7 @@ fn id_of(router: &Router, worker: &Worker) -> String {
 }
 
 #[test]
-fn what_a_worker_says_of_its_role_is_told() {
+fn the_role_that_a_worker_reports_is_passed_on() {
     let (reader, decode) = (Worker::start(), Worker::start());
     let router = Router::ready(&[&reader], &[&decode], &[]);
     let path = format!("/workers/{}/role", id_of(&router, &reader));

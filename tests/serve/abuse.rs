@@ -85,7 +85,7 @@ fn requests_cut_short() {
 }
 
 #[test]
-fn a_slow_sender_is_served_and_holds_nobody_up() {
+fn a_slow_sender_is_served_and_delays_no_other_client() {
     let server = Server::start(&[]);
     let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true}).to_string();
     let whole = format!(

@@ -489,7 +489,7 @@ fn timings_tell_where_the_time_went() {
 
 /// This includes an answer that a stop string ends, which happens before its worker knows.
 #[test]
-fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
+fn timings_and_cached_tokens_are_reported_if_a_stop_string_ends_the_answer() {
     for flags in [&[][..], &["--mixed"]] {
         let server = Server::start(flags);
         let prompt: Vec<u32> = (0..40).map(|i| 10 + i).collect();
@@ -565,7 +565,7 @@ fn a_routers_fields_are_accepted() {
 /// Other requests continue while the tokeniser is busy. A client that leaves early has no lasting
 /// effect. The test retries, because a machine can stall for as long as the text takes.
 #[test]
-fn a_long_text_holds_nobody_up() {
+fn a_long_text_delays_no_other_request() {
     let server = Server::start(&[]);
     let body = json!({"prompt": "the cat sat on a mat, ".repeat(100_000)});
     let answered_meanwhile = || {

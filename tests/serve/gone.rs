@@ -14,7 +14,7 @@ const LAYOUTS: [&[&str]; 3] =
     [&["--mixed"], &[], &["--prefill-workers", "2", "--decode-workers", "2"]];
 
 #[test]
-fn a_stream_that_nobody_reads_ends() {
+fn a_stream_without_a_reader_ends() {
     for layout in LAYOUTS {
         let flags =
             [&["--max-running-requests", "2", "--max-queued-requests", "3"], layout].concat();

@@ -19,7 +19,7 @@ fn output(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_drain_finishes_what_runs_and_takes_nothing_new() {
+fn a_drain_finishes_running_requests_and_accepts_no_new_ones() {
     for layout in [&["--mixed"][..], &[]] {
         let mut server = Server::start_long(layout);
         let (mut running, mut idle) = (server.connect(), server.connect());
@@ -171,7 +171,7 @@ fn wrong_usage_is_told_with_status_2() {
 }
 
 #[test]
-fn what_cannot_start_says_why_in_one_line() {
+fn a_failed_start_gives_its_reason_in_one_line() {
     let occupied = Server::start(&[]);
     let port = occupied.address.port().to_string();
     let model = fixture("llama-f32");

@@ -193,7 +193,7 @@ fn unknown_paths_and_other_methods() {
 }
 
 #[test]
-fn a_field_nobody_knows_is_ignored() {
+fn an_unknown_field_is_ignored() {
     let server = Server::start(&[]);
     let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true, "model": null,
         "stop": null, "foo": {"bar": 1}});
@@ -242,7 +242,7 @@ fn a_full_queue_says_when_to_come_back() {
 
 /// A request that exceeds the pool is refused at once. A request that fits waits.
 #[test]
-fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
+fn a_request_that_can_never_fit_is_refused_and_one_that_fits_waits() {
     for layout in [&["--mixed"][..], &[]] {
         // A token takes 512 bytes.
         let total = 2048;
@@ -303,7 +303,7 @@ fn without_its_key_only_health_is_told() {
 
 /// The error of a value above its limit has both the limit and the value.
 #[test]
-fn what_is_too_much_is_told_with_its_limit() {
+fn a_value_above_its_limit_is_refused_with_the_limit() {
     let server = Server::start(&["--max-running-requests", "2", "--max-queued-requests", "1"]);
     let (completions, chat) = ("/v1/completions", "/v1/chat/completions");
     let many = |count: usize| vec!["a"; count];

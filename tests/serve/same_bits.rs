@@ -195,7 +195,7 @@ fn split_equals_mixed_however_the_work_is_cut() {
 
 /// Many long answers at once, in a pool that holds a quarter of them.
 #[test]
-fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
+fn a_retracted_request_continues_with_the_same_bits() {
     let greedy = |seed: u32| {
         json!({"prompt": ids(seed, 30 + 9 * seed), "max_tokens": 300, "temperature": 0,
             "logprobs": 2, "return_token_ids": true})
@@ -250,7 +250,7 @@ fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn a_stream_says_what_a_whole_answer_says() {
+fn a_stream_has_the_same_content_as_a_whole_answer() {
     for layout in [&["--mixed"][..], &[]] {
         let server = Server::start(layout);
         for case in cases() {

@@ -87,7 +87,7 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
 
 /// KV that only the prefill worker has is transferred while the rest is computed.
 #[test]
-fn what_the_cache_has_leaves_before_the_pass() {
+fn cached_kv_is_sent_before_the_pass() {
     let path =
         trace("cached", &[(0, 4096, 1, "1,2,3,4,5,6,7,8"), (2000, 8192, 1, "1,2,3,4,5,6,7,8")]);
     let two = PLAIN.replace("--decode 1", "--decode 2");
@@ -99,7 +99,7 @@ fn what_the_cache_has_leaves_before_the_pass() {
 }
 
 #[test]
-fn who_shares_a_nic_waits_for_it() {
+fn transfers_that_share_a_nic_wait_for_it() {
     // Two prompts of a page, each of which uses its NICs for 16 s. Nothing else takes time.
     let path = trace("nic", &[(0, 16, 1, ""), (0, 16, 1, "")]);
     let ttft = |prefill: u32, decode: u32| {
@@ -154,7 +154,7 @@ fn a_trace_is_served_to_its_end() {
 }
 
 #[test]
-fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
+fn a_request_that_finds_all_workers_full_is_refused_and_leaves_nothing() {
     let words = format!(
         "{SMALL} --prefill 1 --decode 1 --rate 1e5 --max-running-requests 4 --max-queued-requests 2"
     );
@@ -200,7 +200,7 @@ fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
 }
 
 #[test]
-fn who_has_no_prefill_worker_reads_itself() {
+fn without_a_prefill_worker_decode_reads_the_prompts_itself() {
     let path = trace("whole", &[(0, 12_000, 5, "1,2"), (5000, 1024, 1, "1,2")]);
     let alone = PLAIN.replace("--prefill 1", "--prefill 0");
     let summary = simulate(&format!("{alone} --trace-file {}", path.display()));
@@ -247,7 +247,7 @@ fn recorded_runs_are_run_again_beside_theirs() {
 }
 
 #[test]
-fn who_foretells_turns_away_whom_nobody_would_serve_in_time() {
+fn slo_refuses_requests_that_no_worker_would_serve_in_time() {
     let words = format!(
         "--prefill 3 --decode 3 --page-size 64 --kv-tokens 524288 --speed 20 --trace-file {TRACE}"
     );
@@ -261,7 +261,7 @@ fn who_foretells_turns_away_whom_nobody_would_serve_in_time() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn invalid_flags_and_traces_are_refused_by_name() {
     let refused = |words: &str, what: &str| {
         let plan = plan(words);
         let error =
@@ -308,7 +308,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 /// Long prompts with a decode worker that is short of KV. Waiting prompts are computed meanwhile,
 /// and empty pages are not reserved. With enough pages, late is a little later.
 #[test]
-fn late_allocation_pays_where_decode_is_short_of_kv() {
+fn late_allocation_pays_if_decode_is_short_of_kv() {
     let requests: Vec<_> = (0..40).map(|at| (at * 100, 8000, 100, "")).collect();
     let path = trace("late", &requests);
     let ttft = |allocation: &str, tokens: u32| {
@@ -367,7 +367,7 @@ fn place(words: &str) -> Result<Vec<FleetResult>, String> {
 
 /// One fleet at a time.
 #[test]
-fn a_search_tells_what_is_under_way() {
+fn a_search_reports_each_fleet_that_it_tries() {
     super::quiet();
     let words = "--workers 3 --rate 1 --prefill-ms 0,1,0 --decode-ms 4,0,1 --slo-ttft-ms 2000 \
         --slo-itl-ms 11 \

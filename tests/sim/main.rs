@@ -69,7 +69,7 @@ fn go_wrong(seeds: RangeInclusive<u64>) {
 }
 
 #[test]
-fn whatever_goes_wrong_requests_end_and_the_cluster_serves_again() {
+fn after_any_fault_requests_end_and_the_cluster_serves_again() {
     go_wrong(1..=150);
 }
 
@@ -153,7 +153,7 @@ fn command(args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn what_cannot_be_simulated_or_told_is_said() {
+fn an_impossible_simulation_or_trace_is_reported() {
     let (code, said) = command(&["--seed", "18446744073709551615", "--seeds", "2"]);
     assert!(
         code == Some(2) && said.contains("the largest seed is 18446744073709551615"),

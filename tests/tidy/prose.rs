@@ -123,7 +123,7 @@ fn sentences(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_program_that_is_called_who_is_refused() {
+fn the_word_who_for_a_program_is_refused() {
     let text = "//! Who asks waits.\nfn who() {}\n/// `who` is code.\nlog(\"a peer whose key\");\n";
     assert_eq!(people(&Source::of_rust("src/a.rs", text)), [1, 4]);
 }

@@ -52,7 +52,7 @@ fn is_fenced(rig: &Rig, handoff: &Handoff, failed: bool) -> bool {
 }
 
 #[test]
-fn a_thread_that_comes_back_late_ends_what_it_had() {
+fn a_thread_that_comes_back_late_ends_its_leases() {
     for hangs in [Hangs::Posters, Hangs::Pollers] {
         let mut fenced = 0;
         at_every_point(KIND, |rig, handoff| {

@@ -79,7 +79,7 @@ fn bytes_arrive_whole_for_every_pair_of_layouts() {
 }
 
 #[test]
-fn what_the_destination_holds_already_is_neither_sent_nor_written() {
+fn tokens_that_the_destination_already_holds_are_neither_sent_nor_written() {
     for kind in KINDS {
         for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (16, 6), (6, 16)] {
             for (from, to) in
@@ -103,7 +103,7 @@ fn what_the_destination_holds_already_is_neither_sent_nor_written() {
 
 /// Not for a source that writes itself: it has no addresses of pages that were not requested.
 #[test]
-fn what_the_destination_holds_already_cannot_be_sent() {
+fn tokens_that_the_destination_already_holds_cannot_be_sent() {
     for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
         let wrong: [fn(&mut Post); 3] = [
             |post| post.tokens.start = 0,
@@ -409,7 +409,7 @@ fn a_half_that_fails_or_dies_ends_its_own_session_only() {
 }
 
 #[test]
-fn what_was_held_back_lands_nowhere_once_the_lease_has_ended() {
+fn held_back_data_lands_nowhere_once_the_lease_has_ended() {
     for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Relayed(3, 170)] {
         for destination_holds in [false, true] {
             let mut rig = Rig::new(kind);
@@ -591,7 +591,7 @@ fn no_byte_of_a_head_is_trusted() {
 }
 
 #[test]
-fn garbage_costs_its_sender_the_session_and_nobody_else_anything() {
+fn garbage_costs_its_sender_the_session_and_harms_no_other_session() {
     let mut state = 1u64;
     let mut random = move || {
         state =
@@ -825,7 +825,7 @@ fn no_word_is_lost_however_much_there_is_to_tell() {
 
 /// A decode worker can exit or change its role as soon as it has all bytes.
 #[test]
-fn what_is_told_to_be_there_is_handed_over_though_the_session_ends_at_every_point() {
+fn kv_that_is_reported_complete_is_handed_over_even_if_the_session_ends() {
     for kind in WRITTEN.into_iter().chain([Kind::Shm, Kind::Tcp(1), Kind::Tcp(3)]) {
         at_every_point(kind, |rig, handoff| {
             let is_told = rig.states(handoff)[1] == State::Success;
@@ -900,7 +900,7 @@ fn a_source_that_writes_may_cancel_at_every_point() {
 
 /// A chunk with more work requests than the lanes have room for: some are posted, some wait.
 #[test]
-fn what_is_half_posted_may_be_withdrawn() {
+fn a_half_posted_chunk_may_be_withdrawn() {
     for kind in WRITTEN {
         for points in 0..60 {
             let mut rig = Rig::with_layouts(kind, layer_major(1), page_major(16));

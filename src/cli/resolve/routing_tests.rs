@@ -27,7 +27,7 @@ fn refusal(line: &str) -> String {
 }
 
 #[test]
-fn what_nobody_says_is_as_it_is_without_flags() {
+fn each_setting_without_a_flag_has_its_default() {
     let (config, warnings) = router("");
     assert_eq!(
         (config.retries, config.breaker),
@@ -117,7 +117,7 @@ fn thresholds_of_caches_are_for_the_policy_that_has_them() {
 
 /// All flags of sglang-router that Baton accepts, each with a value other than the default.
 #[test]
-fn a_command_line_of_sglang_router_means_what_it_says() {
+fn each_accepted_flag_of_sglang_router_sets_its_value() {
     let (config, warnings) = router(
         "--pd-disaggregation --prefill http://a:1 9000 --decode http://b:1 \
          --host 0.0.0.0 --port 30000 --policy round_robin --decode-policy least_loaded \
@@ -212,7 +212,7 @@ fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_its_flag() {
+fn an_invalid_value_is_refused_with_its_flag() {
     let port = refusal("--prefill http://a:1 abc --decode http://b:1");
     assert!(port.contains("--prefill abc") && port.contains("or none"), "{port}");
     for (line, flag) in [

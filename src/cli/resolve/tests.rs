@@ -107,7 +107,7 @@ fn a_pair_on_one_host_needs_no_port() {
 
 /// A worker can change its role, so either command accepts the flags of both roles.
 #[test]
-fn either_command_takes_what_both_roles_need() {
+fn either_command_accepts_the_flags_of_both_roles() {
     let line = "--bootstrap-port 9000 --control-port 9001 --data-port 9002 \
                 --bootstrap-allow 10.0.0.0/8 --swap-memory 0";
     for command in ["prefill", "decode"] {
@@ -138,7 +138,7 @@ fn either_command_takes_what_both_roles_need() {
 }
 
 #[test]
-fn who_reads_alone_has_somebody_to_read_for() {
+fn local_prefill_is_refused_with_the_fake_transfer() {
     let fake = refusal("decode m --local-prefill --transfer fake");
     assert!(fake.contains("--local-prefill"), "{fake}");
 }
@@ -191,7 +191,7 @@ fn a_router_needs_no_workers_and_takes_anybodys_on_loopback_alone() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_value_and_limit() {
+fn an_invalid_flag_is_named_with_its_value_and_limit() {
     for (line, parts) in [
         ("serve m --page-size 24", &["--page-size 24", "power of two"][..]),
         ("serve m --page-size 512", &["512", "--page-size", "1..=256"]),
@@ -281,7 +281,7 @@ fn prefixes_are_cached_unless_told_otherwise_or_nothing_is_computed() {
 }
 
 #[test]
-fn what_comes_later_is_refused_by_name() {
+fn an_unsupported_flag_is_refused_by_name() {
     for (line, name) in [
         ("serve m --tensor-parallel-size 2", "--tensor-parallel-size"),
         ("serve m --tensor-parallel-size=2", "--tensor-parallel-size"),
@@ -475,7 +475,7 @@ fn only_workers_of_a_cluster_post_over_rdma() {
 }
 
 #[test]
-fn who_listens_for_a_bench_takes_no_flag_of_rows() {
+fn bench_listen_refuses_the_flags_of_the_connect_process() {
     for flags in [
         "--case small",
         "--transport tcp",
@@ -507,7 +507,7 @@ fn who_listens_for_a_bench_takes_no_flag_of_rows() {
 }
 
 #[test]
-fn what_shapes_a_case_of_one_s_own_goes_with_no_other() {
+fn flags_of_a_custom_case_are_refused_with_a_named_case() {
     for flag in ["--pages 8", "--layers 3", "--item-bytes 4096", "--kv-heads 2", "--fragmented"] {
         let said = refusal(&format!("bench transfer --case tiny-2k {flag}"));
         let name = flag.split(' ').next().unwrap();

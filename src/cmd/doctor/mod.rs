@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_poor_comes_with_advice() {
+    fn a_poor_finding_comes_with_advice() {
         let machine = Machine::new(
             "poor",
             &[

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_rdma_library_or_provider_is_named() {
         let missing = || Err(Unavailable::Library("no such file".into()));
         let none = findings(missing(), &[]);
         assert_eq!((none[0].verdict, none.len()), (Verdict::Good, 1));

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_hosts_it_is_what_both_take() {
+    fn the_transport_between_two_hosts_is_one_that_both_support() {
         let ours = host("a", Ok("mlx5_0"));
         let found = |theirs| between(&ours, "b:1", Ok(theirs)).found;
         assert!(
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_asked_is_told_with_what_to_do() {
+    fn an_unreachable_peer_or_another_version_is_reported() {
         let ours = host("a", Ok("mlx5_0"));
         let finding = between(&ours, "b:1", Err("connection refused".into()));
         assert_eq!((finding.verdict, finding.advice.is_some()), (Verdict::Bad, true));

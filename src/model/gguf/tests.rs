@@ -54,7 +54,7 @@ fn a_whole_model_opens() {
 }
 
 #[test]
-fn what_is_not_served_is_refused_by_name() {
+fn an_unsupported_gguf_model_is_refused_by_name() {
     let factors = |values: &[f32]| {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         open(whole().tensor("rope_freqs.weight", &[values.len() as u64], 0, &bytes)).unwrap_err()

@@ -50,7 +50,7 @@ fn shards_make_one_model() {
 }
 
 #[test]
-fn what_would_change_results_is_refused_by_name() {
+fn a_setting_that_would_change_results_is_refused_by_name() {
     let rope =
         |field: &str, value: Value| refusal(|config| config["rope_parameters"][field] = value);
     for (message, parts) in [

@@ -37,7 +37,7 @@ fn logprobs_are_of_the_unscaled_softmax() {
 }
 
 #[test]
-fn penalties_count_what_they_should() {
+fn penalties_count_the_right_tokens() {
     let mut sampler = Sampler::new(4);
     let mut choose =
         |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;

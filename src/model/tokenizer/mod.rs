@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_only_where_asked() {
+    fn special_tokens_are_added_only_if_requested() {
         let tokenizer = of_gguf("llama-mha-llama3.F16.gguf");
         let bare = tokenizer.encode("x", false).unwrap();
         assert_eq!(tokenizer.encode("x", true).unwrap(), [&[0], bare.as_slice()].concat());

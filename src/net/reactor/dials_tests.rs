@@ -81,7 +81,7 @@ fn dial(reactor: &mut Reactor, address: SocketAddr, host: &str, within: Duration
 }
 
 #[test]
-fn what_was_queued_follows_the_handshake_and_an_end_that_is_not_announced_is_none() {
+fn queued_data_follows_the_handshake_and_an_unannounced_end_is_an_error() {
     for announced in [true, false] {
         let (address, serves) = server(move |tcp| {
             let mut stream = accept(tcp);
@@ -140,7 +140,7 @@ impl Records {
 
 /// A trusted server can send many records without data. The reactor must read them turn by turn.
 #[test]
-fn what_holds_next_to_no_data_is_read_turn_by_turn() {
+fn records_with_little_data_are_read_turn_by_turn() {
     const RECORDS: usize = 64;
     // The maximum number of reads, of one buffer each.
     const TURN: usize = NET_TLS_READS_MAX * (18 << 10);
@@ -185,7 +185,7 @@ fn what_holds_next_to_no_data_is_read_turn_by_turn() {
 }
 
 #[test]
-fn who_does_not_show_who_it_is_is_told_nothing() {
+fn a_server_that_does_not_prove_its_identity_receives_no_data() {
     let answer: fn(TcpStream) -> Vec<u8> = |mut tcp| {
         let mut got = vec![0; 4096];
         let count = tcp.read(&mut got).unwrap();

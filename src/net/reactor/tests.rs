@@ -99,7 +99,7 @@ fn a_refused_dial_is_told_by_an_event() {
 }
 
 #[test]
-fn a_dial_nobody_answers_ends_by_its_deadline() {
+fn an_unanswered_dial_ends_by_its_deadline() {
     // An address reserved for documentation: no host answers there.
     let mut reactor = Reactor::new().unwrap();
     let address = Address::Tcp("192.0.2.1:9".parse().unwrap());
@@ -112,7 +112,7 @@ fn a_dial_nobody_answers_ends_by_its_deadline() {
 }
 
 #[test]
-fn what_is_not_consumed_is_bounded_and_nothing_is_lost() {
+fn unconsumed_data_is_bounded_and_no_byte_is_lost() {
     let (mut reactor, _, conn, mut client) = served();
     let sent: Vec<u8> = (0..3 << 20u32).map(|at| ((at * 31) >> 7) as u8).collect();
     let copy = sent.clone();
@@ -157,7 +157,7 @@ fn a_slow_reader_is_an_error_and_a_drained_queue_an_event() {
 }
 
 #[test]
-fn what_a_turn_sends_leaves_as_one_before_the_next_wait() {
+fn data_sent_in_one_turn_leaves_together_before_the_next_wait() {
     let (mut reactor, _, conn, mut client) = served();
     let mut buffer = [0; 64];
     for part in ["one ", "two ", "three"] {

@@ -238,7 +238,7 @@ mod tests {
     const THERE: &str = r#"{"header":{},"count":"1"}"#;
 
     #[test]
-    fn an_entry_is_put_kept_put_again_where_it_is_lost_and_revoked() {
+    fn an_entry_is_put_kept_put_again_if_it_is_lost_and_revoked() {
         let mut now = Instant::now();
         let mut ours = EtcdLease::new(&entry(1, 1), None, now);
         assert_eq!([step(&mut ours, now, GRANTED), step(&mut ours, now, "{}")], ["grant", "put"]);

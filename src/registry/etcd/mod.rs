@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_key_only_what_its_holder_wrote_under_its_own_name_is_taken() {
+    fn with_a_key_only_an_entry_proven_under_its_own_name_is_accepted() {
         let (ours, theirs) = ([Secret::of_bytes(&[7; 32])], [Secret::of_bytes(&[8; 32])]);
         let entry = entry(1, 2);
         let key = key_of(&entry);

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_whole_and_watched_from_there_whatever_the_pieces() {
+    fn a_range_is_read_whole_and_then_watched_in_pieces_of_any_size() {
         let (mut view, now) = (EtcdView::new(Vec::new(), Instant::now()), Instant::now());
         let (a, b) = (entry(1, 1), entry(2, 1));
         assert_eq!(view.poll(now).unwrap().path, "/v3/kv/range");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_range_is_read_in_pages_of_one_revision_which_shrink_where_they_are_too_long() {
+    fn a_long_range_is_read_in_pages_of_one_revision_that_shrink_if_too_long() {
         let (mut view, mut now) = (EtcdView::new(Vec::new(), Instant::now()), Instant::now());
         let (a, b) = (entry(1, 1), entry(2, 1));
         assert_eq!(body_of(&mut view, now)["limit"], ETCD_PAGE_MAX);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_odd_is_told_once_and_not_for_ever() {
+    fn an_odd_entry_is_reported_once_and_the_reports_are_bounded() {
         let (mut view, now) = (EtcdView::new(Vec::new(), Instant::now()), Instant::now());
         let odd = |number: usize| {
             format!(
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_proves_a_key_of_the_past_is_told_of_when_it_is_read_again() {
+    fn an_entry_with_a_former_key_is_reported_when_it_is_read_again() {
         let [one, other] = [[7; 32], [8; 32]].map(|bytes| Secret::of_bytes(&bytes));
         let (mut view, mut now) =
             (EtcdView::new(vec![one.clone()], Instant::now()), Instant::now());

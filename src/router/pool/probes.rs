@@ -356,7 +356,7 @@ mod tests {
     /// The role of a worker that has left does not matter. Its health matters while a client waits
     /// for it.
     #[test]
-    fn who_leaves_is_asked_how_it_is_as_long_as_somebody_waits_for_it() {
+    fn a_leaving_worker_is_probed_while_a_request_waits_for_it() {
         for leaves_while_it_is_asked in [false, true] {
             let worker = TcpListener::bind("127.0.0.1:0").unwrap();
             let url = format!("http://{}", worker.local_addr().unwrap()).parse().unwrap();

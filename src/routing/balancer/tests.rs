@@ -37,7 +37,7 @@ fn booked(router: &LoadBalancer) -> Vec<u32> {
 }
 
 #[test]
-fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
+fn decode_reads_alone_if_no_pair_is_left_or_its_prefill_worker_has_failed() {
     let now = Instant::now();
     let mut router = router(Policy::RoundRobin, 1, 2);
     let [prefill, first, second] = [0, 1, 2].map(WorkerNumber);
@@ -92,7 +92,7 @@ fn legs_are_chosen_apart_and_numbered_together() {
 }
 
 #[test]
-fn a_burst_spreads_by_what_is_booked_and_a_release_makes_room() {
+fn a_burst_spreads_by_the_booked_load_and_a_release_makes_room() {
     let mut router = router(Policy::LeastLoaded, 1, 2);
     let heavy = router.choose_pair(&Demand::of(5), &AvoidList::default(), Instant::now()).unwrap();
     let light: Vec<ReservedPair> = (0..3)
@@ -158,7 +158,7 @@ fn every_worker_is_probed_once_and_unusable_until_then() {
 }
 
 #[test]
-fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
+fn a_leaving_worker_is_not_chosen_and_is_known_until_its_last_booking_ends() {
     let (mut router, now) = (router(Policy::RoundRobin, 1, 2), Instant::now());
     let running =
         router.choose_pair(&Demand::of(2), &AvoidList::default(), Instant::now()).unwrap();
@@ -196,7 +196,7 @@ fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
 }
 
 #[test]
-fn a_number_never_becomes_anothers_and_turns_go_on_where_one_is_missing() {
+fn a_worker_number_is_never_reused_and_round_robin_skips_a_missing_one() {
     let mut router = router(Policy::RoundRobin, 1, 3);
     let chosen = |router: &mut LoadBalancer| {
         numbers(&router.choose_pair(&Demand::of(1), &AvoidList::default(), Instant::now()).unwrap())
@@ -233,7 +233,7 @@ fn each_role_has_a_policy_of_its_own() {
 }
 
 #[test]
-fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
+fn misfits_are_never_paired_and_a_worker_of_unknown_kind_may_fit() {
     let mut router = router(Policy::RoundRobin, 2, 2);
     let (a, b) = (CompatDigest([1; 32]), CompatDigest([2; 32]));
     router.entered(WorkerNumber(0), a);
@@ -272,7 +272,7 @@ fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
 }
 
 #[test]
-fn who_failed_a_request_is_asked_last_and_who_refused_it_never() {
+fn a_worker_that_failed_a_request_is_chosen_last_and_one_that_refused_it_never() {
     let mut router = router(Policy::RoundRobin, 1, 3);
     let mut avoid = AvoidList {
         failed: vec![WorkerNumber(0), WorkerNumber(1)],
@@ -303,7 +303,7 @@ fn who_failed_a_request_is_asked_last_and_who_refused_it_never() {
 }
 
 #[test]
-fn who_fails_at_once_does_not_draw_all_requests() {
+fn a_worker_that_fails_at_once_does_not_attract_all_requests() {
     let mut router = router(Policy::LeastLoaded, 1, 2);
     let now = Instant::now();
     let chosen = |router: &mut LoadBalancer, now| {
@@ -376,7 +376,7 @@ fn those_that_do_not_fit_are_never_paired() {
 }
 
 #[test]
-fn what_a_prefill_worker_keeps_is_for_who_fits_it_and_has_not_failed() {
+fn kept_kv_goes_to_a_decode_worker_that_fits_and_has_not_failed() {
     let kind = |weights: &str| Compatibility::told(&serde_json::json!({ "weights": weights }));
     let mut router = router(Policy::RoundRobin, 1, 3);
     let [reader, failed, other, misfit] = [0, 1, 2, 3].map(WorkerNumber);
@@ -399,7 +399,7 @@ fn what_a_prefill_worker_keeps_is_for_who_fits_it_and_has_not_failed() {
 
 /// A request that was admitted is not refused because another worker is slower.
 #[test]
-fn who_has_failed_somewhere_is_not_too_late() {
+fn a_request_that_failed_on_a_worker_is_not_refused_as_late() {
     let (now, ms) = (Instant::now(), Duration::from_millis(1));
     let mut router =
         router(Policy::Slo, 1, 2).foretelling(Forecast { tpot: Some(ms), ..Forecast::default() });
@@ -415,7 +415,7 @@ fn who_has_failed_somewhere_is_not_too_late() {
 
 /// A worker that is down can return as another process. A flush affects all workers.
 #[test]
-fn what_a_worker_has_is_forgotten_with_it() {
+fn cached_prompts_are_forgotten_after_a_flush_or_when_the_worker_is_down() {
     let now = Instant::now();
     let mut router = router(Policy::Slo, 1, 1);
     let work =
@@ -440,7 +440,7 @@ fn what_a_worker_has_is_forgotten_with_it() {
 
 /// A retry looks at each row of a copy; a first attempt uses the rows directly.
 #[test]
-fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
+fn the_short_way_to_a_choice_gives_the_same_result_as_the_long_way() {
     let long_way = AvoidList { failed: vec![WorkerNumber(usize::MAX)], ..AvoidList::default() };
     for policy in [
         Policy::LeastLoaded,
@@ -525,7 +525,7 @@ fn soonest(router: &LoadBalancer, work: &Demand, now: Instant) -> Option<WorkerN
 /// Two routers share the same workers. The second has just started, and knows the first one's load
 /// only from reports.
 #[test]
-fn a_router_sees_what_another_has_booked_when_workers_report_it() {
+fn a_router_sees_the_load_of_another_router_in_worker_reports() {
     let (now, ms) = (Instant::now(), Duration::from_millis);
     for policy in [Policy::LeastLoaded, Policy::Lmetric, Policy::Slo] {
         let [mut first, mut second] = [(); 2].map(|()| router(policy, 2, 2));

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_worth_it_is_the_operators_to_say() {
+    fn the_operators_limits_decide_if_a_cached_prefix_is_preferred() {
         let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
         let pick = |cache: CacheAwareConfig, loads: &[_]| {
             ask(loads, 0, |question| question.cache = cache, pick)

@@ -34,7 +34,7 @@ mod tests {
     use crate::routing::forecast::Forecast;
 
     #[test]
-    fn a_prompt_that_is_cached_stays_where_sequences_can_bear_it() {
+    fn a_cached_prompt_stays_on_decode_if_its_running_sequences_stay_in_time() {
         let pair = |ms| Prediction { ttft: Duration::from_millis(ms), tpot: Duration::ZERO };
         let alone = |cached, pair, limit| {
             let worker = Candidate { cached, ..load(true, 1) };

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cached_outweighs_as_much_as_it_saves() {
+    fn a_cached_prefix_outweighs_load_by_the_tokens_that_it_saves() {
         let has = |cached, booked| Candidate { cached, ..load(true, booked) };
         let pick = |loads: &[_], leg| ask(loads, 0, |question| question.leg = leg, pick);
         // 1000 * 1, 500 * 3, 100 * 9.

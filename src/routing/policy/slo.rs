@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_is_where_a_step_is_shortest() {
+    fn decode_goes_to_the_worker_with_the_shortest_step() {
         let at = |context, booked| Candidate { stands_on: context, ..load(true, booked) };
         let decode =
             |workers: &[_]| ask(workers, 0, |question| question.leg = Purpose::Decode, pick);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_both_pays_for_both() {
+    fn the_forecast_for_a_whole_request_includes_both_phases() {
         let (idle, cached) = (load(true, 0), Candidate { cached: 10, ..load(true, 0) });
         let whole = |worker: &Candidate| {
             ask(&[], 0, |question| question.leg = Purpose::Whole, |q| foretell(q, worker))

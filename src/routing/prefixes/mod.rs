@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_longest_ago_goes_from_its_end() {
+    fn the_least_recently_requested_prefix_is_evicted_from_its_end() {
         let mut prefixes = Prefixes::new(8, 4);
         prefixes.join(B);
         prefixes.send(A, &[1, 2]);
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_know_what_blocks_would() {
+    fn runs_give_the_same_depths_as_single_blocks() {
         let workers = [0, 1, 2, 3].map(WorkerNumber);
         let mut prefixes = Prefixes::new(4 * 17, 100);
         workers.iter().for_each(|&worker| prefixes.join(worker));
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_meet_by_chance_harm_nobody() {
+    fn block_names_that_collide_by_chance_break_no_invariant() {
         let mut prefixes = Prefixes::new(60, 20);
         let mut chance = 0;
         for _ in 0..4000 {

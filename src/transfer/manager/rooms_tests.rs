@@ -129,7 +129,7 @@ fn a_destination_is_kept_for_no_longer_than_its_request_waits() {
 }
 
 #[test]
-fn whoever_has_time_left_is_told_that_the_other_leg_is_missing() {
+fn an_unclaimed_destination_with_time_left_ends_with_the_cause_other_leg() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
     let hasty = DestinationRequest { left: EARLY_DESTINATION_LIFE, ..wanted(5) };
@@ -161,7 +161,7 @@ fn a_dead_link_takes_its_rooms_along() {
 
 /// If a decode worker has all KV, it can end or change its role before this side has read its Done.
 #[test]
-fn a_dead_link_tells_what_has_arrived() {
+fn a_dead_link_reports_that_the_kv_has_arrived() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
@@ -185,7 +185,7 @@ fn written(slot: u32) -> DestinationRequest<u8> {
 }
 
 #[test]
-fn who_asks_while_writes_are_under_way_is_answered_when_they_have_ended() {
+fn an_abort_during_writes_is_answered_when_the_writes_have_ended() {
     let now = Instant::now();
     let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
     // The request ends before the Abort, or after it.
@@ -209,7 +209,7 @@ fn who_asks_while_writes_are_under_way_is_answered_when_they_have_ended() {
 }
 
 #[test]
-fn what_has_ended_before_the_request_is_quiet_at_once() {
+fn an_abort_after_the_end_of_the_writes_is_answered_at_once() {
     let now = Instant::now();
     let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
     for withdrawn in [true, false] {
@@ -226,7 +226,7 @@ fn what_has_ended_before_the_request_is_quiet_at_once() {
 }
 
 #[test]
-fn nobody_can_ask_for_what_was_draining_on_a_dead_link() {
+fn writes_that_drained_on_a_dead_link_need_no_answer() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
@@ -353,7 +353,7 @@ fn an_interest_ends_like_a_destination() {
 
 /// The destination confirms the written KV before or after the request is over here.
 #[test]
-fn what_is_written_is_unheard_until_its_destination_says_so() {
+fn written_kv_is_unconfirmed_until_its_destination_confirms_it() {
     let now = Instant::now();
     let over = |before: bool| {
         let mut rooms = Rooms::default();

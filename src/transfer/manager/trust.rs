@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_carried_is_no_fabric_that_carries_nothing() {
+    fn a_fabric_that_has_carried_bytes_does_not_count_as_broken() {
         let now = Instant::now();
         let mut trust = Trust::default();
         for _ in 0..2 * RDMA_BREAKS_MAX {

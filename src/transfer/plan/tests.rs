@@ -361,7 +361,7 @@ fn runs_of(source: &KvLayout, destination: &KvLayout) -> Vec<Run> {
 }
 
 #[test]
-fn what_one_stretch_of_the_destination_takes_in_comes_together() {
+fn runs_into_one_stretch_of_the_destination_are_adjacent() {
     let shape = Shape { layers: 5, kv_heads: 4, head_dim: 8 };
     let stretches = |runs: &[Run]| {
         let apart = |pair: &&[Run]| pair[0].destination + pair[0].bytes != pair[1].destination;

@@ -391,7 +391,7 @@ proptest! {
     }
 
     #[test]
-    fn what_decodes_encodes_to_the_same(
+    fn a_decoded_message_is_the_same_after_encoding(
         noise in proptest::collection::vec(any::<u8>(), 120),
         kind in 0usize..13,
     ) {

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_and_strange_names_are_skipped() {
+    fn an_unreadable_command_is_refused_and_an_unknown_name_is_skipped() {
         assert_eq!(Command::parse(b""), Err(ZmtpError::Command("without a name")));
         assert_eq!(Command::parse(b"\x09PING"), Err(ZmtpError::Command("without a name")));
         assert_eq!(Command::parse(b"\x04PING\0"), Err(ZmtpError::Command("PING")));

@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn handshake_tells_each_side_who_the_other_is() {
+    fn a_handshake_gives_each_side_the_socket_type_and_name_of_the_other() {
         for step in [1, 3, 64, 1000] {
             let mut dealer = Connection::new(Socket::Dealer, b"dealer", Limits::UNPROVEN);
             let mut router = Connection::new(Socket::Router, b"", Limits::UNPROVEN);

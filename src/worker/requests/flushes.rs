@@ -91,7 +91,7 @@ mod tests {
     const WORKERS: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
 
     #[test]
-    fn who_asked_first_is_told_when_the_last_worker_has_answered() {
+    fn the_oldest_flush_is_answered_when_the_last_worker_has_answered() {
         let (mut flushes, now) = (PendingFlushes::default(), Instant::now());
         flushes.begin(1, &WORKERS, now).unwrap();
         assert_eq!(flushes.done(WORKERS[0], 3), None);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_or_waited_too_long_keeps_its_place_and_hears_nothing() {
+    fn a_client_that_left_or_timed_out_keeps_its_place_and_gets_no_answer() {
         let (mut flushes, now) = (PendingFlushes::default(), Instant::now());
         flushes.begin(1, &WORKERS[..1], now).unwrap();
         flushes.begin(2, &WORKERS[..1], now).unwrap();

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_not_begun() {
+    fn a_job_that_was_cancelled_is_not_begun() {
         let (open, gate) = crossbeam_channel::bounded::<()>(0);
         let begun = Arc::new(AtomicUsize::new(0));
         let count = begun.clone();

@@ -59,7 +59,7 @@ fn events(answer: &str) -> Vec<Vec<Value>> {
 }
 
 #[test]
-fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
+fn a_slow_reader_delays_no_other_client_and_gets_its_whole_answer() {
     let model = model();
     let others = cases(&model, |_| {});
     let alone = model.start(0, "serve", &["--mixed", "--max-running-requests", "16"]);
@@ -121,7 +121,7 @@ fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
 }
 
 #[test]
-fn who_never_reads_is_given_up_at_its_deadline() {
+fn a_request_ends_at_its_deadline_if_its_client_never_reads() {
     let model = model();
     let mut fleet = fleet(&model);
     let mut leg = asked(&fleet.router, "x-request-timeout-ms: 4000\r\n");

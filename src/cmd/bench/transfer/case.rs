@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_kv_is_refused() {
+    fn a_case_with_an_impossible_kv_layout_is_refused() {
         let good = Case::known().remove(1);
         for bad in [
             Case { buffers: 3, ..good.clone() },

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_told_with_what_there_is() {
+    fn an_invalid_flag_is_refused_with_the_accepted_values() {
         for (words, said) in [
             ("--case smol", "--case smol: must be one of all, small, tiny-2k, smol-128,"),
             ("--case qwen", ", qwen-64, p1-32"),

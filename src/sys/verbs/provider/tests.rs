@@ -270,7 +270,7 @@ fn faults_come_as_ordered_and_flush_the_rest() {
 }
 
 #[test]
-fn what_is_held_lands_later_unless_the_destination_was_reset() {
+fn a_held_write_lands_later_unless_the_destination_was_reset() {
     for (is_reset, fails) in [(false, false), (false, true), (true, false), (true, true)] {
         let (fabric, mut source, mut destination) = connected();
         let number = source.pair.number();
@@ -328,7 +328,7 @@ fn a_request_leaves_lands_and_is_answered_in_its_own_time() {
 }
 
 #[test]
-fn what_is_given_up_lands_all_the_same() {
+fn a_write_in_flight_lands_even_if_its_source_gives_up() {
     let (fabric, mut source, destination) = connected();
     let number = source.pair.number();
     assert!(!fabric.give_up(number), "it waits for nothing");
@@ -434,7 +434,7 @@ fn an_event_follows_the_next_completion() {
 }
 
 #[test]
-fn polling_can_carry_out_what_is_posted_or_only_complete_it() {
+fn polling_can_perform_a_posted_write_or_only_complete_it() {
     let (fabric, mut source, destination) = connected();
     fabric.set_pace(StepMode::Polled);
     post(&mut source, 1, destination.at(0), SIGNALLED);
@@ -447,7 +447,7 @@ fn polling_can_carry_out_what_is_posted_or_only_complete_it() {
 }
 
 #[test]
-fn what_ends_ends_in_any_order() {
+fn the_parts_of_an_end_can_be_dropped_in_any_order() {
     let (fabric, mut source, destination) = connected();
     post(&mut source, 1, destination.at(0), SIGNALLED);
     let End { domain, region, registration, sent, received, pair } = source;

@@ -593,7 +593,7 @@ fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
 }
 
 #[test]
-fn what_was_offered_is_withdrawn_where_no_session_came_to_be() {
+fn an_offer_is_withdrawn_if_no_session_was_established() {
     let mut worker = Worker::new();
     worker.enter(0, 1).unwrap();
     let Worker { manager, effects, now, .. } = &mut worker;

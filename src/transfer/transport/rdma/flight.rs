@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_say_what_they_were_made_of() {
+    fn a_work_request_id_decodes_to_its_parts() {
         for ticket in [
             WorkRequestId { slot: SlotId(0), lane: 0, requests: 0 },
             WorkRequestId { slot: SlotId(4095), lane: 15, requests: 64 },
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_posted_changes_nothing() {
+    fn an_id_that_was_never_posted_changes_nothing() {
         let flight = InFlight::new(2, 2);
         for id in [u64::MAX, 2, 2 << 32] {
             assert_eq!(flight.reap(WorkRequestId::of(id)), None);

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_at_edges_covers_the_pool_once() {
+    fn slabs_cover_the_pool_exactly_once() {
         for (bytes, most) in [(1, 1), (4096, 4096), (4097, 4096), (10_000, 1000), (63 << 9, 513)] {
             let slabs = Slabs::cut(bytes, most).unwrap();
             let mut at = 0;

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_what_it_encodes_and_refuses_the_rest() {
+    fn a_preamble_parses_as_encoded_and_an_invalid_one_is_refused() {
         let preamble =
             Preamble { token: Token([7; 16]), session: SessionGeneration(9), lane: 2, lanes: 3 };
         let bytes = preamble.encode();

@@ -8,7 +8,7 @@ use loom::thread;
 
 /// Two notifiers publish work with the weakest ordering. The listener sleeps until it is woken, and
 /// must find all work. If a wake-up is lost, loom finds no thread that can run.
-pub fn nobody_sleeps_over_work() {
+pub fn the_listener_never_sleeps_over_pending_work() {
     let work = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
     let sleep = Sleep::new();
     let waker = sleep.clone();

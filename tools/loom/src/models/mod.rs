@@ -22,22 +22,22 @@ use std::time::Instant;
 /// Name and check of each model.
 pub const ALL: &[(&str, fn(&str))] = &[
     ("status-end", |name| check(name, status::one_end_wins)),
-    ("status-read", |name| check(name, status::who_reads_success_finds_the_parts)),
-    ("status-lanes", |name| check(name, status::who_completes_finds_the_parts)),
+    ("status-read", |name| check(name, status::a_reader_of_success_finds_every_part)),
+    ("status-lanes", |name| check(name, status::the_mover_that_completes_finds_every_part)),
     ("status-stale", |name| check(name, status::a_stale_move_leaves_the_next_use_alone)),
-    ("bell", |name| check(name, bell::nobody_sleeps_over_work)),
+    ("bell", |name| check(name, bell::the_listener_never_sleeps_over_pending_work)),
     ("ring-whole", |name| check(name, ring::entries_come_whole_and_in_order)),
     ("ring-park", |name| check(name, ring::a_parked_reader_is_woken)),
     ("pages-lease", |name| check(name, pages::a_copy_that_counts_is_of_the_rooms_pages)),
     ("pages-helper", |name| {
-        check(name, phase::what_a_helper_has_copied_counts_only_where_the_word_is_the_rooms)
+        check(name, phase::a_helpers_copy_counts_only_if_the_lease_word_is_the_rooms)
     }),
-    ("phase", |name| check(name, phase::a_job_is_there_for_who_joins_and_done_when_all_have_left)),
+    ("phase", |name| check(name, phase::a_joined_phase_has_a_job_that_is_done_when_all_have_left)),
     ("flight-over", |name| check(name, flight::a_slot_is_over_once_and_for_all)),
     ("flight-room", |name| check(name, flight::an_entry_is_written_again_when_it_was_reaped)),
     ("flight-woken", |name| check(name, flight::room_wakes_a_poster_that_sleeps)),
     ("split-taken", |name| {
-        check(name, split::what_a_session_had_is_another_s_when_its_seat_is_gone)
+        check(name, split::pages_of_a_session_can_be_reused_when_its_seat_is_gone)
     }),
     ("split-once", |name| check(name, split::a_cancelled_slot_is_over_once)),
     ("split-woken", |name| check(name, split::all_three_threads_are_woken)),

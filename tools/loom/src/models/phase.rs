@@ -16,7 +16,7 @@ fn await_empty(phase: &Barrier) {
 
 /// A helper that joins a phase finds the job of that phase. When the caller finds the phase empty,
 /// the helper has done the job, and the job belongs to the caller again.
-pub fn a_job_is_there_for_who_joins_and_done_when_all_have_left() {
+pub fn a_joined_phase_has_a_job_that_is_done_when_all_have_left() {
     let phase = Arc::new(Barrier::new());
     let job = Arc::new(AtomicU64::new(0));
     let done = Arc::new(AtomicU64::new(0));
@@ -54,7 +54,7 @@ pub fn a_job_is_there_for_who_joins_and_done_when_all_have_left() {
 }
 
 /// As `pages-lease`, but a helper copies, and the caller checks the lease word.
-pub fn what_a_helper_has_copied_counts_only_where_the_word_is_the_rooms() {
+pub fn a_helpers_copy_counts_only_if_the_lease_word_is_the_rooms() {
     let Taken { shown, pool, word, threads } = Taken::begin();
     let shown: Arc<PeerPageLists> = Arc::new(shown);
     let phase = Arc::new(Barrier::new());

@@ -21,7 +21,7 @@ fn turn<T: LoopTask + 'static>((mut turns, waiter): Thread<T>) -> JoinHandle<Thr
 }
 
 /// The poster and the poller can each be before, in or after a turn.
-pub fn what_a_session_had_is_another_s_when_its_seat_is_gone() {
+pub fn pages_of_a_session_can_be_reused_when_its_seat_is_gone() {
     let (nic, poster, poller) = Nic::new(&silent());
     let session = nic.seat();
     session.post();

@@ -54,7 +54,7 @@ fn all_there(parts: &Parts) -> bool {
 }
 
 /// A reader of Success finds every part, also that of a lane that did not end last.
-pub fn who_reads_success_finds_the_parts() {
+pub fn a_reader_of_success_finds_every_part() {
     let (table, generation) = granted();
     let parts: Arc<Parts> = Arc::default();
     land(&table, generation, &parts, 0);
@@ -72,7 +72,7 @@ pub fn who_reads_success_finds_the_parts() {
 
 /// Two movers with one lane each. Exactly one completes the mask, and that mover finds the parts of
 /// both.
-pub fn who_completes_finds_the_parts() {
+pub fn the_mover_that_completes_finds_every_part() {
     let (table, generation) = granted();
     let parts: Arc<Parts> = Arc::default();
     let mover = |lane| {

@@ -9,7 +9,7 @@ use baton::ids::{Generation, RequestId, Room, SlotId};
 use baton::kv::prefix::Salt;
 use baton::limits::{KEPT_KV_LIFE, PASSES_MAX};
 use baton::model::sampler::SamplingParams;
-use baton::sched::engine::run;
+use baton::sched::engine::{EngineLoop, run};
 use baton::sched::first_token::FirstTokenRecord;
 use baton::sched::messages::{EngineCommand, EngineEvent, FinishReason, RequestEvent};
 use baton::sim::model::{LAYERS, VOCAB};
@@ -983,7 +983,7 @@ fn the_thread_serves_and_stops() {
             let this = std::thread::current();
             let bell = Arc::new(EventCount::new(move || this.unpark()));
             tell.send(bell.clone()).unwrap();
-            run(&mut engine, &bell, stop, 0);
+            run(&mut engine, &bell, stop, EngineLoop::new(0));
         });
         let bell = told.recv().unwrap();
         for round in 1..4 {

@@ -136,6 +136,11 @@ impl MemoryKernel {
         std::mem::take(&mut self.node().dials)
     }
 
+    /// Whether a listener of the process has this address.
+    pub fn has_listener(&self, address: &Address) -> bool {
+        self.node().listeners.contains_key(&name_of(address))
+    }
+
     /// Opens a connection to a listener of the process. `from` is the address of the other side,
     /// over TCP. Returns the kernel's side of the stream, or `None` if no listener has this
     /// address.

@@ -16,9 +16,8 @@ use crate::peer::control;
 use crate::registry::bootstrap::RankRegistration;
 use crate::server::reload;
 use crate::transfer::aux::AUX_VERSION;
-use crate::transfer::manager::identity::host_id;
 use crate::wire::auth::{KeyId, Keyring};
-use crate::wire::message as wire;
+use crate::wire::message::{self as wire, HostId};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 
@@ -59,12 +58,12 @@ pub fn registration(
 /// not part of it, so a worker replaces its own former identity after a role change.
 pub fn peer_identity(
     role: Role,
-    address: Option<SocketAddr>,
+    (address, host): (Option<SocketAddr>, HostId),
     handoff: &HandoffConfig,
     keys: Keyring,
     entropy: &mut Entropy,
 ) -> control::PeerIdentity {
-    let name = format!("{address:?} {:?} {:?}", handoff.advertise_host, host_id());
+    let name = format!("{address:?} {:?} {:?}", handoff.advertise_host, host);
     let digest = Sha256::digest(name.as_bytes());
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);

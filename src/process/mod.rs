@@ -12,6 +12,7 @@ mod ports;
 mod registration;
 pub mod router;
 mod startup;
+pub mod stepped;
 pub mod thread_cpus;
 pub mod threads;
 pub mod worker;
@@ -106,7 +107,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
         // The configuration allows no other transport here.
         WorkerLayout::Split { .. } => vec![Transport::Shm],
     };
-    ports::check(config.worker.server.host, &[http_port(&config.worker)])?;
+    ports::check(config.worker.server.host, &[http_port(&config.worker)], &mut reactor()?.0)?;
     let workers = match config.layout {
         WorkerLayout::Mixed => 1,
         WorkerLayout::Split { prefill, decode, .. } => prefill.saturating_add(decode),

@@ -21,7 +21,7 @@ use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::manager::identity::{WorkerIdentity, host_id};
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::Nic;
-use crate::wire::message::{Fingerprint, Transport};
+use crate::wire::message::{Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 
@@ -42,6 +42,8 @@ pub struct LoadedModel {
     pub fingerprint: Fingerprint,
     /// Transports for hand-offs, best first.
     pub transports: Vec<Transport>,
+    /// The host, as peers see it. Workers of one host can share memory.
+    pub host: HostId,
     /// Address that accepts lanes of tcp sessions.
     pub data: Option<SocketAddr>,
     /// NICs for RDMA.
@@ -144,6 +146,7 @@ impl LoadedModel {
                 template: own.template,
             },
             transports,
+            host: host_id(),
             data: None,
             nics: Vec::new(),
             spin: worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1,
@@ -162,7 +165,7 @@ impl LoadedModel {
             pages: self.pages,
             pool_bytes: memory.region.len() as u64,
             slots: self.slots as u32,
-            host: host_id(),
+            host: self.host,
         }
     }
 }

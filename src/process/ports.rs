@@ -5,7 +5,7 @@
 
 use super::RoleError;
 use crate::net::{ListenerId, Reactor};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 
 /// A port and the flag that sets it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,35 +42,33 @@ impl Port {
 ///
 /// # Errors
 /// The first port that is not free.
-pub fn check(host: IpAddr, ports: &[Port]) -> Result<(), RoleError> {
+pub fn check(host: IpAddr, ports: &[Port], reactor: &mut Reactor) -> Result<(), RoleError> {
     // All ports are open at the same time, so that two flags with the same number are an error.
-    let listeners: Result<Vec<TcpListener>, RoleError> = ports
-        .iter()
-        .map(|port| {
-            let address = SocketAddr::new(host, port.number);
-            let listener = TcpListener::bind(address);
-            listener.map_err(|error| RoleError::Listen { flag: port.flag, address, error })
-        })
-        .collect();
-    listeners.map(drop)
+    let opened: Vec<_> = ports.iter().map(|port| port.listen(host, 1, reactor)).collect();
+    opened.iter().flatten().for_each(|&listener| reactor.stop_listening(listener));
+    opened.into_iter().try_for_each(|listener| listener.map(drop))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
 
     #[test]
     fn a_port_that_is_taken_is_named_with_its_flag() {
+        let mut reactor = Reactor::new().unwrap();
         let host: IpAddr = "127.0.0.1".parse().unwrap();
+        let mut check = |number| {
+            let ports = [Port::new("--port", 0), Port::new("--data-port", number)];
+            check(host, &ports, &mut reactor)
+        };
         let taken = TcpListener::bind((host, 0)).unwrap();
         let number = taken.local_addr().unwrap().port();
-        let error =
-            check(host, &[Port::new("--port", 0), Port::new("--data-port", number)]).unwrap_err();
-        let text = error.to_string();
+        let text = check(number).unwrap_err().to_string();
         assert!(
             text.starts_with(&format!("--data-port: cannot listen on {host}:{number}: ")),
             "{text}"
         );
-        check(host, &[Port::new("--port", 0), Port::new("--data-port", 0)]).unwrap();
+        check(0).unwrap();
     }
 }

@@ -5,6 +5,7 @@
 use super::RoleError;
 use super::helpers::Helpers;
 use super::model::LoadedModel;
+use super::stepped::SteppedThreads;
 use super::thread_cpus::start_on;
 use crate::api::Sampling;
 use crate::config::WorkerConfig;
@@ -24,7 +25,7 @@ use crate::peer::handoff::{EndpointKind, Handoff, TransportOffer, WorkerEndpoint
 use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
-use crate::sched::engine::{self, Engine};
+use crate::sched::engine::{self, Engine, EngineLoop};
 use crate::sched::messages::EngineCommand;
 use crate::sched::mixed::MixedWorker;
 use crate::sched::prefill::PrefillWorker;
@@ -36,7 +37,6 @@ use crate::sys::event::WaitSet;
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::event_loop::Waiter;
 use crate::transfer::manager::destination::DestinationManager;
-use crate::transfer::manager::identity::host_id;
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::mover::Mover;
 use crate::transfer::mover::destination::DestinationMover;
@@ -286,7 +286,7 @@ impl ProcessBuilder {
         let progress = engine.progress().clone();
         let offer = TransportOffer {
             transports: loaded.transports.clone(),
-            host: host_id(),
+            host: loaded.host,
             data: loaded.data,
             lanes: LANES,
         };
@@ -308,10 +308,8 @@ impl ProcessBuilder {
 
 /// The parts that the threads of a process's workers run.
 pub struct Cores {
-    /// The engine.
-    pub engine: Engine,
-    /// The mover.
-    pub mover: Mover,
+    engine: Engine,
+    mover: Mover,
     waiter: Waiter,
     data: DataThreads,
     engine_bell: Arc<EventCount>,
@@ -324,6 +322,12 @@ impl Cores {
         &self.waiter.set
     }
 
+    /// Parts that the caller steps, in place of threads.
+    pub fn into_stepped(self, loaded: &LoadedModel) -> SteppedThreads {
+        let engine = (self.engine, engine_loop(loaded), self.engine_bell);
+        SteppedThreads::new(engine, self.mover, self.waiter)
+    }
+
     /// Starts the threads.
     ///
     /// # Errors
@@ -332,12 +336,12 @@ impl Cores {
         let Cores { mut engine, mut mover, waiter, data, engine_bell, engine_thread } = self;
         let stop = Arc::new(AtomicBool::new(false));
         let io = |error| RoleError::Io("cannot start a thread", error);
-        let spins = if loaded.spin { ENGINE_SPINS } else { 0 };
+        let round = engine_loop(loaded);
         let (bell, stopped) = (engine_bell.clone(), stop.clone());
         let (plan, builder) = (&loaded.plan, thread::Builder::new().name("engine".into()));
         let run = move || {
             let _ = engine_thread.set(thread::current());
-            engine::run(&mut engine, &bell, &stopped, spins);
+            engine::run(&mut engine, &bell, &stopped, round);
             engine.into_forward()
         };
         let engine = start_on(plan, &plan.engine, || builder.spawn(run)).map_err(io)?;
@@ -350,6 +354,10 @@ impl Cores {
         let bells = vec![engine_bell, mover_bell];
         Ok(Threads { stop, bells, engine, mover, _data: data })
     }
+}
+
+fn engine_loop(loaded: &LoadedModel) -> EngineLoop {
+    EngineLoop::new(if loaded.spin { ENGINE_SPINS } else { 0 })
 }
 
 /// The threads of a process's workers.

@@ -1,9 +1,9 @@
 //! A worker of a cluster: sets up a role at the start, and again at each role change.
 //!
 //! ```text
-//!   prepare: memory, rings, ports ──▶ threads ──▶ take_on: requests ──▶ join: peers, registries
-//!      ▲                                                                     │ the role changes
-//!      └── the threads return the model ◀── dismiss, stop: end the old role ─┘
+//!   prepare: memory, rings, ports ──▶ requests ──▶ join_cluster: peers, registries ──▶ threads
+//!      ▲                                                              the role changes │
+//!      └── take_role ◀── the threads return the model ◀── leave_role ──────────────────┘
 //! ```
 //! Thread: the thread that starts the process and becomes `ctl`. The model, the tokeniser and the
 //! HTTP port outlive a role. Invariants: each role has its own incarnation for peers and
@@ -15,7 +15,7 @@ use super::helpers::{HelperThreads, Helpers};
 use super::listeners::{self, Listeners};
 use super::model::{LoadedModel, compat_digest};
 use super::startup::StartupSignals;
-use super::threads::{self, Cores, EngineClock, ProcessBuilder, Threads};
+use super::threads::{self, Cores, EngineClock, ProcessBuilder};
 use super::{
     RoleError, http_port, install_secrets, ports, reactor, registration, shut_down, thread_cpus,
 };
@@ -62,7 +62,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     let transports = transports(config.handoff.transfer, &nics);
     let mut all = vec![http_port(&config.worker)];
     all.extend(listeners::ports(config, role));
-    ports::check(config.worker.server.host, &all)?;
+    ports::check(config.worker.server.host, &all, &mut reactor()?.0)?;
     super::model::tell_excess(&config.worker.kv, 1);
     let plan = thread_cpus::begin(&config.worker.cores, &nics);
     let (files, forward, mut loaded) =
@@ -71,7 +71,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     let (reactor, ctl) = reactor()?;
     let plan = loaded.plan.clone();
     let helpers = Box::new(HelperThreads(plan.clone()));
-    let mut part = WorkerProcess::new(config, role, loaded, ctl, helpers);
+    let mut part = WorkerProcess::new(Arc::new(config.clone()), role, loaded, ctl, helpers);
     let clock = Box::new(Instant::now);
     let (mut service, cores) = part.build(reactor, files, forward, clock)?;
     if let Some(authorities) = authorities {
@@ -88,7 +88,17 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
         match outcome {
             Ok(RunOutcome::Ended(end)) => return shut_down(service, threads, Ok(end)),
             Ok(RunOutcome::ChangeRole(to)) => {
-                threads = part.change_role(&mut service, threads, to)?
+                if let Some(begun) = part.leave_role(&mut service, to)? {
+                    let forward = threads.stop().ok_or_else(|| {
+                        let panicked = io::Error::other("a thread panicked");
+                        RoleError::Io("the engine has ended", panicked)
+                    })?;
+                    let clock = Box::new(Instant::now);
+                    let (cores, outcome) = part.take_role(&mut service, to, forward, clock)?;
+                    threads = cores.start(&part.loaded)?;
+                    let stood_still = service.reactor().now() - begun;
+                    service.finish_role_change(outcome, stood_still);
+                }
             }
             Ok(RunOutcome::KeepRole) => part.register(&mut service)?,
             Err(error) => return shut_down(service, threads, Err(error)),
@@ -97,8 +107,8 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
 }
 
 /// The state that outlives a role, and the data of the current role.
-pub struct WorkerProcess<'a> {
-    config: &'a ClusterWorkerConfig,
+pub struct WorkerProcess {
+    config: Arc<ClusterWorkerConfig>,
     loaded: LoadedModel,
     ctl: Arc<EventCount>,
     helpers: Box<dyn Helpers>,
@@ -127,7 +137,7 @@ struct PreparedRole {
     rest: PeerSetup,
 }
 
-/// The parts of a role that are needed after its threads have started.
+/// The parts of a role that [`WorkerProcess::join_cluster`] needs.
 struct PeerSetup {
     keys: Keyring,
     kind: CompatDigest,
@@ -135,15 +145,15 @@ struct PeerSetup {
     names: Option<Resolver>,
 }
 
-impl<'a> WorkerProcess<'a> {
+impl WorkerProcess {
     /// A worker that is not set up yet.
     pub fn new(
-        config: &'a ClusterWorkerConfig,
+        config: Arc<ClusterWorkerConfig>,
         role: Role,
         loaded: LoadedModel,
         ctl: Arc<EventCount>,
         helpers: Box<dyn Helpers>,
-    ) -> WorkerProcess<'a> {
+    ) -> WorkerProcess {
         let secrets = config.handoff.cluster_keys.clone();
         WorkerProcess { config, loaded, ctl, helpers, secrets, role, advertisement: None }
     }
@@ -160,7 +170,7 @@ impl<'a> WorkerProcess<'a> {
         forward: Box<dyn Forward>,
         clock: EngineClock,
     ) -> Result<(WorkerService, Cores), RoleError> {
-        let config = self.config;
+        let config = self.config.clone();
         let PreparedRole { loaded, process, placement, mode, listeners, rest } =
             self.prepare(self.role, &mut reactor)?;
         let entropy = reactor.entropy().fork("handoff");
@@ -183,7 +193,7 @@ impl<'a> WorkerProcess<'a> {
 
     /// Allocates the memory and opens the ports of this role.
     fn prepare(&self, role: Role, reactor: &mut Reactor) -> Result<PreparedRole, RoleError> {
-        let config = self.config;
+        let config = &self.config;
         let mut loaded = self.loaded.clone();
         loaded.split = role == Role::Prefill && config.data_threads == DataThreadMode::Split;
         loaded.decode_allocation = config.decode_allocation;
@@ -257,9 +267,10 @@ impl<'a> WorkerProcess<'a> {
         rest: PeerSetup,
         wait: Arc<WaitSet>,
     ) -> Result<(), RoleError> {
-        let (config, PeerSetup { keys, kind, names }) = (self.config, rest);
+        let (config, PeerSetup { keys, kind, names }) = (self.config.clone(), rest);
         let (address, entropy) = (service.address(), service.reactor().entropy());
-        let identity = peer_identity(self.role, address, &config.handoff, keys, entropy);
+        let place = (address, self.loaded.host);
+        let identity = peer_identity(self.role, place, &config.handoff, keys, entropy);
         let peer = identity.peer;
         let patience =
             LinkTimeouts { silence: config.handoff.peer_timeout, ..LinkTimeouts::default() };
@@ -290,7 +301,7 @@ impl<'a> WorkerProcess<'a> {
                 let http_port = service.address().map(|address| address.port());
                 let mut table = BootstrapRegistry::default();
                 let entered = table.register(registration(
-                    config,
+                    &config,
                     &self.loaded.layout,
                     http_port,
                     control_port,
@@ -315,15 +326,23 @@ impl<'a> WorkerProcess<'a> {
     }
 
     /// Announces the worker at the configured registry, in its current role.
-    fn register(&self, service: &mut WorkerService) -> Result<(), RoleError> {
+    ///
+    /// # Errors
+    /// The registry cannot be asked.
+    pub fn register(&self, service: &mut WorkerService) -> Result<(), RoleError> {
         let Some(Advertisement { peer, bootstrap_port, kind }) = self.advertisement else {
             return Ok(());
         };
         let (key, plan) = (self.secrets.first(), &self.loaded.plan);
         // It can start threads that resolve names.
         thread_cpus::start_on(plan, &plan.text, || {
-            registration::enrol(self.config, key, service, peer, self.role, bootstrap_port, kind)
+            registration::enrol(&self.config, key, service, peer, self.role, bootstrap_port, kind)
         })
+    }
+
+    /// The model and the settings that follow from it.
+    pub fn loaded(&self) -> &LoadedModel {
+        &self.loaded
     }
 
     /// Takes over the cluster's current keys.
@@ -337,35 +356,50 @@ impl<'a> WorkerProcess<'a> {
     ///
     /// # Errors
     /// The first port that cannot be opened.
-    fn check_ports(&self, to: Role) -> Result<(), RoleError> {
-        let held = listeners::ports(self.config, self.role);
-        let mut wanted = listeners::ports(self.config, to);
+    fn check_ports(&self, to: Role, reactor: &mut Reactor) -> Result<(), RoleError> {
+        let held = listeners::ports(&self.config, self.role);
+        let mut wanted = listeners::ports(&self.config, to);
         // The current role closes its ports first.
         wanted
             .retain(|port| port.number == 0 || held.iter().all(|held| held.number != port.number));
-        ports::check(self.config.worker.server.host, &wanted)
+        ports::check(self.config.worker.server.host, &wanted, reactor)
     }
 
-    /// Changes the role, or restores the old role if that fails.
+    /// Leaves the current role. Returns the time from which the worker serves nothing; its threads
+    /// must end, and [`WorkerProcess::take_role`] follows. `None` if a port of the new role is not
+    /// free: the worker keeps its role and its threads.
     ///
     /// # Errors
-    /// Neither the new nor the old role can be set up. The process must end.
-    fn change_role(
+    /// The worker cannot announce the role that it keeps.
+    pub fn leave_role(
         &mut self,
         service: &mut WorkerService,
-        threads: Threads,
         to: Role,
-    ) -> Result<Threads, RoleError> {
-        if let Err(why) = self.check_ports(to) {
+    ) -> Result<Option<Instant>, RoleError> {
+        if let Err(why) = self.check_ports(to, service.reactor()) {
             // The old role is still intact.
             service.fail_role_change(why.to_string());
             self.register(service)?;
-            return Ok(threads);
+            return Ok(None);
         }
         let begun = service.reactor().now();
         service.remove_workers();
-        let lost = || RoleError::Io("the engine has ended", io::Error::other("a thread panicked"));
-        let forward = threads.stop().ok_or_else(lost)?;
+        Ok(Some(begun))
+    }
+
+    /// Takes a role, or the old role again if that fails. `forward` is the model of the threads
+    /// that have ended. `clock` is the engine's. Returns the parts of the threads, and why the
+    /// worker has its old role. [`WorkerService::finish_role_change`] follows when the threads run.
+    ///
+    /// # Errors
+    /// Neither the new nor the old role can be set up. The process must end.
+    pub fn take_role(
+        &mut self,
+        service: &mut WorkerService,
+        to: Role,
+        forward: Box<dyn Forward>,
+        clock: EngineClock,
+    ) -> Result<(Cores, Result<(), String>), RoleError> {
         let (prepared, outcome) = match self.prepare(to, service.reactor()) {
             Ok(prepared) => {
                 self.role = to;
@@ -375,15 +409,11 @@ impl<'a> WorkerProcess<'a> {
         };
         let PreparedRole { loaded, process, placement, mode, listeners, rest } = prepared;
         let entropy = service.reactor().entropy().fork("handoff");
-        let clock = Box::new(Instant::now);
         let (workers, cores) = process.assemble(&loaded, forward, self.ctl.clone(), entropy, clock);
         let now = service.reactor().now();
         service.set_workers(workers, placement, mode, now);
         self.join_cluster(service, listeners, rest, cores.wait().clone())?;
-        let threads = cores.start(&loaded)?;
-        let stood_still = service.reactor().now() - begun;
-        service.finish_role_change(outcome, stood_still);
-        Ok(threads)
+        Ok((cores, outcome))
     }
 }
 
@@ -415,7 +445,7 @@ fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleE
 }
 
 /// The transports of a worker, best first.
-fn transports(asked: Transfer, nics: &[Nic]) -> Vec<Transport> {
+pub fn transports(asked: Transfer, nics: &[Nic]) -> Vec<Transport> {
     let rdma = (!nics.is_empty()).then_some(Transport::Rdma);
     match asked {
         Transfer::Auto => {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep while requests wait. Every event comes with a notification. This limits how late a
 /// deadline is noticed.
-const WAITING_PARK: Duration = Duration::from_millis(1);
+pub const WAITING_PARK: Duration = Duration::from_millis(1);
 /// Longest sleep of an engine without requests, so that its progress counter keeps moving.
 const IDLE_PARK: Duration = Duration::from_millis(100);
 
@@ -116,25 +116,50 @@ impl Engine {
     }
 }
 
-/// Runs the engine's thread until `stop`. After `spin` empty turns it parks; `spin` is 0 if threads
-/// outnumber cores. `bell` must unpark this thread.
-pub fn run(engine: &mut Engine, bell: &EventCount, stop: &AtomicBool, spin: u32) {
-    let _seal = seal_thread();
-    let mut empty = 0;
-    while !stop.load(Ordering::Acquire) {
-        if empty >= spin {
+/// The state of the engine's thread. It does not contain the thread and its sleep, so that a
+/// simulation can run the same steps.
+#[derive(Debug)]
+pub struct EngineLoop {
+    spins: u32,
+    /// Turns without work, one after the other.
+    empty: u32,
+}
+
+impl EngineLoop {
+    /// A loop that takes `spins` turns without work before it parks; 0 if threads outnumber cores.
+    pub fn new(spins: u32) -> EngineLoop {
+        EngineLoop { spins, empty: 0 }
+    }
+
+    /// Takes a turn. Returns how long the thread parks; `bell` ends the park. `None`: it does not
+    /// park. The thread then calls [`EventCount::cancel_wait`].
+    pub fn step(&mut self, engine: &mut Engine, bell: &EventCount) -> Option<Duration> {
+        if self.empty >= self.spins {
             bell.prepare_wait();
         }
         // After the announcement the engine must look for work once more. This turn does so.
         let park = match engine.step(engine.now()) {
-            Activity::Busy => None,
-            Activity::Waiting => Some(WAITING_PARK),
-            Activity::Idle => Some(IDLE_PARK),
+            Activity::Busy => {
+                self.empty = 0;
+                return None;
+            }
+            Activity::Waiting => WAITING_PARK,
+            Activity::Idle => IDLE_PARK,
         };
-        match park {
-            None => empty = 0,
-            Some(_) if empty < spin => empty += 1,
-            Some(park) => thread::park_timeout(park),
+        if self.empty < self.spins {
+            self.empty += 1;
+            return None;
+        }
+        Some(park)
+    }
+}
+
+/// Runs the engine's thread until `stop`. `bell` must unpark this thread.
+pub fn run(engine: &mut Engine, bell: &EventCount, stop: &AtomicBool, mut round: EngineLoop) {
+    let _seal = seal_thread();
+    while !stop.load(Ordering::Acquire) {
+        if let Some(park) = round.step(engine, bell) {
+            thread::park_timeout(park);
         }
         bell.cancel_wait();
         std::hint::spin_loop();

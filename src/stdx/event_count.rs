@@ -39,6 +39,11 @@ impl EventCount {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether the listener has announced that it parks, and was not notified since.
+    pub fn is_parked(&self) -> bool {
+        self.parked.load(Ordering::Relaxed)
+    }
+
     /// Announces that the listener is awake.
     pub fn cancel_wait(&self) {
         self.parked.store(false, Ordering::Relaxed);

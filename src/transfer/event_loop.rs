@@ -127,10 +127,26 @@ impl Waiter {
         Ok(Waiter { bell, doorbell, set, spins: if spin { SPINS } else { 1 } })
     }
 
+    /// Whether the thread must wake from its park. A simulation asks this in place of a park.
+    pub fn is_woken(&self) -> bool {
+        self.set.wait(Duration::ZERO)
+    }
+
+    /// A loop for the thread that parks here.
+    pub fn event_loop(&self) -> EventLoop {
+        EventLoop::new(self.spins)
+    }
+
+    /// The thread is awake again.
+    pub fn resume(&self, round: &mut EventLoop, turns: &mut impl LoopTask) {
+        round.resume(turns, &self.bell);
+        self.doorbell.clear();
+    }
+
     /// The thread function: takes turns until `stop`, and parks without work.
     pub fn run(&self, turns: &mut impl LoopTask, stop: &AtomicBool) {
         let _seal = seal_thread();
-        let mut round = EventLoop::new(self.spins);
+        let mut round = self.event_loop();
         while !stop.load(Ordering::Relaxed) {
             match round.step(turns, &self.bell) {
                 NextStep::Turn => continue,
@@ -143,8 +159,7 @@ impl Waiter {
                 }
                 NextStep::Park | NextStep::Resume => {}
             }
-            round.resume(turns, &self.bell);
-            self.doorbell.clear();
+            self.resume(&mut round, turns);
         }
     }
 }

@@ -128,8 +128,9 @@ pub struct SimFlags {
     #[arg(long, conflicts_with = "load")]
     pub calm: bool,
     /// Play the router and the workers as whole processes: HTTP, control links and TCP lanes are
-    /// bytes, and workers die, drain and restart. Each seed draws up to 3 workers of each role, and
-    /// has 20 requests unless --requests is set
+    /// bytes. Processes stall, die, drain and restart, and workers change roles. Each seed draws up
+    /// to 3 workers of each role, their machines and a transport, and has 20 requests unless
+    /// --requests is set
     #[arg(
         long,
         conflicts_with_all = ["load", "trace", "transfer", "flow", "prefill", "decode"],

@@ -4,6 +4,7 @@
 use super::plan::ServiceRequest;
 use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
 use crate::http::{HttpLimits, Method};
+use crate::kv::prefix::Salt;
 use crate::net::{ConnId, Event, MemoryKernel, Reactor};
 use crate::stdx::event_queue::{Nanos, SECOND};
 use serde_json::{Value, json};
@@ -34,8 +35,13 @@ struct Exchange {
 /// How a request ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// These tokens came, and the end of the answer.
-    Answered(Vec<u32>),
+    /// The whole answer came.
+    Answered {
+        /// Its tokens.
+        ids: Vec<u32>,
+        /// Tokens of the prompt that came from a prefix cache, as the answer says.
+        cached: usize,
+    },
     /// An error came, with this status and code.
     Refused(u16, String),
     /// The connection or the answer was cut, or is no valid answer.
@@ -68,6 +74,22 @@ impl Clients {
     /// The requests without an end, as text.
     pub fn unfinished(&self) -> String {
         format!("{} open, {} not sent", self.open.len(), self.waiting.len())
+    }
+
+    /// The longest prefix of a prompt that a cache can have at this time: another request with the
+    /// same salt was sent before, and has it in its prompt or its answer.
+    pub fn known_prefix(&self, request: &ServiceRequest, until: Nanos) -> usize {
+        let others = self.ended.iter().map(|(other, ..)| other);
+        let others = others.filter(|other| {
+            !std::ptr::eq(*other, request)
+                && other.at <= until
+                && other.order.salt == request.order.salt
+        });
+        let common = |other: &ServiceRequest| {
+            let known = other.order.prompt.iter().chain(&other.order.expected);
+            request.order.prompt.iter().zip(known).take_while(|(one, two)| one == two).count()
+        };
+        others.map(common).max().unwrap_or(0)
     }
 
     /// Sends due requests, reads answers, and leaves. Returns the time of the next turn.
@@ -190,16 +212,17 @@ impl Exchange {
         if let Some(code) = answer["error"]["code"].as_str() {
             return Outcome::Refused(self.status, code.to_owned());
         }
-        match serde_json::from_value(answer["output_ids"].clone()) {
-            Ok(ids) => Outcome::Answered(ids),
-            Err(_) => broken(),
+        let cached = answer["meta_info"]["cached_tokens"].as_u64();
+        match (serde_json::from_value(answer["output_ids"].clone()), cached) {
+            (Ok(ids), Some(cached)) => Outcome::Answered { ids, cached: cached as usize },
+            _ => broken(),
         }
     }
 }
 
 fn body_of(request: &ServiceRequest) -> Value {
     let asked = &request.order;
-    json!({
+    let mut body = json!({
         "input_ids": asked.prompt,
         "stream": request.stream,
         "sampling_params": {
@@ -210,5 +233,9 @@ fn body_of(request: &ServiceRequest) -> Value {
             "stop_token_ids": asked.stop_tokens,
             "ignore_eos": true,
         },
-    })
+    });
+    if asked.salt != Salt(0) {
+        body["cache_salt"] = json!(asked.salt.0.to_string());
+    }
+    body
 }

@@ -2,14 +2,16 @@
 //!
 //! Invariants: a stream's bytes arrive once and in order, before its end. A reader that does not
 //! read stops its writer. If a program closes a stream with unread bytes, the stream is reset, as
-//! on Linux.
+//! on Linux. An abstract name leads to a process on the same machine. Nothing arrives at a host, or
+//! from it, while it is cut off. A stream with a limit of silence is reset after that time. Its
+//! other end hears of that with the next piece that it sends.
 
 use super::{Event, RunDigest};
-use crate::net::{Address, MemoryKernel};
+use crate::net::{Address, Dial, MemoryKernel};
 use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos};
 use crate::stdx::rng::Rng;
 use crate::sys::stream::memory::{Segment, StreamKernel};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
@@ -31,14 +33,33 @@ pub fn address_of(host: usize) -> IpAddr {
 #[derive(Debug)]
 pub struct Network {
     hosts: Vec<MemoryKernel>,
-    connections: Vec<Connection>,
+    /// By host: the machine that it is on. Processes of one machine can share memory.
+    machines: Vec<u8>,
+    /// Connections that have an open end, or bytes on their way.
+    connections: BTreeMap<usize, Connection>,
+    /// By host: its connections.
+    of_host: Vec<BTreeSet<usize>>,
+    /// By host: the last time in which nothing passes to or from it.
+    cuts: Vec<Cut>,
+    /// Connections that were ever dialled.
+    dialled: usize,
+    /// Hosts that have sent bytes, so that their programs can write again.
+    drained: BTreeSet<usize>,
     dice: Rng,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct Cut {
+    since: Nanos,
+    until: Nanos,
 }
 
 #[derive(Debug)]
 struct Connection {
     address: Address,
     from: Option<std::net::SocketAddr>,
+    /// The dial has reached its host.
+    is_answered: bool,
     ends: [End; 2],
 }
 
@@ -55,6 +76,8 @@ struct End {
     finished: bool,
     /// The reset was sent.
     is_reset: bool,
+    /// The stream was reset because of silence, and the other end does not know it.
+    is_silenced: bool,
 }
 
 #[derive(Debug)]
@@ -65,21 +88,62 @@ enum Travel {
 }
 
 impl End {
+    fn new(host: usize, kernel: Option<StreamKernel>) -> End {
+        let travelling = VecDeque::new();
+        End {
+            host,
+            kernel,
+            travelling,
+            bytes: 0,
+            finished: false,
+            is_reset: false,
+            is_silenced: false,
+        }
+    }
+
     fn is_open(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| !kernel.is_closed() && !kernel.is_reset())
+    }
+}
+
+impl Connection {
+    /// Whether no cut can touch it.
+    fn is_local(&self) -> bool {
+        let [near, far] = &self.ends;
+        near.host == far.host || !matches!(self.address, Address::Tcp(_))
+    }
+
+    /// Both programs have closed it, and nothing travels.
+    fn is_over(&self) -> bool {
+        let is_over = |end: &End| {
+            end.travelling.is_empty() && end.kernel.as_ref().is_none_or(StreamKernel::is_closed)
+        };
+        self.is_answered && self.ends.iter().all(is_over)
     }
 }
 
 impl Network {
     /// A network without hosts.
     pub fn new(dice: Rng) -> Network {
-        Network { hosts: Vec::new(), connections: Vec::new(), dice }
+        Network {
+            hosts: Vec::new(),
+            machines: Vec::new(),
+            connections: BTreeMap::new(),
+            of_host: Vec::new(),
+            cuts: Vec::new(),
+            dialled: 0,
+            drained: BTreeSet::new(),
+            dice,
+        }
     }
 
-    /// Adds a host, and returns its kernel.
-    pub fn add_host(&mut self, base: Instant, random: Rng) -> MemoryKernel {
+    /// Adds a host on this machine, and returns its kernel.
+    pub fn add_host(&mut self, machine: u8, base: Instant, random: Rng) -> MemoryKernel {
         let kernel = MemoryKernel::new(address_of(self.hosts.len()), ROOM, base, random);
         self.hosts.push(kernel.clone());
+        self.machines.push(machine);
+        self.of_host.push(BTreeSet::new());
+        self.cuts.push(Cut::default());
         kernel
     }
 
@@ -92,17 +156,19 @@ impl Network {
         kernel
     }
 
-    /// Resets a random open connection at both ends. Returns its hosts.
+    /// Resets a random open TCP connection at both ends. Returns its hosts.
     pub fn reset_one(&mut self, digest: &mut RunDigest) -> Option<[usize; 2]> {
-        let is_open = |connection: &Connection| connection.ends.iter().all(End::is_open);
-        let all = 0..self.connections.len();
-        let open: Vec<usize> = all.filter(|&at| is_open(&self.connections[at])).collect();
+        let can_reset = |(&at, connection): (&usize, &Connection)| {
+            let is_open = connection.ends.iter().all(End::is_open);
+            (is_open && matches!(connection.address, Address::Tcp(_))).then_some(at)
+        };
+        let open: Vec<usize> = self.connections.iter().filter_map(can_reset).collect();
         if open.is_empty() {
             return None;
         }
         let chosen = self.dice.pick(&open);
         digest.note([3, chosen as u64]);
-        let connection = &mut self.connections[chosen];
+        let connection = self.connections.get_mut(&chosen)?;
         for end in &mut connection.ends {
             (end.finished, end.is_reset) = (true, true);
             if let Some(kernel) = &end.kernel {
@@ -112,22 +178,109 @@ impl Network {
         Some(connection.ends.each_ref().map(|end| end.host))
     }
 
+    /// Lets nothing pass to or from a host until this time. Streams that limit the silence of the
+    /// other side are reset in time.
+    pub fn cut(&mut self, host: usize, until: Nanos, queue: &mut EventQueue<Event>) {
+        let now = queue.now();
+        let Cut { since, until: end } = &mut self.cuts[host];
+        if *end <= now {
+            *since = now;
+        }
+        *end = (*end).max(until);
+        let since = *since;
+        let ends = self.of_host[host].iter().flat_map(|at| &self.connections[at].ends);
+        let limits = ends.filter_map(|end| end.kernel.as_ref()?.silence_max());
+        for limit in limits.collect::<BTreeSet<_>>() {
+            let at = (since + limit.as_nanos() as Nanos).max(now);
+            queue.schedule(at, Event::Silence { host, limit });
+        }
+    }
+
+    /// Resets the streams to and from this host that have this limit of silence, if the host was
+    /// cut off for so long. Returns the hosts that notice it.
+    pub fn reset_silent(
+        &mut self,
+        host: usize,
+        limit: Duration,
+        now: Nanos,
+        digest: &mut RunDigest,
+    ) -> BTreeSet<usize> {
+        let mut noticed = BTreeSet::new();
+        let Cut { since, until } = self.cuts[host];
+        if until <= now || now - since < limit.as_nanos() as Nanos {
+            return noticed;
+        }
+        for number in &self.of_host[host] {
+            let connection = self.connections.get_mut(number).expect("a host's connection");
+            if connection.is_local() {
+                continue;
+            }
+            for end in &mut connection.ends {
+                let Some(kernel) = &end.kernel else { continue };
+                if end.is_open() && kernel.silence_max().is_some_and(|most| most <= limit) {
+                    digest.note([4, *number as u64]);
+                    kernel.reset();
+                    (end.finished, end.is_silenced) = (true, true);
+                    noticed.insert(end.host);
+                }
+            }
+        }
+        noticed
+    }
+
+    /// When what arrives now at a connection can pass, if one of its hosts is cut off.
+    fn passes_at(&self, number: usize, now: Nanos) -> Option<Nanos> {
+        let connection = &self.connections[&number];
+        let until = connection.ends.iter().map(|end| self.cuts[end.host].until).max();
+        until.filter(|&until| until > now && !connection.is_local())
+    }
+
+    /// Returns the event, unless it is an arrival during a cut: that happens again after the cut.
+    pub fn hold_back(&mut self, event: Event, queue: &mut EventQueue<Event>) -> Option<Event> {
+        let number = match event {
+            Event::Dial(number) | Event::Arrival { connection: number, .. } => number,
+            other => return Some(other),
+        };
+        match self.passes_at(number, queue.now()) {
+            Some(until) => {
+                let at = until + self.delay();
+                queue.schedule(at, event);
+                None
+            }
+            None => Some(event),
+        }
+    }
+
     /// Whether a host has a reason to take a turn now.
     pub fn is_ready(&self, host: usize) -> bool {
         self.hosts[host].is_ready()
     }
 
+    /// Whether a lane of a host has a reason to wake its mover.
+    pub fn has_ready_lane(&self, host: usize) -> bool {
+        let ends = self.of_host[host].iter().flat_map(|at| &self.connections[at].ends);
+        let mut ends = ends.filter(|end| end.host == host);
+        ends.any(|end| end.kernel.as_ref().is_some_and(StreamKernel::is_ready))
+    }
+
+    /// Takes the hosts with programs that can write again.
+    pub fn take_drained(&mut self) -> BTreeSet<usize> {
+        std::mem::take(&mut self.drained)
+    }
+
     /// A process dies: its streams take no more bytes from it.
     pub fn freeze(&self, host: usize) {
-        let ends = self.connections.iter().flat_map(|connection| &connection.ends);
+        let ends = self.of_host[host].iter().flat_map(|at| &self.connections[at].ends);
         for end in ends.filter(|end| end.host == host) {
             end.kernel.iter().for_each(StreamKernel::freeze);
         }
     }
 
     /// A dial reaches its host. Returns the hosts that notice it.
-    pub fn open(&mut self, connection: usize, digest: &mut RunDigest) -> [usize; 2] {
-        let Connection { address, from, ends: [near, far] } = &mut self.connections[connection];
+    pub fn open(&mut self, number: usize, digest: &mut RunDigest) -> [usize; 2] {
+        let connection = self.connections.get_mut(&number).expect("a dial has a connection");
+        let Connection { address, from, is_answered, ends: [near, far] } = connection;
+        *is_answered = true;
         far.kernel = self.hosts[far.host].offer(address, *from);
         if let Some(kernel) = &near.kernel {
             match far.kernel {
@@ -135,15 +288,28 @@ impl Network {
                 None => kernel.fail(std::io::ErrorKind::ConnectionRefused),
             }
         }
-        digest.note([1, connection as u64, far.kernel.is_some().into()]);
+        digest.note([1, number as u64, far.kernel.is_some().into()]);
         [near.host, far.host]
     }
 
     /// The next piece arrives at this end of a connection. Returns its host.
-    pub fn arrive(&mut self, connection: usize, end: usize, digest: &mut RunDigest) -> usize {
-        let end = &mut self.connections[connection].ends[end];
+    pub fn arrive(
+        &mut self,
+        (number, end): (usize, usize),
+        queue: &mut EventQueue<Event>,
+        digest: &mut RunDigest,
+    ) -> usize {
+        let delay = self.delay();
+        let connection = self.connections.get_mut(&number).expect("an arrival has a connection");
+        if std::mem::take(&mut connection.ends[end].is_silenced) {
+            connection.ends[end].is_reset = true;
+            let at = queue.now() + delay;
+            connection.ends[1 - end].travelling.push_back((at, Travel::Reset));
+            queue.schedule(at, Event::Arrival { connection: number, end: 1 - end });
+        }
+        let end = &mut connection.ends[end];
         let (_, travel) = end.travelling.pop_front().expect("an arrival has travelled");
-        digest.note([2, connection as u64]);
+        digest.note([2, number as u64]);
         match travel {
             Travel::Bytes(segment) => {
                 digest.note(segment.bytes.iter().map(|&byte| byte.into()));
@@ -162,43 +328,55 @@ impl Network {
         end.host
     }
 
-    /// Sends what the program of this host has written, and what its reads let others send.
+    /// Sends what the program of this host has written, and what its reads let others send. Forgets
+    /// connections that are over.
     pub fn pump(&mut self, host: usize, queue: &mut EventQueue<Event>) {
         for dial in self.hosts[host].take_dials() {
-            let to = match &dial.address {
-                Address::Tcp(socket) => {
-                    self.hosts.iter().position(|kernel| kernel.host() == socket.ip())
-                }
-                Address::Abstract(_) => Some(host),
-            };
-            let Some(to) = to else {
-                dial.stream.fail(std::io::ErrorKind::HostUnreachable);
-                continue;
-            };
-            let end = |host, kernel| End {
-                host,
-                kernel,
-                travelling: VecDeque::new(),
-                bytes: 0,
-                finished: false,
-                is_reset: false,
-            };
-            let ends = [end(host, Some(dial.stream)), end(to, None)];
-            self.connections.push(Connection { address: dial.address, from: dial.from, ends });
-            let at = queue.now() + self.delay();
-            queue.schedule(at, Event::Dial(self.connections.len() - 1));
+            self.dial(host, dial, queue);
         }
-        for connection in 0..self.connections.len() {
-            if self.connections[connection].ends.iter().any(|end| end.host == host) {
-                (0..2).for_each(|end| self.send(connection, end, queue));
+        for number in self.of_host[host].iter().copied().collect::<Vec<_>>() {
+            (0..2).for_each(|end| self.send(number, end, queue));
+            if self.connections[&number].is_over() {
+                let ends = self.connections.remove(&number).map(|connection| connection.ends);
+                for end in ends.into_iter().flatten() {
+                    self.of_host[end.host].remove(&number);
+                }
             }
         }
     }
 
+    fn dial(&mut self, host: usize, dial: Dial, queue: &mut EventQueue<Event>) {
+        let to = match &dial.address {
+            Address::Tcp(socket) => {
+                self.hosts.iter().position(|kernel| kernel.host() == socket.ip())
+            }
+            Address::Abstract(_) => {
+                let is_near = |other: &usize| self.machines[*other] == self.machines[host];
+                let mut near = (0..self.hosts.len()).filter(is_near);
+                Some(
+                    near.find(|&other| self.hosts[other].has_listener(&dial.address))
+                        .unwrap_or(host),
+                )
+            }
+        };
+        let Some(to) = to else {
+            return dial.stream.fail(std::io::ErrorKind::HostUnreachable);
+        };
+        let ends = [End::new(host, Some(dial.stream)), End::new(to, None)];
+        let Dial { address, from, .. } = dial;
+        let number = self.dialled;
+        self.dialled += 1;
+        self.connections.insert(number, Connection { address, from, is_answered: false, ends });
+        self.of_host[host].insert(number);
+        self.of_host[to].insert(number);
+        let at = queue.now() + self.delay();
+        queue.schedule(at, Event::Dial(number));
+    }
+
     /// Sends what was written at this end, as far as the other end has room.
-    fn send(&mut self, connection: usize, end: usize, queue: &mut EventQueue<Event>) {
+    fn send(&mut self, number: usize, end: usize, queue: &mut EventQueue<Event>) {
         loop {
-            let ends = &self.connections[connection].ends;
+            let ends = &self.connections[&number].ends;
             let (from, to) = (&ends[end], &ends[1 - end]);
             let Some(kernel) = from.kernel.as_ref() else { return };
             let Some(other) = &to.kernel else { return };
@@ -213,19 +391,24 @@ impl Network {
                 _ if room == 0 && !other.is_closed() => return,
                 _ => {
                     let most = self.dice.range_u64(1, PIECE_MAX) as usize;
+                    self.drained.insert(from.host);
                     Travel::Bytes(kernel.take(most.min(room.max(1))))
                 }
             };
-            let last = ends[1 - end].travelling.back().map_or(0, |(at, _)| *at);
-            let at = (queue.now() + self.delay()).max(last + 1);
-            let ends = &mut self.connections[connection].ends;
+            let at = queue.now() + self.delay();
+            let connection = self.connections.get_mut(&number).expect("it has just been read");
+            let (from, to) = match &mut connection.ends {
+                [near, far] if end == 0 => (near, far),
+                [near, far] => (far, near),
+            };
+            let at = at.max(to.travelling.back().map_or(0, |(at, _)| *at) + 1);
             match &travel {
-                Travel::Bytes(segment) => ends[1 - end].bytes += segment.bytes.len(),
-                Travel::End => ends[end].finished = true,
-                Travel::Reset => (ends[end].finished, ends[end].is_reset) = (true, true),
+                Travel::Bytes(segment) => to.bytes += segment.bytes.len(),
+                Travel::End => from.finished = true,
+                Travel::Reset => (from.finished, from.is_reset) = (true, true),
             }
-            ends[1 - end].travelling.push_back((at, travel));
-            queue.schedule(at, Event::Arrival { connection, end: 1 - end });
+            to.travelling.push_back((at, travel));
+            queue.schedule(at, Event::Arrival { connection: number, end: 1 - end });
         }
     }
 

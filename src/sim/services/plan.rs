@@ -1,10 +1,14 @@
 //! What a seed draws: the cluster, its command lines, its requests and its faults.
 
 use super::network::address_of;
+use super::operator::PATIENCE;
+use crate::ids::Role;
 use crate::limits::KEPT_KV_LIFE;
+use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::sim::workload::{SimRequest, Workload};
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
+use std::net::SocketAddr;
 
 /// The router knows all workers after this time.
 const START: Nanos = 5 * SECOND;
@@ -13,9 +17,21 @@ const RETURNED: Nanos = 10 * SECOND;
 /// After this time, a worker that was drained has ended and serves again. If a client leaves as the
 /// drain begins, its kept KV can hold the drain for its life.
 const DRAINED: Nanos = RETURNED + KEPT_KV_LIFE.as_nanos() as Nanos;
+/// After this time, an ordered role change has ended: the worker finishes its requests, and KV that
+/// it keeps for decode.
+const CHANGED: Nanos = PATIENCE.as_nanos() as Nanos + DRAINED;
 /// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
-/// How many these are.
+/// Requests that meet a fault are sent at most this long before or after it.
+const WINDOW: Nanos = 30 * MILLI;
+/// Tokens of a page.
+const PAGE_SIZE: u32 = 4;
+/// Pages of the longest request.
+const LONGEST: u32 = (PROMPT_MAX + ANSWER_MAX).div_ceil(PAGE_SIZE) + 1;
+/// The HTTP ports of workers that start as prefill, and as decode.
+const PREFILL_PORT: u16 = 30_001;
+const DECODE_PORT: u16 = 30_002;
+/// Requests that are sent after the last fault.
 const CALM_REQUESTS: usize = 5;
 /// The longest time between the first and the last request, without the calm ones.
 const SPAN_MAX: Nanos = 300 * SECOND;
@@ -27,7 +43,7 @@ pub struct ServiceScale {
     pub workers: usize,
     /// Requests of clients.
     pub requests: usize,
-    /// Whether connections break, clients leave, and processes die.
+    /// Whether faults happen and clients leave.
     pub faults: bool,
 }
 
@@ -36,13 +52,28 @@ pub struct ServiceScale {
 pub struct ServicePlan {
     /// By host: the command line of its process. Host 0 is the router.
     pub lines: Vec<Vec<String>>,
+    /// By host: where its process runs.
+    pub sites: Vec<HostSite>,
+    /// The first role and the address of each worker. The first worker is on host 1.
+    pub roles: Vec<(Role, SocketAddr)>,
     /// The requests, in order of time.
     pub requests: Vec<ServiceRequest>,
     /// The faults, and their times.
     pub faults: Vec<(Nanos, ServiceFault)>,
-    /// All faults are drains, one at a time, and each role has another worker: all requests must
-    /// succeed.
+    /// All faults are drains and role changes, one at a time, and each role has another worker: all
+    /// requests must succeed.
     pub is_gentle: bool,
+}
+
+/// Where a process runs, and the memory that a worker has there.
+#[derive(Clone, Copy, Debug)]
+pub struct HostSite {
+    /// Processes of one machine can share memory.
+    pub machine: u8,
+    /// Pages of the KV pool. Flags cannot set so few.
+    pub pages: u32,
+    /// Pages for the KV of retracted requests.
+    pub tier_pages: u32,
 }
 
 /// A request of a client.
@@ -63,7 +94,7 @@ pub struct ServiceRequest {
 pub enum ServiceFault {
     /// A random connection is reset.
     Reset,
-    /// The process of a worker's host gets SIGTERM, ends after its requests, and starts again after
+    /// The process of a host gets SIGTERM, ends after its requests, and starts again after
     /// this time.
     Drain {
         /// The host.
@@ -71,7 +102,31 @@ pub enum ServiceFault {
         /// Time until the new process.
         pause: Nanos,
     },
-    /// The process of a worker's host dies. A new one starts after this time.
+    /// The process of a host takes no turn for this time, as after SIGSTOP.
+    Stall {
+        /// The host.
+        host: usize,
+        /// The time.
+        pause: Nanos,
+    },
+    /// Nothing passes between a host and all others for this time. The kernels send the data again
+    /// after the cut.
+    Cut {
+        /// The host.
+        host: usize,
+        /// The time.
+        pause: Nanos,
+    },
+    /// The operator orders this role for a worker, and its first role again after this time.
+    Role {
+        /// The host.
+        host: usize,
+        /// The role.
+        role: Role,
+        /// Time until the order of the first role.
+        pause: Nanos,
+    },
+    /// The process of a host dies. A new one starts after this time.
     Death {
         /// The host.
         host: usize,
@@ -81,92 +136,167 @@ pub enum ServiceFault {
 }
 
 impl ServiceFault {
-    /// Time from the fault until all processes run again.
-    pub fn pause(self) -> Nanos {
+    /// Time from the fault until its effects are over.
+    pub fn effect(self) -> Nanos {
         match self {
             ServiceFault::Reset => 0,
-            ServiceFault::Death { pause, .. } | ServiceFault::Drain { pause, .. } => pause,
+            ServiceFault::Role { pause, .. } => pause + CHANGED,
+            ServiceFault::Drain { pause, .. } => pause + DRAINED,
+            ServiceFault::Death { pause, .. }
+            | ServiceFault::Stall { pause, .. }
+            | ServiceFault::Cut { pause, .. } => pause,
         }
     }
 }
 
 impl ServicePlan {
-    /// Whether a fault, or the time after it, meets this time of a request.
+    /// Whether a fault excuses the failure of a request in this time.
     pub fn excuses(&self, begun: Nanos, ended: Nanos) -> bool {
+        !self.is_gentle && self.is_near_fault(begun, ended)
+    }
+
+    /// Whether a fault, or the time after it, meets this time of a request.
+    pub fn is_near_fault(&self, begun: Nanos, ended: Nanos) -> bool {
         let meets = |&(at, fault): &(Nanos, ServiceFault)| {
-            at <= ended && begun <= at + fault.pause() + RETURNED
+            at <= ended && begun <= at + fault.effect() + RETURNED
         };
-        !self.is_gentle && self.faults.iter().any(meets)
+        self.faults.iter().any(meets)
     }
 
     /// The plan of a seed.
     pub fn new(dice: &Rng, scale: ServiceScale) -> ServicePlan {
-        let mut shape = dice.fork("shape");
         let is_gentle = scale.faults && dice.fork("weather").one_in(3);
+        let mut shape = dice.fork("shape");
         let least = if is_gentle { 2 } else { 1 };
         let mut count = || shape.range_u64(least, least.max(scale.workers as u64)) as usize;
         let (prefill, decode) = (count(), count());
-        let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
-        let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
-        let first = shape.pick(&["decode", "prefill"]);
-        // The router gets prefill's token only in the flow `dual`.
-        let first = if flow == "dual" { first } else { "decode" };
-        let allocation = shape.pick(&["early", "late"]);
-        let url = |host, port| format!("http://{}:{port}", address_of(host));
-        let mut router = format!(
-            "baton router --host {} --port 30000 --insecure --flow {flow} --policy {policy} \
-             --first-token {first}",
-            address_of(0)
-        );
-        let mut lines = vec![String::new()];
-        for host in 1..=prefill + decode {
-            let (role, port, more) = match host <= prefill {
-                true => ("prefill", 30001, ""),
-                false => ("decode", 30002, " --bootstrap-allow 10.0.0.0/8"),
-            };
-            router += &format!(" --{role} {}", url(host, port));
-            lines.push(format!(
-                "baton {role} model --host {} --port {port} --insecure --transfer tcp \
-                 --page-size 4 --kv-memory 1MiB --threads 1 --decode-allocation \
-                 {allocation}{more}",
-                address_of(host)
-            ));
-        }
-        lines[0] = router;
-        let lines = lines.into_iter().map(|line| line.split(' ').map(str::to_owned).collect());
-        let (mut requests, mut at) = (requests(dice, scale, is_gentle), START);
-        let mut faults = Vec::new();
-        let (end, mut chaos) = (requests.last().map_or(0, |last| last.at), dice.fork("chaos"));
-        let last = if scale.faults { end } else { 0 };
-        while at < last {
-            at += match is_gentle {
-                true => chaos.range_u64(DRAINED, 2 * DRAINED),
-                false => chaos.range_u64(10 * MILLI, 3 * SECOND),
-            };
-            let host = chaos.range_u64(1, (prefill + decode) as u64) as usize;
-            let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
-            let death = ServiceFault::Death { host, pause };
-            let fault = match chaos.range_u64(0, 3) {
-                0 => death,
-                1 => ServiceFault::Drain { host, pause },
-                _ => ServiceFault::Reset,
-            };
-            let drain = ServiceFault::Drain { host, pause };
-            faults.push((at, if is_gentle { drain } else { fault }));
-        }
-        let calm = faults.iter().map(|(at, fault)| at + fault.pause()).fold(end, Nanos::max) + CALM;
+        let roles: Vec<(Role, SocketAddr)> = (1..=prefill + decode)
+            .map(|host| match host <= prefill {
+                true => (Role::Prefill, SocketAddr::new(address_of(host), PREFILL_PORT)),
+                false => (Role::Decode, SocketAddr::new(address_of(host), DECODE_PORT)),
+            })
+            .collect();
+        let (lines, sites) = draw_fleet(shape, dice.fork("machines"), &roles);
+        let mut requests = draw_requests(dice, scale, is_gentle);
+        let end = requests.last().map_or(0, |last| last.at);
+        let faults = match scale.faults {
+            true => draw_faults(dice, end, roles.len() as u64, is_gentle),
+            false => Vec::new(),
+        };
         if scale.faults {
+            if is_gentle {
+                aim(&mut requests, &faults, dice.fork("aim"));
+            }
             // The last requests come after the faults.
+            let over = faults.iter().map(|(at, fault)| at + fault.effect());
+            let calm = over.fold(end, Nanos::max) + CHANGED + CALM;
             let last = requests.len().saturating_sub(CALM_REQUESTS);
             for (number, request) in requests[last..].iter_mut().enumerate() {
                 (request.at, request.leaves) = (calm + number as u64 * MILLI, None);
             }
         }
-        ServicePlan { lines: lines.collect(), requests, faults, is_gentle }
+        ServicePlan { lines, sites, roles, requests, faults, is_gentle }
     }
 }
 
-fn requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<ServiceRequest> {
+/// The command lines of the router and of workers with these roles, and their sites.
+fn draw_fleet(
+    mut shape: Rng,
+    mut place: Rng,
+    roles: &[(Role, SocketAddr)],
+) -> (Vec<Vec<String>>, Vec<HostSite>) {
+    let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
+    let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
+    let first = shape.pick(&["decode", "prefill"]);
+    // The router gets prefill's token only in the flow `dual`.
+    let first = if flow == "dual" { first } else { "decode" };
+    let allocation = shape.pick(&["early", "late"]);
+    let transfer = place.pick(&["tcp", "shm", "auto", "auto"]);
+    let spread = if transfer == "shm" { 1 } else { place.pick(&[1, 2, 2, 8]) };
+    let chunk = place.pick(&[8, 40, 160]);
+    let sites = (0..=roles.len()).map(|_| HostSite {
+        machine: place.range_u64(1, spread) as u8,
+        pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
+        tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
+    });
+    let mut router = format!(
+        "baton router --host {} --port 30000 --insecure --flow {flow} --policy {policy} \
+         --first-token {first}",
+        address_of(0)
+    );
+    for (role, address) in roles {
+        router += &format!(" --{role} http://{address}");
+    }
+    let worker = |(role, address): &(Role, SocketAddr)| {
+        let (host, port) = (address.ip(), address.port());
+        format!(
+            "baton {role} model --host {host} --port {port} --insecure --transfer {transfer} \
+             --page-size {PAGE_SIZE} --kv-memory 1MiB --threads 1 --bootstrap-allow 10.0.0.0/8 \
+             --decode-allocation {allocation} --chunked-prefill-size {chunk}"
+        )
+    };
+    let lines = std::iter::once(router).chain(roles.iter().map(worker));
+    let split = |line: String| line.split(' ').map(str::to_owned).collect();
+    (lines.map(split).collect(), sites.collect())
+}
+
+/// The faults until `end` on the hosts of `workers` workers and the router.
+fn draw_faults(
+    dice: &Rng,
+    end: Nanos,
+    workers: u64,
+    is_gentle: bool,
+) -> Vec<(Nanos, ServiceFault)> {
+    let (mut chaos, mut at, mut faults) = (dice.fork("chaos"), START, Vec::new());
+    let lull = chaos.pick(&[50 * MILLI, 500 * MILLI, 3 * SECOND]);
+    let changes_roles = chaos.one_in(2);
+    while at < end {
+        at += match is_gentle {
+            true => chaos.range_u64(CHANGED, 2 * CHANGED),
+            false => chaos.range_u64(MILLI, lull),
+        };
+        let worker = chaos.range_u64(1, workers) as usize;
+        let any = chaos.range_u64(0, workers) as usize;
+        let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
+        let silence_max = chaos.pick(&[SECOND, 10 * SECOND, 40 * SECOND]);
+        let silence = chaos.range_u64(MILLI, silence_max);
+        let role = chaos.pick(&Role::ALL);
+        let fault = match chaos.range_u64(0, 7) {
+            0..=3 if is_gentle && changes_roles => ServiceFault::Role { host: worker, role, pause },
+            0 | 1 if !is_gentle => ServiceFault::Death { host: any, pause },
+            2 if !is_gentle => ServiceFault::Drain { host: any, pause },
+            3 if changes_roles => ServiceFault::Role { host: worker, role, pause },
+            4 if !is_gentle => ServiceFault::Stall { host: any, pause: silence },
+            5 if !is_gentle => ServiceFault::Cut { host: any, pause: silence },
+            6 | 7 if !is_gentle => ServiceFault::Reset,
+            _ => ServiceFault::Drain { host: worker, pause },
+        };
+        faults.push((at, fault));
+    }
+    faults
+}
+
+/// Moves half of the requests to times near the faults, so that faults meet requests that run.
+fn aim(requests: &mut [ServiceRequest], faults: &[(Nanos, ServiceFault)], mut dice: Rng) {
+    let windows = faults.iter().flat_map(|&(at, fault)| match fault {
+        ServiceFault::Role { pause, .. } => vec![at, at + pause],
+        _ => vec![at],
+    });
+    let windows: Vec<Nanos> = windows.collect();
+    if windows.is_empty() {
+        return;
+    }
+    for request in &mut *requests {
+        if dice.one_in(2) {
+            let until = request.leaves.map(|leaves| leaves - request.at);
+            request.at = dice.pick(&windows) - WINDOW + dice.range_u64(0, 2 * WINDOW);
+            request.leaves = until.map(|until| request.at + until);
+        }
+    }
+    requests.sort_by_key(|request| request.at);
+}
+
+fn draw_requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<ServiceRequest> {
     let mut workload = Workload::new(dice.fork("workload"), 60 * SECOND, 60 * SECOND);
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;

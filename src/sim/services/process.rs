@@ -1,9 +1,11 @@
 //! A process of the cluster: production's service, and the work of its other threads. Each is
 //! started by a command line.
 //!
-//! Invariant: one turn steps the service, the tokeniser, the engine and the mover, in an order that
-//! the seed draws. The time of an engine's step passes before its next one.
+//! Invariants: one turn steps the service, the tokeniser, the engine and the mover. The seed draws
+//! their order. A thread that parks takes no step before its wake-up. The time of an engine's
+//! step passes before its next one.
 
+use super::plan::HostSite;
 use crate::cli::{self, HostInfo, Invocation};
 use crate::config::{ClusterWorkerConfig, RoleConfig, RouterConfig};
 use crate::ids::Role;
@@ -21,19 +23,18 @@ use crate::net::{MemoryKernel, Reactor, Signal};
 use crate::process::cpu_plan::CpuPlan;
 use crate::process::helpers::Helpers;
 use crate::process::model::LoadedModel;
-use crate::process::threads::Cores;
-use crate::process::worker::WorkerProcess;
+use crate::process::stepped::SteppedThreads;
+use crate::process::threads::EngineClock;
+use crate::process::worker::{self, WorkerProcess};
 use crate::process::{RoleError, router};
 use crate::router::RouterService;
-use crate::sched::worker::Activity;
 use crate::server::drain::DrainOutcome;
 use crate::sim::model::{LAYERS, PseudoModel, VOCAB, Watch};
 use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::stdx::event_count::EventCount;
-use crate::stdx::event_queue::{MICRO, MILLI, Nanos};
+use crate::stdx::event_queue::{MICRO, Nanos};
 use crate::stdx::rng::Rng;
-use crate::transfer::event_loop::LoopTask;
-use crate::wire::message::Transport;
+use crate::wire::message::HostId;
 use crate::worker::service::{RunOutcome, WorkerService};
 use crate::worker::text::{TextProcessor, TextQueue, TextWorker};
 use std::io;
@@ -46,8 +47,6 @@ use std::time::{Duration, Instant};
 
 /// Time of one token of a batch.
 const TOKEN: Nanos = 100 * MICRO;
-/// Time until an engine with waiting requests looks again, as in production.
-const WAITING: Nanos = MILLI;
 
 /// A process of the cluster.
 pub struct ServiceProcess {
@@ -63,10 +62,13 @@ enum Service {
 }
 
 struct Worker {
+    process: WorkerProcess,
     service: WorkerService,
-    cores: Cores,
+    /// `None` only while the role changes.
+    threads: Option<SteppedThreads>,
     text: Vec<TextWorker>,
     watch: Arc<Watch>,
+    base: Instant,
     /// The engine computes until this time.
     busy_until: Nanos,
 }
@@ -81,23 +83,25 @@ enum Part {
 }
 
 impl ServiceProcess {
-    /// Starts the process with this command line. `base` is the start of simulated time.
+    /// Starts the process with this command line at this site. Simulated time starts at `base`.
     ///
     /// # Errors
     /// The process refuses to start.
     pub fn start(
         line: &[String],
         kernel: MemoryKernel,
+        site: HostSite,
         base: Instant,
     ) -> Result<ServiceProcess, String> {
+        let place = (site, base);
         let reactor = Reactor::in_memory(kernel.clone()).map_err(|error| error.to_string())?;
         let service = match parse(line)? {
             RoleConfig::Router(config) => {
                 let service = start_router(&config, reactor).map_err(|error| error.to_string())?;
                 Service::Router(Box::new(service))
             }
-            RoleConfig::Prefill(config) => start_worker(config, Role::Prefill, reactor, base)?,
-            RoleConfig::Decode(config) => start_worker(config, Role::Decode, reactor, base)?,
+            RoleConfig::Prefill(config) => start_worker(config, Role::Prefill, reactor, place)?,
+            RoleConfig::Decode(config) => start_worker(config, Role::Decode, reactor, place)?,
             RoleConfig::Serve(_) => return Err("`baton serve` is not played".into()),
         };
         let until = kernel.now();
@@ -109,35 +113,68 @@ impl ServiceProcess {
         self.kernel.raise(Signal::Terminate);
     }
 
-    /// Takes a turn. Returns the time of the next one, unless something comes before; `None` if the
-    /// process has ended.
+    /// Takes a turn. `has_ready_lane`: a lane has a reason to wake the mover. Returns the time of
+    /// the next turn, unless something comes before; `None` if the process has ended.
     ///
     /// # Errors
     /// The service fails.
-    pub fn turn(&mut self, now: Nanos, dice: &mut Rng) -> Result<Option<Nanos>, String> {
+    pub fn turn(
+        &mut self,
+        now: Nanos,
+        has_ready_lane: bool,
+        dice: &mut Rng,
+    ) -> Result<Option<Nanos>, String> {
         self.kernel.set_now(self.base + Duration::from_nanos(now));
-        let (until, base) = (self.until, self.base);
         let again = match &mut self.service {
             Service::Router(router) => {
-                if router.finish_wait(until).map_err(|error| error.to_string())?.is_some() {
-                    return Ok(None);
+                match router.finish_wait(self.until).map_err(|error| error.to_string())? {
+                    None => {}
+                    Some(DrainOutcome::Drained) => return Ok(None),
+                    Some(other) => return Err(format!("the router has ended: {other:?}")),
                 }
                 self.until = router.prepare_wait();
                 None
             }
-            Service::Worker(worker) => match worker.turn(now, until, dice)? {
-                ControlFlow::Continue(again) => {
-                    self.until = worker.service.prepare_wait();
-                    again
+            Service::Worker(worker) => {
+                let mut again = None;
+                for part in Part::in_order_of(dice) {
+                    let soon = match part {
+                        Part::Ctl if self.kernel.now() < self.until && !self.kernel.is_ready() => {
+                            None
+                        }
+                        Part::Ctl => {
+                            if worker.turn_ctl(self.until)?.is_break() {
+                                return Ok(None);
+                            }
+                            self.until = worker.service.prepare_wait();
+                            None
+                        }
+                        Part::Text => worker.text.iter().any(TextWorker::step).then_some(now),
+                        Part::Engine => Some(worker.turn_engine(now)),
+                        Part::Mover => worker.turn_mover(has_ready_lane, dice).then_some(now),
+                    };
+                    again = soon.into_iter().chain(again).min();
                 }
-                ControlFlow::Break(()) => return Ok(None),
-            },
+                again
+            }
         };
-        if self.kernel.is_ready() {
-            return Ok(Some(now));
-        }
-        let until = self.until.saturating_duration_since(base).as_nanos() as Nanos;
-        Ok(Some(again.map_or(until, |again| again.min(until))))
+        let until = self.until.saturating_duration_since(self.base).as_nanos() as Nanos;
+        let again = if self.is_woken() { now } else { again.map_or(until, |at| at.min(until)) };
+        Ok(Some(again))
+    }
+
+    /// Whether a thread of the process has been woken.
+    pub fn is_woken(&self) -> bool {
+        let is_woken = match &self.service {
+            Service::Router(_) => false,
+            Service::Worker(worker) => {
+                let is_woken = |threads: &SteppedThreads| {
+                    threads.is_mover_woken() || threads.is_engine_woken()
+                };
+                worker.threads.as_ref().is_some_and(is_woken)
+            }
+        };
+        is_woken || self.kernel.is_ready()
     }
 
     /// Whether the process holds nothing of any request.
@@ -163,59 +200,76 @@ impl ServiceProcess {
     }
 }
 
-impl Worker {
-    /// Steps all parts in a random order. Returns when there is more to do, if anything is known,
-    /// or that the process has ended.
-    fn turn(
-        &mut self,
-        now: Nanos,
-        until: Instant,
-        dice: &mut Rng,
-    ) -> Result<ControlFlow<(), Option<Nanos>>, String> {
+impl Part {
+    /// All parts, in a random order.
+    fn in_order_of(dice: &mut Rng) -> [Part; 4] {
         let mut parts = [Part::Ctl, Part::Text, Part::Engine, Part::Mover];
         for last in (1..parts.len()).rev() {
             parts.swap(last, dice.range_u64(0, last as u64) as usize);
         }
-        let mut again: Option<Nanos> = None;
-        let mut soon = |at: Nanos| again = Some(again.map_or(at, |again| again.min(at)));
-        for part in parts {
-            match part {
-                Part::Ctl => {
-                    let ended =
-                        self.service.finish_wait(until).map_err(|error| error.to_string())?;
-                    match ended {
-                        None => {}
-                        Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
-                            return Ok(ControlFlow::Break(()));
-                        }
-                        Some(other) => return Err(format!("the worker has ended: {other:?}")),
-                    }
-                }
-                Part::Text => {
-                    if self.text.iter().any(TextWorker::step) {
-                        soon(now);
-                    }
-                }
-                Part::Engine if now < self.busy_until => soon(self.busy_until),
-                Part::Engine => {
-                    self.watch.now_ns.store(now, Ordering::Relaxed);
-                    match self.cores.engine.step(self.cores.engine.now()) {
-                        Activity::Busy => {
-                            self.busy_until = self.watch.now_ns.load(Ordering::Relaxed);
-                            soon(self.busy_until);
-                        }
-                        Activity::Waiting => soon(now + WAITING),
-                        Activity::Idle => {}
-                    }
-                }
-                Part::Mover => {
-                    if self.cores.mover.step() {
-                        soon(now);
-                    }
-                }
+        parts
+    }
+}
+
+impl Worker {
+    /// Steps `ctl`. Breaks if the process has ended.
+    fn turn_ctl(&mut self, until: Instant) -> Result<ControlFlow<()>, String> {
+        let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
+        match outcome {
+            None => Ok(ControlFlow::Continue(())),
+            Some(RunOutcome::Ended(DrainOutcome::Drained)) => Ok(ControlFlow::Break(())),
+            Some(RunOutcome::ChangeRole(to)) => {
+                self.change_role(to).map_err(|error| error.to_string())?;
+                Ok(ControlFlow::Continue(()))
+            }
+            Some(RunOutcome::KeepRole) => {
+                self.process.register(&mut self.service).map_err(|error| error.to_string())?;
+                Ok(ControlFlow::Continue(()))
+            }
+            Some(other) => Err(format!("the worker has ended: {other:?}")),
+        }
+    }
+
+    fn change_role(&mut self, to: Role) -> Result<(), RoleError> {
+        let Some(begun) = self.process.leave_role(&mut self.service, to)? else { return Ok(()) };
+        let forward = self.threads.take().expect("a role has threads").stop();
+        let clock = engine_clock(self.base, &self.watch);
+        let (cores, outcome) = self.process.take_role(&mut self.service, to, forward, clock)?;
+        self.threads = Some(cores.into_stepped(self.process.loaded()));
+        let stood_still = self.service.reactor().now() - begun;
+        self.service.finish_role_change(outcome, stood_still);
+        Ok(())
+    }
+
+    /// Steps the engine, unless it still computes. Returns the time of its next step.
+    fn turn_engine(&mut self, now: Nanos) -> Nanos {
+        if now < self.busy_until {
+            return self.busy_until;
+        }
+        self.watch.now_ns.store(now, Ordering::Relaxed);
+        let threads = self.threads.as_mut().expect("a role has threads");
+        let parks_until = threads.step_engine(self.base + Duration::from_nanos(now));
+        self.busy_until = self.watch.now_ns.load(Ordering::Relaxed);
+        match parks_until {
+            Some(until) => (until - self.base).as_nanos() as Nanos,
+            None => self.busy_until,
+        }
+    }
+
+    /// Steps the mover a few times. Returns whether it goes on.
+    fn turn_mover(&mut self, has_ready_lane: bool, dice: &mut Rng) -> bool {
+        let mut has_ready_lane = has_ready_lane;
+        let threads = self.threads.as_mut().expect("a role has threads");
+        loop {
+            if threads.step_mover(has_ready_lane) {
+                return false;
+            }
+            // A lane that is ready wakes the mover once in a turn of the process.
+            has_ready_lane = false;
+            if dice.one_in(3) {
+                return true;
             }
         }
-        Ok(ControlFlow::Continue(again))
     }
 }
 
@@ -262,27 +316,42 @@ fn start_worker(
     config: ClusterWorkerConfig,
     role: Role,
     reactor: Reactor,
-    base: Instant,
+    (site, base): (HostSite, Instant),
 ) -> Result<Service, String> {
     let files = model_files().map_err(|error| error.to_string())?;
     let plan = CpuPlan::shared(vec![0], 1, false);
-    let transports = vec![Transport::Tcp];
+    let transports = worker::transports(config.handoff.transfer, &[]);
     let (chunks, retraction) = (config.chunks, config.retraction);
-    let loaded = LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, plan)
-        .map_err(|error| error.to_string())?;
+    let derived = LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, plan);
+    let mut loaded = derived.map_err(|error| error.to_string())?;
+    loaded.host = HostId([site.machine; 16]);
+    (loaded.pages, loaded.tier_pages) = (site.pages, site.tier_pages);
     let watch = Arc::new(Watch { token_ns: AtomicU64::new(TOKEN), ..Watch::default() });
     let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits);
     let waker = reactor.waker();
     let ctl = Arc::new(EventCount::new(move || waker.wake()));
     let helpers = SteppedHelpers::default();
     let text = helpers.0.clone();
-    let mut process = WorkerProcess::new(&config, role, loaded, ctl, Box::new(helpers));
-    let ticks = watch.clone();
-    let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
-    let built = process.build(reactor, files, Box::new(forward), Box::new(clock));
+    let mut process = WorkerProcess::new(Arc::new(config), role, loaded, ctl, Box::new(helpers));
+    let built = process.build(reactor, files, Box::new(forward), engine_clock(base, &watch));
     let (service, cores) = built.map_err(|error| error.to_string())?;
     let text = std::mem::take(&mut *text.lock().expect("no panic while locked"));
-    Ok(Service::Worker(Box::new(Worker { service, cores, text, watch, busy_until: 0 })))
+    let threads = Some(cores.into_stepped(process.loaded()));
+    Ok(Service::Worker(Box::new(Worker {
+        process,
+        service,
+        threads,
+        text,
+        watch,
+        base,
+        busy_until: 0,
+    })))
+}
+
+/// The clock of the engine: the model moves it forward as it computes.
+fn engine_clock(base: Instant, watch: &Arc<Watch>) -> EngineClock {
+    let watch = watch.clone();
+    Box::new(move || base + Duration::from_nanos(watch.now_ns.load(Ordering::Relaxed)))
 }
 
 /// The files of the pseudo-model, which has no weights.

@@ -65,7 +65,7 @@ pub mod event {
             Ok(())
         }
 
-        pub fn wait(&self, _timeout: Duration) {
+        pub fn wait(&self, _timeout: Duration) -> bool {
             unreachable!("models sleep in the `EventFd`");
         }
     }

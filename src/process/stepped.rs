@@ -63,11 +63,6 @@ impl SteppedThreads {
         self.engine_parks_until
     }
 
-    /// Whether the engine has been woken from its park.
-    pub fn is_engine_woken(&self) -> bool {
-        self.engine_parks_until.is_some() && !self.engine_bell.is_parked()
-    }
-
     /// Takes a step of the mover's loop, unless it parks. `has_ready_lane` says whether a lane
     /// wakes it. Returns whether it parks.
     pub fn step_mover(&mut self, has_ready_lane: bool) -> bool {
@@ -86,8 +81,13 @@ impl SteppedThreads {
         self.is_mover_parked
     }
 
-    /// Whether the mover parks and must wake, apart from its lanes.
-    pub fn is_mover_woken(&self) -> bool {
+    /// Whether the engine or the mover parks and must wake, lanes apart.
+    pub fn is_woken(&self) -> bool {
+        let is_engine_woken = self.engine_parks_until.is_some() && !self.engine_bell.is_parked();
+        is_engine_woken || self.is_mover_woken()
+    }
+
+    fn is_mover_woken(&self) -> bool {
         self.is_mover_parked && self.waiter.is_woken()
     }
 

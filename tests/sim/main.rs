@@ -74,7 +74,7 @@ fn after_any_fault_requests_end_and_the_cluster_serves_again() {
 }
 
 #[test]
-fn whatever_else_goes_wrong_they_do_too() {
+fn after_any_fault_requests_end_in_further_seeds() {
     go_wrong(151..=300);
 }
 

@@ -168,10 +168,7 @@ impl ServiceProcess {
         let is_woken = match &self.service {
             Service::Router(_) => false,
             Service::Worker(worker) => {
-                let is_woken = |threads: &SteppedThreads| {
-                    threads.is_mover_woken() || threads.is_engine_woken()
-                };
-                worker.threads.as_ref().is_some_and(is_woken)
+                worker.threads.as_ref().is_some_and(SteppedThreads::is_woken)
             }
         };
         is_woken || self.kernel.is_ready()
@@ -257,8 +254,7 @@ impl Worker {
     }
 
     /// Steps the mover a few times. Returns whether it goes on.
-    fn turn_mover(&mut self, has_ready_lane: bool, dice: &mut Rng) -> bool {
-        let mut has_ready_lane = has_ready_lane;
+    fn turn_mover(&mut self, mut has_ready_lane: bool, dice: &mut Rng) -> bool {
         let threads = self.threads.as_mut().expect("a role has threads");
         loop {
             if threads.step_mover(has_ready_lane) {

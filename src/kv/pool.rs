@@ -31,7 +31,12 @@ pub struct PageCounts {
 impl PageCounts {
     /// All pages of the pool.
     pub fn total(&self) -> u32 {
-        self.free + self.cached + self.in_use + self.leased
+        self.free + self.cached + self.held()
+    }
+
+    /// Pages that a request uses or a transfer has leased.
+    pub fn held(&self) -> u32 {
+        self.in_use + self.leased
     }
 }
 

@@ -8,9 +8,9 @@ use crate::config::{self, ChunkConfig, CoreConfig, KvConfig, RetractionConfig, W
 use crate::ids::DecodeAllocation;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
+use crate::model::files::{ModelFiles, WeightFormat};
 use crate::model::forward::Forward;
 use crate::model::forward::cpu::{CpuModel, CpuOptions};
-use crate::model::open::{ModelFiles, WeightFormat};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use crate::obs::log::event;
@@ -20,10 +20,14 @@ use crate::sys::host::HostMemory;
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::manager::identity::{WorkerIdentity, host_id};
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::Nic;
+use crate::transfer::transport::rdma::{Nic, Settings};
 use crate::wire::message::{Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
+
+/// Lanes of a tcp session. One core copies about as fast as one stream transfers. More lanes could
+/// help larger machines.
+const TCP_LANES: u16 = 1;
 
 /// Values derived from the loaded model and the configuration.
 #[derive(Clone)]
@@ -48,6 +52,10 @@ pub struct LoadedModel {
     pub data: Option<SocketAddr>,
     /// NICs for RDMA.
     pub nics: Vec<Nic>,
+    /// Queue pairs of an RDMA session.
+    pub rdma: Settings,
+    /// Lanes of a tcp session.
+    pub tcp_lanes: u16,
     /// Whether threads spin before they park, because they have their own cores or `--busy-poll` is
     /// set.
     pub spin: bool,
@@ -79,7 +87,9 @@ impl LoadedModel {
         };
         event!(Info, "model", "opening", path = worker.model.path.display());
         let files = ModelFiles::open(&worker.model.path, format)?;
-        let mut loaded = LoadedModel::derive(&files, worker, chunks, retraction, transports, plan)?;
+        let place = (host_id(), plan);
+        let mut loaded =
+            LoadedModel::derive(&files, worker, chunks, retraction, transports, place)?;
         let context = loaded.sched.context as usize;
         tell_shortage(&loaded.layout, loaded.pages, context);
         let options = CpuOptions {
@@ -105,7 +115,7 @@ impl LoadedModel {
         chunks: ChunkConfig,
         retraction: RetractionConfig,
         transports: Vec<Transport>,
-        plan: CpuPlan,
+        (host, plan): (HostId, CpuPlan),
     ) -> Result<LoadedModel, RoleError> {
         let model = &files.config;
         let context = context(model, worker.model.max_model_len)?;
@@ -146,9 +156,11 @@ impl LoadedModel {
                 template: own.template,
             },
             transports,
-            host: host_id(),
+            host,
             data: None,
             nics: Vec::new(),
+            rdma: Settings::default(),
+            tcp_lanes: TCP_LANES,
             spin: worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1,
             copy_lanes: copy_lanes(&worker.cores),
             split: false,

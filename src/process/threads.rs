@@ -5,7 +5,7 @@
 use super::RoleError;
 use super::helpers::Helpers;
 use super::model::LoadedModel;
-use super::stepped::SteppedThreads;
+use super::stepped_threads::SteppedThreads;
 use super::thread_cpus::start_on;
 use crate::api::Sampling;
 use crate::config::WorkerConfig;
@@ -15,8 +15,8 @@ use crate::kv::region::Region;
 use crate::kv::tier::Tier;
 use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX};
 use crate::model::config::Architecture;
+use crate::model::files::ModelFiles;
 use crate::model::forward::Forward;
-use crate::model::open::ModelFiles;
 use crate::net::Entropy;
 use crate::net::Reactor;
 use crate::obs::log::event;
@@ -45,7 +45,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{DataThreads, Rails, Settings};
+use crate::transfer::transport::rdma::{DataThreads, Rails, Split};
 use crate::wire::message::Transport;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::requests::{Placement, RequestTable, ServingConfig};
@@ -59,9 +59,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Instant;
 
-/// Lanes of a tcp session. One core copies about as fast as one stream transfers. More lanes could
-/// help larger machines.
-const LANES: u16 = 1;
 /// Idle iterations of an engine before it parks, if it has a core of its own.
 const ENGINE_SPINS: u32 = 2000;
 
@@ -74,7 +71,8 @@ pub struct ProcessBuilder {
     workers: Vec<Box<dyn SchedWorker>>,
     mover: Mover,
     waiter: Waiter,
-    data: DataThreads,
+    /// The work of posters and pollers, by NIC.
+    splits: Vec<Split>,
     engine_commands: (channel::Sender<EngineCommand>, channel::Receiver<EngineCommand>),
     engine_bell: Arc<EventCount>,
     engine_thread: Arc<OnceLock<Thread>>,
@@ -105,7 +103,7 @@ impl ProcessBuilder {
             workers: Vec::new(),
             mover: Mover { sources: Vec::new(), destinations: Vec::new() },
             waiter,
-            data: DataThreads::default(),
+            splits: Vec::new(),
             engine_commands: channel::bounded(loaded.slots * 4 + 64),
             engine_bell,
             engine_thread,
@@ -150,7 +148,7 @@ impl ProcessBuilder {
             return Ok(None);
         }
         let context = loaded.sched.context as usize;
-        match Rails::new(&loaded.nics, memory, loaded.slots, context, Settings::default()) {
+        match Rails::new(&loaded.nics, memory, loaded.slots, context, loaded.rdma) {
             Ok(rails) => {
                 for why in &rails.refused {
                     event!(Warn, "ctl", "NIC not used: KV memory cannot be registered", why = why);
@@ -165,16 +163,6 @@ impl ProcessBuilder {
                 Ok(None)
             }
         }
-    }
-
-    /// Starts poster and poller threads for a source's NICs, on CPUs near them if any are free.
-    fn split(&mut self, rails: &mut Rails, loaded: &LoadedModel) -> std::io::Result<()> {
-        let plan = &loaded.plan;
-        for split in rails.split(&self.waiter.bell, loaded.spin)? {
-            let cpus = plan.of_nic(&split.nic);
-            start_on(plan, &plan.others, || self.data.start(split, cpus))?;
-        }
-        Ok(())
     }
 
     fn rings<C>(&self, status: &Arc<StatusTable>, memory: &Memory) -> Rings<C> {
@@ -215,8 +203,9 @@ impl ProcessBuilder {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
         let mut rails = self.rails(loaded, &memory)?;
         if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
-            self.split(rails, loaded)
-                .map_err(|error| RoleError::Io("cannot start a thread", error))?;
+            self.splits = rails
+                .split(&self.waiter.bell, loaded.spin)
+                .map_err(|error| RoleError::Io("cannot park posters and pollers", error))?;
         }
         worker.rails = rails.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
@@ -288,7 +277,7 @@ impl ProcessBuilder {
             transports: loaded.transports.clone(),
             host: loaded.host,
             data: loaded.data,
-            lanes: LANES,
+            lanes: loaded.tcp_lanes,
         };
         let handoff = Handoff::new(self.members, offer, entropy);
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
@@ -298,7 +287,7 @@ impl ProcessBuilder {
             engine,
             mover: self.mover,
             waiter: self.waiter,
-            data: self.data,
+            splits: self.splits,
             engine_bell: self.engine_bell,
             engine_thread: self.engine_thread,
         };
@@ -311,7 +300,7 @@ pub struct Cores {
     engine: Engine,
     mover: Mover,
     waiter: Waiter,
-    data: DataThreads,
+    splits: Vec<Split>,
     engine_bell: Arc<EventCount>,
     engine_thread: Arc<OnceLock<Thread>>,
 }
@@ -325,7 +314,7 @@ impl Cores {
     /// Parts that the caller steps, in place of threads.
     pub fn into_stepped(self, loaded: &LoadedModel) -> SteppedThreads {
         let engine = (self.engine, engine_loop(loaded), self.engine_bell);
-        SteppedThreads::new(engine, self.mover, self.waiter)
+        SteppedThreads::new(engine, (self.mover, self.waiter), self.splits)
     }
 
     /// Starts the threads.
@@ -333,12 +322,19 @@ impl Cores {
     /// # Errors
     /// A thread cannot be started; the model is lost with it.
     pub fn start(self, loaded: &LoadedModel) -> Result<Threads, RoleError> {
-        let Cores { mut engine, mut mover, waiter, data, engine_bell, engine_thread } = self;
+        let Cores { mut engine, mut mover, waiter, splits, engine_bell, engine_thread } = self;
         let stop = Arc::new(AtomicBool::new(false));
         let io = |error| RoleError::Io("cannot start a thread", error);
         let round = engine_loop(loaded);
         let (bell, stopped) = (engine_bell.clone(), stop.clone());
-        let (plan, builder) = (&loaded.plan, thread::Builder::new().name("engine".into()));
+        let plan = &loaded.plan;
+        let mut data = DataThreads::default();
+        for split in splits {
+            // On CPUs near the NIC if any are free.
+            let cpus = plan.of_nic(&split.nic);
+            start_on(plan, &plan.others, || data.start(split, cpus)).map_err(io)?;
+        }
+        let builder = thread::Builder::new().name("engine".into());
         let run = move || {
             let _ = engine_thread.set(thread::current());
             engine::run(&mut engine, &bell, &stopped, round);

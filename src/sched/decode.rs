@@ -25,7 +25,7 @@ use crate::sched::running_batch::{Running, accept};
 use crate::sched::slots::{LeaseState, SlotEntry, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::wait_queue::WaitQueue;
-use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
+use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker, WriteLease};
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::handle::Receiver;
 use crate::transfer::status::State;
@@ -495,6 +495,22 @@ impl Worker for DecodeWorker {
 
     fn slots(&self) -> usize {
         self.slots.capacity()
+    }
+
+    fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    fn write_leases(&self) -> Vec<WriteLease<'_>> {
+        let leased = self.slots.iter().filter(|held| held.state.lease == LeaseState::Out);
+        let leased = leased.map(|held| WriteLease {
+            slot: held.request.slot,
+            generation: held.request.generation,
+            prompt: &held.request.prompt,
+            pages: &held.request.pages,
+            prefix: held.state.prefix,
+        });
+        leased.collect()
     }
 
     fn handle_command(

@@ -7,12 +7,13 @@
 //! Not here: notifications to the engine (`ctl`, the movers), the team of compute threads
 //! (`forward`).
 
+use crate::kv::pool::PagePool;
 use crate::model::forward::Forward;
 use crate::model::forward::batch::Batch;
 use crate::model::sampler::Sampler;
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::config::SchedConfig;
-use crate::sched::worker::{Activity, TurnContext, Worker};
+use crate::sched::worker::{Activity, TurnContext, Worker, WriteLease};
 use crate::stdx::event_count::EventCount;
 use crate::stdx::seal::seal_thread;
 use std::sync::Arc;
@@ -71,6 +72,16 @@ impl Engine {
     /// Counts turns and layers. If the count does not change, the engine hangs.
     pub fn progress(&self) -> &Arc<AtomicU64> {
         &self.progress
+    }
+
+    /// The KV pages of each worker, for checks.
+    pub fn pools(&self) -> impl Iterator<Item = &PagePool> {
+        self.workers.iter().map(|worker| worker.pool())
+    }
+
+    /// The pages into which transfers write, for checks.
+    pub fn write_leases(&self) -> Vec<WriteLease<'_>> {
+        self.workers.iter().flat_map(|worker| worker.write_leases()).collect()
     }
 
     /// Ends the workers and returns the model for another engine.

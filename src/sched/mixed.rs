@@ -259,6 +259,10 @@ impl Worker for MixedWorker {
         self.slots.capacity()
     }
 
+    fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
     fn handle_command(
         &mut self,
         command: EngineCommand,

@@ -337,6 +337,10 @@ impl Worker for PrefillWorker {
         self.slots.capacity()
     }
 
+    fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
     fn handle_command(
         &mut self,
         command: EngineCommand,

@@ -1,8 +1,9 @@
 //! The interface between an engine and its workers, and the resources that the engine lends a
 //! worker for a turn.
 
-use crate::ids::WorkerId;
+use crate::ids::{Generation, PageId, SlotId, WorkerId};
 use crate::kv::layout::KvLayout;
+use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
 use crate::model::forward::batch::Batch;
 use crate::model::forward::{Forward, KvPool, StepEnd};
@@ -37,12 +38,36 @@ pub trait Worker: Send {
     /// Slots of its status table: most requests at a time.
     fn slots(&self) -> usize;
 
+    /// Its KV pages.
+    fn pool(&self) -> &PagePool;
+
+    /// The pages into which transfers write, for checks. Only a decode worker has such pages.
+    fn write_leases(&self) -> Vec<WriteLease<'_>> {
+        Vec::new()
+    }
+
     /// Handles one command addressed to it.
     fn handle_command(&mut self, command: EngineCommand, now: Instant, channel: &mut EngineChannel);
 
     /// One turn: checks transfers and deadlines, admits requests, and runs at most one prefill
     /// chunk and one decode step.
     fn step(&mut self, turn: &mut TurnContext<'_>) -> Activity;
+}
+
+/// The pages that a transfer writes, as the scheduler knows them.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteLease<'a> {
+    /// The slot of the request.
+    pub slot: SlotId,
+    /// Its generation.
+    pub generation: Generation,
+    /// The prompt. The transfer brings its KV.
+    pub prompt: &'a [u32],
+    /// The pages of the prompt, from its first token on.
+    pub pages: &'a [PageId],
+    /// Number of first pages that the lease does not cover, because they come from the prefix
+    /// cache.
+    pub prefix: usize,
 }
 
 /// The memory of a worker's KV pool.

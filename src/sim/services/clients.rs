@@ -20,7 +20,7 @@ pub struct Clients {
     /// Requests that were not sent, the next one last.
     waiting: Vec<ServiceRequest>,
     open: BTreeMap<ConnId, Exchange>,
-    /// What became of the ended requests, and when.
+    /// Ended requests with their outcome and time.
     pub ended: Vec<(ServiceRequest, Nanos, Outcome)>,
     now: Nanos,
 }

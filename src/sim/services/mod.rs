@@ -6,16 +6,18 @@
 //! router ──┼─▶ network: bytes in pieces, with delays ─▶ turn of the receiver ─▶ digest
 //! workers ─┘
 //! ```
-//! Replaced: the sockets below the reactor, the threads (a turn steps all of a process), and the
-//! model. Not covered yet: TLS, registries and RDMA. The older flows cover the last two.
+//! Replaced: the sockets below the reactor, the library of verbs, the threads (a turn steps all of
+//! a process), and the model. Not covered yet: TLS, registries and the keys of clusters.
 //! Invariant: the same seed gives the same run.
 
 mod campaign;
 mod clients;
 mod network;
+mod nics;
 mod operator;
 mod plan;
 mod process;
+mod shadow;
 
 pub use campaign::run_seeds;
 pub use plan::ServiceScale;
@@ -25,6 +27,7 @@ use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::rng::{Rng, scramble};
 use clients::{Clients, Outcome};
 use network::Network;
+use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
 use plan::{ServiceFault, ServicePlan};
 use process::ServiceProcess;
@@ -42,7 +45,8 @@ const SETTLED: Nanos = 90 * SECOND;
 /// The longest delay between a reason to wake and the turn of a process.
 const LATENESS: Nanos = 50 * MICRO;
 /// Errors that a fault can cause.
-const EXCUSED: [&str; 5] = ["peer_lost", "other_leg", "draining", "overloaded", "no_worker"];
+const EXCUSED: [&str; 7] =
+    ["peer_lost", "other_leg", "draining", "overloaded", "no_worker", "unreachable", "flushed"];
 /// The tables of a process are checked once in this many turns.
 const CHECK_TURNS: u64 = 64;
 /// Port of the router.
@@ -68,11 +72,23 @@ pub struct ServiceReport {
 /// A hash of all events of a run, their times and their bytes. Equal hashes show that a replay
 /// repeats the run.
 #[derive(Clone, Copy, Debug, Default)]
-struct RunDigest(u64);
+struct RunDigest {
+    hash: u64,
+    /// Only the lengths of pieces count. With NICs, messages have addresses of memory, which are
+    /// other ones in each run.
+    skips_bytes: bool,
+}
 
 impl RunDigest {
     fn note(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        numbers.into_iter().for_each(|number| self.0 = scramble(self.0 ^ number));
+        numbers.into_iter().for_each(|number| self.hash = scramble(self.hash ^ number));
+    }
+
+    fn note_bytes(&mut self, bytes: &[u8]) {
+        self.note([bytes.len() as u64]);
+        if !self.skips_bytes {
+            self.note(bytes.iter().map(|&byte| byte.into()));
+        }
     }
 }
 
@@ -81,6 +97,8 @@ enum Event {
     Turn(usize),
     /// A dial reaches its host.
     Dial(usize),
+    /// A step of a NIC's queue pair.
+    Nic(NicStep, u32),
     /// What has travelled to this end of a connection arrives.
     Arrival { connection: usize, end: usize },
     /// A host may have been cut off for the longest silence of its streams.
@@ -111,6 +129,7 @@ struct Cluster {
     base: Instant,
     queue: EventQueue<Event>,
     network: Network,
+    nics: NicNetwork,
     /// By host; `None` while it is dead.
     processes: Vec<Option<ServiceProcess>>,
     clients: Clients,
@@ -133,10 +152,11 @@ impl Cluster {
         let mut plan = ServicePlan::new(&dice, scale);
         let base = Instant::now();
         let mut network = Network::new(dice.fork("network"));
+        let nics = NicNetwork::new(plan.nic_patience, dice.fork("nics"));
         let start = |(host, line): (usize, &Vec<String>)| {
             let site = plan.sites[host];
             let kernel = network.add_host(site.machine, base, dice.fork(&format!("host {host}")));
-            ServiceProcess::start(line, kernel, site, base).map(Some)
+            ServiceProcess::start(line, kernel, (site, nics.of_site(host, site)), base).map(Some)
         };
         let processes = plan.lines.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>()?;
         let kernel = network.add_host(0, base, dice.fork("clients"));
@@ -144,6 +164,7 @@ impl Cluster {
         let clients = Clients::new(kernel, router, std::mem::take(&mut plan.requests));
         let operator = Operator::new(network.add_host(0, base, dice.fork("operator")));
         let hosts = processes.len() + 2;
+        let has_nic = plan.sites.iter().any(|site| site.has_nic);
         let mut queue = EventQueue::new(dice.fork("queue"));
         (0..hosts).for_each(|host| queue.schedule(0, Event::Turn(host)));
         plan.faults.iter().for_each(|&(at, fault)| queue.schedule(at, Event::Fault(fault)));
@@ -152,6 +173,7 @@ impl Cluster {
             base,
             queue,
             network,
+            nics,
             processes,
             clients,
             operator,
@@ -159,7 +181,7 @@ impl Cluster {
             stalled_until: vec![0; hosts],
             pauses: vec![None; hosts],
             dice: dice.fork("turns"),
-            digest: RunDigest::default(),
+            digest: RunDigest { hash: 0, skips_bytes: has_nic },
             turns: 0,
             turns_max: TURNS_MAX + TURNS_OF_REQUEST * scale.requests as u64,
         })
@@ -201,6 +223,16 @@ impl Cluster {
                 self.wake(host, now);
                 self.network.pump(host, &mut self.queue);
             }
+            Event::Nic(step, pair) => {
+                let Cluster { nics, network, queue, digest, .. } = self;
+                let event = nics.step((step, pair), network, queue, digest);
+                self.notice(event, now)?;
+            }
+            Event::Fault(ServiceFault::NicError) => {
+                let event = self.nics.break_one();
+                self.notice(event, now)?;
+            }
+            Event::Fault(ServiceFault::Hold { host, pause }) => self.nics.hold(host, now + pause),
             Event::Fault(ServiceFault::Reset) => {
                 let hosts = self.network.reset_one(&mut self.digest);
                 hosts.into_iter().flatten().for_each(|host| self.wake(host, now));
@@ -236,10 +268,31 @@ impl Cluster {
                 self.stalled_until[host] = now;
                 let kernel = self.network.reboot(host, self.base, now);
                 let (line, site) = (&self.plan.lines[host], self.plan.sites[host]);
+                let site = (site, self.nics.of_site(host, site));
                 let process = ServiceProcess::start(line, kernel, site, self.base)?;
                 (self.processes[host], self.pauses[host]) = (Some(process), None);
                 self.wake(host, now);
             }
+        }
+        Ok(())
+    }
+
+    /// What a NIC has done reaches the process of its host.
+    fn notice(&mut self, event: NicEvent, now: Nanos) -> Result<(), String> {
+        let host = match event {
+            NicEvent::Nothing => return Ok(()),
+            NicEvent::Completed(host) => host,
+            NicEvent::Landed { host, address, bytes } => {
+                self.digest.note([bytes]);
+                if let Some(process) = &self.processes[host] {
+                    let check = process.check_write(address, bytes);
+                    check.map_err(|why| format!("host {host}: {why}"))?;
+                }
+                host
+            }
+        };
+        if self.processes[host].as_ref().is_some_and(ServiceProcess::is_woken) {
+            self.wake(host, now);
         }
         Ok(())
     }
@@ -258,6 +311,7 @@ impl Cluster {
     fn end(&mut self, host: usize, restart: Nanos) {
         if self.processes[host].take().is_some() {
             self.network.pump(host, &mut self.queue);
+            self.nics.pump(host, &mut self.queue);
             self.queue.schedule(restart, Event::Restart(host));
         }
     }
@@ -313,6 +367,7 @@ impl Cluster {
             process.check_invariants();
         }
         self.network.pump(host, &mut self.queue);
+        self.nics.pump(host, &mut self.queue);
         let until = if self.is_woken(host) { now } else { until };
         let pause = self.dice.range_u64(MICRO, LATENESS);
         self.schedule(host, until.max(now + pause));
@@ -351,7 +406,7 @@ impl Cluster {
     fn report(&self) -> Result<ServiceReport, String> {
         let mut report = ServiceReport {
             roles: self.operator.done,
-            hash: self.digest.0,
+            hash: self.digest.hash,
             turns: self.turns,
             ..ServiceReport::default()
         };

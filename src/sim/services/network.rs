@@ -39,9 +39,9 @@ pub struct Network {
     connections: BTreeMap<usize, Connection>,
     /// By host: its connections.
     of_host: Vec<BTreeSet<usize>>,
-    /// By host: the last time in which nothing passes to or from it.
+    /// By host: its last cut.
     cuts: Vec<Cut>,
-    /// Connections that were ever dialled.
+    /// Number of connections dialled so far.
     dialled: usize,
     /// Hosts that have sent bytes, so that their programs can write again.
     drained: BTreeSet<usize>,
@@ -68,7 +68,7 @@ struct End {
     host: usize,
     /// `None` until the dial arrives, or if no listener has the address.
     kernel: Option<StreamKernel>,
-    /// What travels to this end, and when it arrives.
+    /// Pieces in transit to this end, with their arrival times.
     travelling: VecDeque<(Nanos, Travel)>,
     /// Bytes that travel to this end.
     bytes: usize,
@@ -228,11 +228,17 @@ impl Network {
         noticed
     }
 
-    /// When what arrives now at a connection can pass, if one of its hosts is cut off.
+    /// The time at which a piece can pass, if one of its hosts is cut off.
     fn passes_at(&self, number: usize, now: Nanos) -> Option<Nanos> {
         let connection = &self.connections[&number];
-        let until = connection.ends.iter().map(|end| self.cuts[end.host].until).max();
-        until.filter(|&until| until > now && !connection.is_local())
+        let [near, far] = &connection.ends;
+        let until = self.cut_end(near.host, far.host);
+        (until > now && !connection.is_local()).then_some(until)
+    }
+
+    /// The end of the last cut between two hosts.
+    pub fn cut_end(&self, one: usize, other: usize) -> Nanos {
+        if one == other { 0 } else { self.cuts[one].until.max(self.cuts[other].until) }
     }
 
     /// Returns the event, unless it is an arrival during a cut: that happens again after the cut.
@@ -312,7 +318,7 @@ impl Network {
         digest.note([2, number as u64]);
         match travel {
             Travel::Bytes(segment) => {
-                digest.note(segment.bytes.iter().map(|&byte| byte.into()));
+                digest.note_bytes(&segment.bytes);
                 end.bytes -= segment.bytes.len();
                 if let Some(kernel) = &end.kernel {
                     // The bytes stay unread if the program has closed the stream: a reset follows.

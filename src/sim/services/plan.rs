@@ -1,4 +1,4 @@
-//! What a seed draws: the cluster, its command lines, its requests and its faults.
+//! The plan of a seed: the cluster, its command lines, its requests and its faults.
 
 use super::network::address_of;
 use super::operator::PATIENCE;
@@ -8,6 +8,7 @@ use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::sim::workload::{SimRequest, Workload};
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
+use crate::transfer::transport::rdma::Settings;
 use std::net::SocketAddr;
 
 /// The router knows all workers after this time.
@@ -31,8 +32,12 @@ const LONGEST: u32 = (PROMPT_MAX + ANSWER_MAX).div_ceil(PAGE_SIZE) + 1;
 /// The HTTP ports of workers that start as prefill, and as decode.
 const PREFILL_PORT: u16 = 30_001;
 const DECODE_PORT: u16 = 30_002;
+/// Fewest faults of a run with faults.
+const FAULTS_MIN: usize = 3;
 /// Requests that are sent after the last fault.
 const CALM_REQUESTS: usize = 5;
+/// A NIC sends a request again six times, each after 67 ms (`Route`). Some multiply that.
+const NIC_PATIENCE: Nanos = (7 << 14) * 4096;
 /// The longest time between the first and the last request, without the calm ones.
 const SPAN_MAX: Nanos = 300 * SECOND;
 
@@ -63,6 +68,8 @@ pub struct ServicePlan {
     /// All faults are drains and role changes, one at a time, and each role has another worker: all
     /// requests must succeed.
     pub is_gentle: bool,
+    /// Time for which NICs send a request again.
+    pub nic_patience: Nanos,
 }
 
 /// Where a process runs, and the memory that a worker has there.
@@ -74,6 +81,12 @@ pub struct HostSite {
     pub pages: u32,
     /// Pages for the KV of retracted requests.
     pub tier_pages: u32,
+    /// Whether the host has a NIC.
+    pub has_nic: bool,
+    /// Queue pairs of an RDMA session.
+    pub rdma: Settings,
+    /// Lanes of a tcp session.
+    pub tcp_lanes: u16,
 }
 
 /// A request of a client.
@@ -94,6 +107,15 @@ pub struct ServiceRequest {
 pub enum ServiceFault {
     /// A random connection is reset.
     Reset,
+    /// The NIC breaks a queue pair that waits for an answer.
+    NicError,
+    /// Writes of NICs to a host land only after this time.
+    Hold {
+        /// The host.
+        host: usize,
+        /// The time.
+        pause: Nanos,
+    },
     /// The process of a host gets SIGTERM, ends after its requests, and starts again after
     /// this time.
     Drain {
@@ -139,11 +161,12 @@ impl ServiceFault {
     /// Time from the fault until its effects are over.
     pub fn effect(self) -> Nanos {
         match self {
-            ServiceFault::Reset => 0,
+            ServiceFault::Reset | ServiceFault::NicError => 0,
             ServiceFault::Role { pause, .. } => pause + CHANGED,
             ServiceFault::Drain { pause, .. } => pause + DRAINED,
             ServiceFault::Death { pause, .. }
             | ServiceFault::Stall { pause, .. }
+            | ServiceFault::Hold { pause, .. }
             | ServiceFault::Cut { pause, .. } => pause,
         }
     }
@@ -177,16 +200,15 @@ impl ServicePlan {
             })
             .collect();
         let (lines, sites) = draw_fleet(shape, dice.fork("machines"), &roles);
+        let nic_patience = NIC_PATIENCE * dice.fork("nics").pick(&[1, 4]);
         let mut requests = draw_requests(dice, scale, is_gentle);
         let end = requests.last().map_or(0, |last| last.at);
         let faults = match scale.faults {
-            true => draw_faults(dice, end, roles.len() as u64, is_gentle),
+            true => draw_faults(dice, end, &sites, is_gentle),
             false => Vec::new(),
         };
         if scale.faults {
-            if is_gentle {
-                aim(&mut requests, &faults, dice.fork("aim"));
-            }
+            aim(&mut requests, &faults, dice.fork("aim"));
             // The last requests come after the faults.
             let over = faults.iter().map(|(at, fault)| at + fault.effect());
             let calm = over.fold(end, Nanos::max) + CHANGED + CALM;
@@ -195,7 +217,7 @@ impl ServicePlan {
                 (request.at, request.leaves) = (calm + number as u64 * MILLI, None);
             }
         }
-        ServicePlan { lines, sites, roles, requests, faults, is_gentle }
+        ServicePlan { lines, sites, roles, requests, faults, is_gentle, nic_patience }
     }
 }
 
@@ -211,13 +233,29 @@ fn draw_fleet(
     // The router gets prefill's token only in the flow `dual`.
     let first = if flow == "dual" { first } else { "decode" };
     let allocation = shape.pick(&["early", "late"]);
-    let transfer = place.pick(&["tcp", "shm", "auto", "auto"]);
+    let transfer = place.pick(&["tcp", "shm", "auto", "auto", "rdma", "rdma"]);
     let spread = if transfer == "shm" { 1 } else { place.pick(&[1, 2, 2, 8]) };
+    let nics = match transfer {
+        "rdma" => 1,
+        "auto" => place.pick(&[1, 2, 1000]),
+        _ => 1000,
+    };
+    let data_threads = match transfer {
+        "rdma" => place.pick(&["", " --data-threads split"]),
+        _ => "",
+    };
     let chunk = place.pick(&[8, 40, 160]);
     let sites = (0..=roles.len()).map(|_| HostSite {
         machine: place.range_u64(1, spread) as u8,
         pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
         tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
+        has_nic: place.one_in(nics),
+        rdma: Settings {
+            lanes: place.pick(&[1, 2, 3]),
+            requests: place.pick(&[8, 20, 64]),
+            pieces: place.pick(&[1, 4]),
+        },
+        tcp_lanes: place.pick(&[1, 2, 4]),
     });
     let mut router = format!(
         "baton router --host {} --port 30000 --insecure --flow {flow} --policy {policy} \
@@ -232,7 +270,8 @@ fn draw_fleet(
         format!(
             "baton {role} model --host {host} --port {port} --insecure --transfer {transfer} \
              --page-size {PAGE_SIZE} --kv-memory 1MiB --threads 1 --bootstrap-allow 10.0.0.0/8 \
-             --decode-allocation {allocation} --chunked-prefill-size {chunk}"
+             --decode-allocation {allocation} --chunked-prefill-size {chunk}\
+             {data_threads}"
         )
     };
     let lines = std::iter::once(router).chain(roles.iter().map(worker));
@@ -240,17 +279,19 @@ fn draw_fleet(
     (lines.map(split).collect(), sites.collect())
 }
 
-/// The faults until `end` on the hosts of `workers` workers and the router.
+/// The faults until `end` on these hosts: the router and the workers.
 fn draw_faults(
     dice: &Rng,
     end: Nanos,
-    workers: u64,
+    sites: &[HostSite],
     is_gentle: bool,
 ) -> Vec<(Nanos, ServiceFault)> {
     let (mut chaos, mut at, mut faults) = (dice.fork("chaos"), START, Vec::new());
     let lull = chaos.pick(&[50 * MILLI, 500 * MILLI, 3 * SECOND]);
     let changes_roles = chaos.one_in(2);
-    while at < end {
+    let workers = sites.len() as u64 - 1;
+    let most = if sites.iter().any(|site| site.has_nic) { 9 } else { 7 };
+    while at < end || faults.len() < FAULTS_MIN {
         at += match is_gentle {
             true => chaos.range_u64(CHANGED, 2 * CHANGED),
             false => chaos.range_u64(MILLI, lull),
@@ -261,7 +302,7 @@ fn draw_faults(
         let silence_max = chaos.pick(&[SECOND, 10 * SECOND, 40 * SECOND]);
         let silence = chaos.range_u64(MILLI, silence_max);
         let role = chaos.pick(&Role::ALL);
-        let fault = match chaos.range_u64(0, 7) {
+        let fault = match chaos.range_u64(0, most) {
             0..=3 if is_gentle && changes_roles => ServiceFault::Role { host: worker, role, pause },
             0 | 1 if !is_gentle => ServiceFault::Death { host: any, pause },
             2 if !is_gentle => ServiceFault::Drain { host: any, pause },
@@ -269,6 +310,8 @@ fn draw_faults(
             4 if !is_gentle => ServiceFault::Stall { host: any, pause: silence },
             5 if !is_gentle => ServiceFault::Cut { host: any, pause: silence },
             6 | 7 if !is_gentle => ServiceFault::Reset,
+            8 if !is_gentle => ServiceFault::NicError,
+            9 if !is_gentle => ServiceFault::Hold { host: worker, pause: silence },
             _ => ServiceFault::Drain { host: worker, pause },
         };
         faults.push((at, fault));
@@ -302,13 +345,14 @@ fn draw_requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<Servic
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
     let gap = if is_gentle { 10 * SECOND } else { gap };
     let gap = gap.min(SPAN_MAX / scale.requests as u64);
+    let (leavers, stay) = (arrivals.pick(&[2, 8]), arrivals.pick(&[5, 200]) * MILLI);
     let draw = |_| {
         at += arrivals.range_u64(0, gap);
-        let leaves = arrivals.range_u64(0, 200 * MILLI) + at;
+        let leaves = arrivals.range_u64(0, stay) + at;
         ServiceRequest {
             at,
             stream: arrivals.one_in(2),
-            leaves: (scale.faults && arrivals.one_in(8)).then_some(leaves),
+            leaves: (scale.faults && arrivals.one_in(leavers)).then_some(leaves),
             order: workload.draw(),
         }
     };

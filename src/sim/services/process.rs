@@ -6,15 +6,17 @@
 //! step passes before its next one.
 
 use super::plan::HostSite;
+use super::shadow::PoolShadow;
 use crate::cli::{self, HostInfo, Invocation};
 use crate::config::{ClusterWorkerConfig, RoleConfig, RouterConfig};
 use crate::ids::Role;
+use crate::kv::pool::PagePool;
 use crate::limits::TOKENISE_QUEUE_MAX;
 use crate::model::chat::ChatError;
 use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::model::files::ModelFiles;
 use crate::model::fingerprint::ModelFingerprint;
 use crate::model::hf::config::SamplingDefaults;
-use crate::model::open::ModelFiles;
 use crate::model::tensor::{TensorType, TensorView};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{LoadError, WeightSource};
@@ -23,7 +25,7 @@ use crate::net::{MemoryKernel, Reactor, Signal};
 use crate::process::cpu_plan::CpuPlan;
 use crate::process::helpers::Helpers;
 use crate::process::model::LoadedModel;
-use crate::process::stepped::SteppedThreads;
+use crate::process::stepped_threads::SteppedThreads;
 use crate::process::threads::EngineClock;
 use crate::process::worker::{self, WorkerProcess};
 use crate::process::{RoleError, router};
@@ -34,6 +36,7 @@ use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::stdx::event_count::EventCount;
 use crate::stdx::event_queue::{MICRO, Nanos};
 use crate::stdx::rng::Rng;
+use crate::transfer::transport::rdma::Nic;
 use crate::wire::message::HostId;
 use crate::worker::service::{RunOutcome, WorkerService};
 use crate::worker::text::{TextProcessor, TextQueue, TextWorker};
@@ -71,6 +74,7 @@ struct Worker {
     base: Instant,
     /// The engine computes until this time.
     busy_until: Nanos,
+    shadow: PoolShadow,
 }
 
 /// The parts of a worker that a turn steps.
@@ -90,18 +94,19 @@ impl ServiceProcess {
     pub fn start(
         line: &[String],
         kernel: MemoryKernel,
-        site: HostSite,
+        site: (HostSite, Vec<Nic>),
         base: Instant,
     ) -> Result<ServiceProcess, String> {
-        let place = (site, base);
         let reactor = Reactor::in_memory(kernel.clone()).map_err(|error| error.to_string())?;
         let service = match parse(line)? {
             RoleConfig::Router(config) => {
                 let service = start_router(&config, reactor).map_err(|error| error.to_string())?;
                 Service::Router(Box::new(service))
             }
-            RoleConfig::Prefill(config) => start_worker(config, Role::Prefill, reactor, place)?,
-            RoleConfig::Decode(config) => start_worker(config, Role::Decode, reactor, place)?,
+            RoleConfig::Prefill(config) => {
+                start_worker(config, Role::Prefill, reactor, site, base)?
+            }
+            RoleConfig::Decode(config) => start_worker(config, Role::Decode, reactor, site, base)?,
             RoleConfig::Serve(_) => return Err("`baton serve` is not played".into()),
         };
         let until = kernel.now();
@@ -151,7 +156,7 @@ impl ServiceProcess {
                         }
                         Part::Text => worker.text.iter().any(TextWorker::step).then_some(now),
                         Part::Engine => Some(worker.turn_engine(now)),
-                        Part::Mover => worker.turn_mover(has_ready_lane, dice).then_some(now),
+                        Part::Mover => worker.turn_mover(has_ready_lane, dice)?.then_some(now),
                     };
                     again = soon.into_iter().chain(again).min();
                 }
@@ -174,6 +179,16 @@ impl ServiceProcess {
         is_woken || self.kernel.is_ready()
     }
 
+    /// Checks a NIC's write of `bytes` bytes at this address.
+    ///
+    /// # Errors
+    /// It touches a page without a lease.
+    pub fn check_write(&self, address: u64, bytes: u64) -> Result<(), String> {
+        let Service::Worker(worker) = &self.service else { return Ok(()) };
+        let threads = worker.threads.as_ref().expect("a role has threads");
+        worker.shadow.check_write(threads, address, bytes)
+    }
+
     /// Whether the process holds nothing of any request.
     ///
     /// # Errors
@@ -181,7 +196,7 @@ impl ServiceProcess {
     pub fn is_idle_and_empty(&self) -> Result<(), String> {
         match &self.service {
             Service::Router(router) => router.is_idle_and_empty(),
-            Service::Worker(worker) => worker.service.is_idle_and_empty(),
+            Service::Worker(worker) => worker.is_idle_and_empty(),
         }
     }
 
@@ -192,7 +207,7 @@ impl ServiceProcess {
     pub fn check_invariants(&self) {
         match &self.service {
             Service::Router(router) => router.invariants(),
-            Service::Worker(worker) => worker.service.invariants(),
+            Service::Worker(worker) => worker.check_invariants(),
         }
     }
 }
@@ -254,18 +269,40 @@ impl Worker {
     }
 
     /// Steps the mover a few times. Returns whether it goes on.
-    fn turn_mover(&mut self, mut has_ready_lane: bool, dice: &mut Rng) -> bool {
+    ///
+    /// # Errors
+    /// It has written to a page without a lease.
+    fn turn_mover(&mut self, mut has_ready_lane: bool, dice: &mut Rng) -> Result<bool, String> {
         let threads = self.threads.as_mut().expect("a role has threads");
         loop {
-            if threads.step_mover(has_ready_lane) {
-                return false;
+            self.shadow.copy(threads);
+            let do_nics_park = threads.step_nics();
+            let is_parked = threads.step_mover(has_ready_lane);
+            self.shadow.compare(threads)?;
+            if is_parked && do_nics_park {
+                return Ok(false);
             }
             // A lane that is ready wakes the mover once in a turn of the process.
             has_ready_lane = false;
             if dice.one_in(3) {
-                return true;
+                return Ok(true);
             }
         }
+    }
+}
+
+impl Worker {
+    fn is_idle_and_empty(&self) -> Result<(), String> {
+        self.service.is_idle_and_empty()?;
+        let threads = self.threads.as_ref().expect("a role has threads");
+        let held = threads.pools().map(PagePool::counts).find(|counts| counts.held() > 0);
+        held.map_or(Ok(()), |counts| Err(format!("pages: {counts:?}")))
+    }
+
+    fn check_invariants(&self) {
+        self.service.invariants();
+        let threads = self.threads.as_ref().expect("a role has threads");
+        threads.pools().for_each(PagePool::invariants);
     }
 }
 
@@ -312,15 +349,18 @@ fn start_worker(
     config: ClusterWorkerConfig,
     role: Role,
     reactor: Reactor,
-    (site, base): (HostSite, Instant),
+    (site, nics): (HostSite, Vec<Nic>),
+    base: Instant,
 ) -> Result<Service, String> {
     let files = model_files().map_err(|error| error.to_string())?;
     let plan = CpuPlan::shared(vec![0], 1, false);
-    let transports = worker::transports(config.handoff.transfer, &[]);
+    let transports = worker::transports(config.handoff.transfer, &nics);
     let (chunks, retraction) = (config.chunks, config.retraction);
-    let derived = LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, plan);
+    let place = (HostId([site.machine; 16]), plan);
+    let derived =
+        LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, place);
     let mut loaded = derived.map_err(|error| error.to_string())?;
-    loaded.host = HostId([site.machine; 16]);
+    (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
     (loaded.pages, loaded.tier_pages) = (site.pages, site.tier_pages);
     let watch = Arc::new(Watch { token_ns: AtomicU64::new(TOKEN), ..Watch::default() });
     let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits);
@@ -341,6 +381,7 @@ fn start_worker(
         watch,
         base,
         busy_until: 0,
+        shadow: PoolShadow::default(),
     })))
 }
 

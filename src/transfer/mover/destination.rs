@@ -104,6 +104,11 @@ impl DestinationMover {
         }
     }
 
+    /// The memory into which peers write.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// The use of a slot that holds its lease.
     pub fn holds(&self, slot: SlotId) -> Option<Generation> {
         self.live.slots[slot.index()].as_ref().map(|expected| expected.generation)

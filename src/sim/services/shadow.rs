@@ -1,0 +1,161 @@
+//! The memory of decode workers: what peers write belongs to a transfer with a lease.
+//!
+//! Invariants: a page that changes in a step of the mover, or that a NIC writes, is under a lease
+//! that the mover has not ended. It receives KV of the lease's own prompt, at its own place. A copy
+//! that proves void fails its transfer in the same step, and its pages can then hold any bytes. A
+//! write outside the pool is an aux record, which movers check.
+
+use crate::ids::{Generation, PageId, SlotId};
+use crate::kv::layout::KeyValue;
+use crate::process::stepped_threads::SteppedThreads;
+use crate::sched::worker::WriteLease;
+use crate::sim::model::{LAYERS, Written};
+use crate::transfer::transport::Memory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Only a pool with at most this many bytes is compared, because a run compares it often.
+const COMPARED_MAX: usize = 64 << 10;
+
+/// What the mover may write.
+#[derive(Debug, Default)]
+pub struct PoolShadow {
+    /// The words of the pool before a step of the mover; empty if the pool is large.
+    words: Vec<u64>,
+    /// Leases that the mover holds.
+    held: BTreeMap<SlotId, Generation>,
+    /// Leases that the mover has ended, and the scheduler does not know it.
+    ended: BTreeSet<(SlotId, Generation)>,
+}
+
+impl PoolShadow {
+    /// Copies the pool before a step of the mover, if transfers can write into it.
+    pub fn copy(&mut self, threads: &SteppedThreads) {
+        let leases = threads.write_leases();
+        let known = |&(slot, generation): &(SlotId, Generation)| {
+            leases.iter().any(|lease| (lease.slot, lease.generation) == (slot, generation))
+        };
+        self.ended.retain(known);
+        self.words.clear();
+        let pool = threads.destination().filter(|memory| bytes(memory) <= COMPARED_MAX);
+        self.words.extend(pool.into_iter().flat_map(words));
+    }
+
+    /// Compares the pool after the step.
+    ///
+    /// # Errors
+    /// A change was not allowed.
+    pub fn compare(&mut self, threads: &SteppedThreads) -> Result<(), String> {
+        let leases = threads.write_leases();
+        if let Some(memory) = threads.destination().filter(|_| !self.words.is_empty()) {
+            let stride = memory.layout.page_stride as usize;
+            let is_other =
+                |(index, word): (usize, u64)| (self.words[index] != word).then_some(index);
+            let changed = words(memory).enumerate().filter_map(is_other);
+            for page in changed.map(|index| index * 8 / stride).collect::<BTreeSet<_>>() {
+                let page = PageId(page as u32);
+                let lease = self.lease_of(&leases, page)?;
+                if threads.held_lease(lease.slot) == Some(lease.generation) {
+                    let changed = |at: usize| {
+                        whole_bytes(self.words[at / 8] ^ memory.region.word(at).load(Relaxed))
+                    };
+                    check_content(memory, lease, page, changed)?;
+                }
+            }
+        }
+        let holds =
+            |lease: &WriteLease<'_>| threads.held_lease(lease.slot) == Some(lease.generation);
+        let now: BTreeMap<_, _> =
+            leases.iter().filter(|lease| holds(lease)).map(|it| (it.slot, it.generation)).collect();
+        let before = std::mem::replace(&mut self.held, now);
+        let ended = before.into_iter().filter(|(slot, of)| self.held.get(slot) != Some(of));
+        self.ended.extend(ended);
+        Ok(())
+    }
+
+    /// Checks a NIC's write of `bytes` bytes at this address.
+    ///
+    /// # Errors
+    /// It was not allowed.
+    pub fn check_write(
+        &self,
+        threads: &SteppedThreads,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let Some(memory) = threads.destination() else { return Ok(()) };
+        let base = memory.region.base().as_ptr().addr() as u64;
+        let end = memory.region.len() as u64;
+        let Some(from) = address.checked_sub(base).filter(|from| from + bytes <= end) else {
+            return Ok(());
+        };
+        let (stride, leases) = (memory.layout.page_stride, threads.write_leases());
+        let range: Range<usize> = from as usize..(from + bytes) as usize;
+        for page in from / stride..(from + bytes).div_ceil(stride) {
+            let page = PageId(page as u32);
+            let lease = self.lease_of(&leases, page)?;
+            let written = |at: usize| if range.contains(&at) { u64::MAX } else { 0 };
+            check_content(memory, lease, page, written)?;
+        }
+        Ok(())
+    }
+
+    fn lease_of<'a>(
+        &self,
+        leases: &'a [WriteLease<'a>],
+        page: PageId,
+    ) -> Result<&'a WriteLease<'a>, String> {
+        let covers = |lease: &&WriteLease<'_>| {
+            lease.pages[lease.prefix..].contains(&page)
+                && !self.ended.contains(&(lease.slot, lease.generation))
+        };
+        let lease = leases.iter().find(covers);
+        lease.ok_or_else(|| format!("page {page} was written and is not leased"))
+    }
+}
+
+/// Checks the words of a page that were written. Only the bits of `written` count, because a stream
+/// can bring a part of a word.
+fn check_content(
+    memory: &Memory,
+    lease: &WriteLease<'_>,
+    page: PageId,
+    written: impl Fn(usize) -> u64,
+) -> Result<(), String> {
+    let layout = &memory.layout;
+    let place = lease.pages.iter().position(|&leased| leased == page).expect("it covers the page");
+    let first = place as u32 * layout.page_size;
+    let kv = Written::of(lease.prompt);
+    let places = (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
+    for (layer, which) in places {
+        for token in 0..layout.page_size {
+            let (at, position) =
+                (layout.offset(page, layer, which, 0, token) as usize, first + token);
+            // After the prompt's end, the last page has the bytes of the source's page.
+            if written(at) == 0 || position as usize >= lease.prompt.len() {
+                continue;
+            }
+            let other = memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
+            if other & written(at) != 0 {
+                let slot = lease.slot;
+                return Err(format!("page {page} of slot {slot} was written with other KV"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All bits of each byte that has a bit set.
+fn whole_bytes(bits: u64) -> u64 {
+    let bytes = bits.to_ne_bytes();
+    u64::from_ne_bytes(bytes.map(|byte| if byte == 0 { 0 } else { u8::MAX }))
+}
+
+fn bytes(memory: &Memory) -> usize {
+    memory.layout.page_stride as usize * memory.pages as usize
+}
+
+fn words(memory: &Memory) -> impl Iterator<Item = u64> {
+    (0..bytes(memory) / 8).map(|word| memory.region.word(word * 8).load(Relaxed))
+}

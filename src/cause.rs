@@ -1,6 +1,7 @@
 //! Why a request failed: one taxonomy for the wire, HTTP status, metrics and log.
 //!
-//! Owns: the table of causes. Only this module decides which failures can be retried.
+//! Owns: the table of causes. It says which causes permit a retry; `routing::attempts` decides
+//! about it.
 
 use std::fmt;
 
@@ -50,7 +51,7 @@ macro_rules! causes {
                 match self { $(Cause::$name => $status,)* }
             }
 
-            /// Whether another pair can be tried before the first token is sent.
+            /// Whether another pair can be tried.
             pub const fn may_be_retried(self) -> bool {
                 match self { $(Cause::$name => $retry,)* }
             }

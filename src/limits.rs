@@ -52,6 +52,10 @@ pub const RDMA_BREAKS_MAX: u32 = 2;
 /// How long a worker does not use the NIC, or RDMA to the peer, after [`RDMA_BREAKS_MAX`] breaks.
 /// Each attempt costs its requests seconds of retransmission.
 pub const RDMA_BARRED: Duration = Duration::from_secs(60);
+/// Sessions of one worker: one for each worker of the other role that a router can have. At the
+/// limit, a decode worker replaces a source without requests; a prefill worker refuses the session.
+pub const SESSIONS_MAX: usize = ROUTER_WORKERS_MAX;
+const _: () = assert!(SESSIONS_MAX <= CONTROL_CONNECTIONS_MAX);
 
 // wire::zmtp
 
@@ -195,6 +199,11 @@ pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
 /// Longest JSON file of a model directory, except the tokenizer. The indices of large models reach
 /// some megabytes.
 pub const MODEL_JSON_MAX: usize = 64 << 20;
+/// Most layers of a model with dummy weights. The deepest published models have under two hundred.
+pub const DUMMY_LAYERS_MAX: usize = 1024;
+/// Elements of the largest tensor of such a model, which is held in memory. Embeddings of the
+/// largest published models have two billion.
+pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 
 // config
 
@@ -328,15 +337,8 @@ pub const PACE_TOKENS: f64 = 64.0;
 /// Tokens of a prefill chunk before the machine's speed is measured: a fraction of a second on the
 /// slowest machine.
 pub const UNMEASURED_CHUNK_TOKENS: u32 = 64;
-/// Sessions of one worker: one for each worker of the other role that a router can have. Beyond
-/// that, a decode worker ends its idle session that was used longest ago.
-pub const SESSIONS_MAX: usize = ROUTER_WORKERS_MAX;
-const _: () = assert!(SESSIONS_MAX <= CONTROL_CONNECTIONS_MAX);
-/// Most layers of a model with dummy weights. The deepest published models have under two hundred.
-pub const DUMMY_LAYERS_MAX: usize = 1024;
-/// Elements of the largest tensor of such a model, which is held in memory. Embeddings of the
-/// largest published models have two billion.
-pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
+
+// peer
 /// Unix connections that pass descriptors, at a time. Each lives for milliseconds.
 pub const PASSING_CONNECTIONS_MAX: usize = 64;
 /// Time from the start of a control connection to its proof.
@@ -353,6 +355,20 @@ pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
 pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Incoming control connections at a time: the decode workers of a large cluster.
 pub const CONTROL_CONNECTIONS_MAX: usize = 1024;
+
+// peer::bootstrap
+/// Bytes of a registry's answer. A topology takes about 500.
+pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;
+/// Bytes of a request to a registry. The registration of a rank takes about 500.
+pub const REGISTRY_REQUEST_MAX: usize = 64 << 10;
+/// Ranks of one prefill worker in its registry.
+pub const REGISTRY_RANKS_MAX: usize = 4096;
+/// Rooms for which the data-parallel rank is remembered: SGLang's value.
+pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
+/// How long such a room is remembered: SGLang's value.
+pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
+
+// net::resolver
 /// Host names with a lookup that runs or waits: those of prefill workers seen for the first time.
 pub const NAMES_ASKED_MAX: usize = 64;
 /// Host names looked up at once. Names with a silent name server block no more than these threads.
@@ -365,16 +381,8 @@ pub const NAME_LIFE: Duration = Duration::from_secs(30);
 /// How long a name lookup may take. Resolvers repeat a lost query after 5 s; the lookup ends
 /// before.
 pub const NAME_DEADLINE: Duration = Duration::from_secs(4);
-/// Bytes of a registry's answer. A topology takes about 500.
-pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;
-/// Bytes of a request to a registry. The registration of a rank takes about 500.
-pub const REGISTRY_REQUEST_MAX: usize = 64 << 10;
-/// Ranks of one prefill worker in its registry.
-pub const REGISTRY_RANKS_MAX: usize = 4096;
-/// Rooms for which the data-parallel rank is remembered: SGLang's value.
-pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
-/// How long such a room is remembered: SGLang's value.
-pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
+
+// worker
 /// How long an engine's progress counter may stay unchanged: many times the longest layer of a
 /// forward pass.
 pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);

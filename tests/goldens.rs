@@ -5,10 +5,10 @@
 use baton::ids::PageId;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
+use baton::model::files::{ModelFiles, WeightFormat};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily, available_kernels};
 use baton::model::forward::{Forward, KvPool, StepEnd};
-use baton::model::open::{ModelFiles, WeightFormat};
 use baton::model::tensor::TensorType;
 use serde::Deserialize;
 use std::ops::ControlFlow;

@@ -95,7 +95,7 @@ mod tests {
         let request = read(
             r#"{"model":"m","prompt":[[1]],"n":2,"best_of":2,"temperature":0,"top_p":0.5,"top_k":7,
             "min_p":0.1,"presence_penalty":-2,"frequency_penalty":2,"repetition_penalty":1.5,
-            "seed":-1,"max_tokens":9,"min_tokens":3,"stop":"x","stop_token_ids":[5],
+            "seed":-1,"max_tokens":9,"min_tokens":0,"stop":"x","stop_token_ids":[5],
             "ignore_eos":true,"skip_special_tokens":false,"logprobs":0,"stream":true,
             "stream_options":{"include_usage":true,"every":1},"return_token_ids":true,
             "return_timings":true,"rid":"r","cache_salt":"s","bootstrap_room":4,
@@ -116,7 +116,7 @@ mod tests {
             }
         );
         assert_eq!((request.model.as_deref(), request.samples), (Some("m"), 2));
-        assert_eq!((request.max_tokens, request.min_tokens), (Some(9), 3));
+        assert_eq!(request.max_tokens, Some(9));
         assert_eq!((request.stop, request.stop_token_ids), (vec!["x".to_owned()], vec![5]));
         assert!(
             request.ignore_eos
@@ -181,6 +181,7 @@ mod tests {
             ("max_tokens", "0"),
             ("max_tokens", "-1"),
             ("max_tokens", "4294967296"),
+            ("min_tokens", "1"),
             ("min_tokens", "17"),
             ("stop", "7"),
             ("stop", "\"\""),

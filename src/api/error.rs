@@ -151,6 +151,12 @@ impl ApiError {
         Self { code: ErrorCode::UnsupportedField, ..error }
     }
 
+    /// The field `param` is not a part of this request.
+    pub fn unknown(param: impl Into<String>) -> Self {
+        let error = Self::invalid(param, "is not supported in this request");
+        Self { code: ErrorCode::UnsupportedField, ..error }
+    }
+
     /// No model of this name is served here.
     pub fn model_not_found(model: &str, served: &[String]) -> Self {
         let served = served.join("`, `");

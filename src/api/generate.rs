@@ -140,6 +140,10 @@ mod tests {
                 "sampling_params.max_new_tokens",
             ),
             (r#"{"text":"a","sampling_params":{"regex":"a"}}"#, "sampling_params.regex"),
+            (
+                r#"{"text":"a","sampling_params":{"min_new_tokens":1}}"#,
+                "sampling_params.min_new_tokens",
+            ),
             (r#"{"text":"a","image_data":"x"}"#, "image_data"),
             (r#"{"text":"a","top_logprobs_num":21}"#, "top_logprobs_num"),
         ] {

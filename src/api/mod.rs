@@ -18,7 +18,7 @@ pub mod kv_transfer;
 pub mod render;
 pub mod request;
 pub mod resume;
-pub mod routed;
+pub mod routed_body;
 pub mod stop;
 pub mod tokenize;
 

@@ -144,8 +144,8 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// Maximum tokens to generate, at least 1; `None`: until the context is full.
     pub max_tokens: Option<u32>,
-    /// Minimum tokens before the answer can end; at most `max_tokens`.
-    pub min_tokens: u32,
+    /// Minimum tokens before the answer can end; only the one of a request that keeps KV.
+    min_tokens: u32,
     /// Strings that end the answer. They are not part of it.
     pub stop: Vec<String>,
     /// Token ids that end the answer.
@@ -206,7 +206,6 @@ const ADDED: &[Neutral<'_>] = &[
     ("spaces_between_special_tokens", &["true"]),
     ("separate_reasoning", &["true", "false"]),
     ("stream_reasoning", &["true", "false"]),
-    ("return_hidden_states", &["false"]),
     ("routed_dp_rank", &["0", "-1"]),
     ("data_parallel_rank", &["0", "-1"]),
     ("disagg_prefill_dp_rank", &["0", "-1"]),
@@ -302,6 +301,13 @@ impl GenerateRequest {
                 );
             }
             Some(KvTransfer::Take(met)) => self.bootstrap = Some(met),
+        }
+        // A request that keeps KV always gets one token.
+        if self.min_tokens > u32::from(self.keeps_kv.is_some()) {
+            return Err(ApiError::unsupported(match self.endpoint {
+                ApiEndpoint::Generate => "sampling_params.min_new_tokens",
+                ApiEndpoint::Completions | ApiEndpoint::Chat => "min_tokens",
+            }));
         }
         self.prefill = kv_transfer::read_prefill(&mut fields)?;
         if self.prefill.is_some() && (self.bootstrap.is_some() || self.keeps_kv.is_some()) {

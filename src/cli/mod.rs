@@ -9,7 +9,7 @@
 pub mod flags;
 pub mod quantities;
 mod resolve;
-mod unsupported;
+mod unsupported_flags;
 
 use crate::config::error::ConfigError;
 use crate::config::{CoreConfig, DrainConfig, RoleConfig};
@@ -108,8 +108,8 @@ pub fn parse(
     let words = [1, 2]
         .map(|at| arguments.get(at).and_then(|word: &OsString| word.to_str()).unwrap_or_default());
     let explain = |error| {
-        let known = unsupported::explain(&error)
-            .or_else(|| unsupported::elsewhere(&error, &command_line(), words));
+        let known = unsupported_flags::explain(&error)
+            .or_else(|| unsupported_flags::elsewhere(&error, &command_line(), words));
         known.unwrap_or(ConfigError::Usage(error))
     };
     let matches = command_line().try_get_matches_from(&arguments).map_err(explain)?;

@@ -387,7 +387,7 @@ impl Transfer {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Policy {
-    /// The worker with the fewest requests that the router knows of.
+    /// The worker with the fewest sequences.
     #[default]
     LeastLoaded,
     /// The workers in turn.
@@ -398,11 +398,12 @@ pub enum Policy {
     PowerOfTwo,
     /// The worker with the longest cached prefix, unless the loads are out of balance.
     CacheAware,
-    /// The worker with the smallest product of queued prompt tokens and sequences.
+    /// The worker with the smallest product of prompt tokens to compute and sequences.
     Lmetric,
     /// The worker with the best predicted latency. A request that would miss its limits is refused.
     Slo,
-    /// As slo, but if its cache has most of the prompt, the decode worker computes the rest itself.
+    /// As slo, but a decode worker can compute a prompt itself if at most 70 % and fewer than 2048
+    /// tokens are missing.
     Conditional,
 }
 

@@ -263,7 +263,7 @@ impl WorkerUrl {
     /// # Errors
     /// The text is not such a URL.
     pub fn parse(text: &str, port: u16) -> Result<WorkerUrl, String> {
-        const FORM: &str = "a worker's address is http://HOST:PORT or https://HOST:PORT";
+        const FORM: &str = "an address is http://HOST:PORT or https://HOST:PORT";
         let (tls, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),

@@ -5,14 +5,15 @@
 //! Owns: the mapping.
 //! Thread: any can hold the pointer. The leases of `transfer` and the scheduler decide which thread
 //! can write which bytes, not this module.
-//! Invariants: no reference into the memory is ever formed, because others may write it.
+//! Invariants: the only references into the memory are to atomics, because others may write it. A
+//! read-only mapping is read by Relaxed loads alone.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::sys::verbs::Backing;
 use bytemuck::Pod;
@@ -190,8 +191,16 @@ impl PeerRegion {
 
     /// A word that the peer may write concurrently. Panics like [`Region::word`].
     #[inline]
-    pub fn load_word(&self, offset: usize, ordering: Ordering) -> u64 {
-        self.map.word(offset).load(ordering)
+    pub fn load_word(&self, offset: usize) -> u64 {
+        self.map.word(offset).load(Ordering::Relaxed)
+    }
+
+    /// The same, before reads of what the peer has written before it stored the word with Release.
+    #[inline]
+    pub fn acquire_word(&self, offset: usize) -> u64 {
+        let word = self.load_word(offset);
+        fence(Ordering::Acquire);
+        word
     }
 
     /// A half word that the peer may write concurrently.
@@ -201,8 +210,8 @@ impl PeerRegion {
     }
 
     /// Loads the first `bytes` of a record word by word; the rest is zero. Before the call, the
-    /// caller has loaded a word with Acquire that says whether they are complete. Their values are
-    /// not trusted in either case.
+    /// caller has called [`PeerRegion::acquire_word`] for a word that says whether they are
+    /// complete. Their values are not trusted in either case.
     #[inline]
     pub fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
         self.map.load(offset, bytes)
@@ -241,7 +250,8 @@ impl Mapping {
             self.len
         );
         // SAFETY: in bounds and aligned, because mappings begin at a memory page. An atomic may be
-        // shared with any process that maps the file; read-only mappings use only `load`.
+        // shared with any process that maps the file. Of read-only memory, std allows Relaxed
+        // loads of at most a machine word; `PeerRegion` offers no others.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 

@@ -4,14 +4,14 @@
 pub mod chat;
 pub mod config;
 pub mod dummy;
+pub mod files;
 pub mod fingerprint;
 pub mod forward;
 pub mod gguf;
 pub mod hf;
 pub mod inventory;
 pub mod logprobs;
-pub mod mapped;
-pub mod open;
+pub mod mapped_file;
 pub mod quant;
 pub mod sampler;
 pub mod tensor;

@@ -1,5 +1,5 @@
-//! The only module that uses mio: a reactor of listeners and connections, and timers. `ctl` asks
-//! the operating system through its `kernel`. A second kernel is in memory.
+//! The only module that uses mio: a reactor of listeners and connections, and timers. The reactor
+//! calls the operating system through `kernel`. The simulator has a kernel in memory.
 //!
 //! ```text
 //!  reactor.poll(timers.next_deadline()) ─▶ while next_event() ─▶ while timers.expire(now) ─▶ again

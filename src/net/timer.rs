@@ -1,7 +1,7 @@
 //! Deadlines in order: an indexed heap, so that a cancelled timer is removed at once.
 //!
-//! Thread: `ctl`. Invariants: at most `capacity` timers; no allocation after construction. Only as
-//! much memory is touched as the most timers at one time need. Equal deadlines expire in the order
+//! Thread: `ctl`. Invariants: at most `capacity` timers; no allocation after construction. Touched
+//! memory grows with the highest number of timers at one time. Equal deadlines expire in the order
 //! of scheduling. `heap[entries[i].position] == i` for each live entry. Not here: the clock; `now`
 //! is an argument.
 

@@ -1,8 +1,8 @@
 //! Wakes the reactor from another thread. Wakes that come together cost one system call.
 //!
 //! Thread: any. Invariant: the thread that handles the next `Woken` sees what another thread did
-//! before `wake`. All accesses to the flag are exchanges, so that of the reader acquires all stores
-//! before earlier ones.
+//! before `wake`. Each access to the flag is an exchange. So the reader's exchange acquires the
+//! stores before each earlier exchange.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The plan of CPUs: on which CPUs each thread of a worker process runs.
 //!
 //! Owns: the choice of CPUs. Thread: any. Invariants: each set has at least one CPU, and only CPUs
-//! of the process; with [`CpuPlan::team`], no other compute thread has the CPU of one. Not here:
+//! of the process; if [`CpuPlan::team`] is set, each compute thread has its own CPU. Not here:
 //! facts of the host (`sys::topology`), the start of threads on their CPUs (`thread_cpus`).
 
 use crate::config::values::CpuList;

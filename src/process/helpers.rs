@@ -1,4 +1,4 @@
-//! What works for `ctl` beside the engine: the tokeniser and the resolver of names. In production
+//! The helpers of `ctl`: the tokeniser and the resolver of names. In production
 //! they are threads. The simulator steps them.
 
 use super::cpu_plan::CpuPlan;

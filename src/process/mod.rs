@@ -12,7 +12,7 @@ mod ports;
 mod registration;
 pub mod router;
 mod startup;
-pub mod stepped;
+pub mod stepped_threads;
 pub mod thread_cpus;
 pub mod threads;
 pub mod worker;
@@ -76,6 +76,8 @@ impl fmt::Display for RoleError {
             RoleError::Model(error) => error.fmt(f),
             RoleError::Io(doing, error) => write!(f, "{doing}: {error}"),
             RoleError::Listen { flag, address, error } => {
+                let is_elsewhere = error.kind() == io::ErrorKind::AddrNotAvailable;
+                let flag = if is_elsewhere { "--host" } else { flag };
                 write!(f, "{flag}: cannot listen on {address}: {error}")
             }
             RoleError::Config(flag, reason) | RoleError::Absent(flag, reason) => {

@@ -71,4 +71,12 @@ mod tests {
         );
         check(0).unwrap();
     }
+
+    #[test]
+    fn an_address_of_another_host_is_the_fault_of_the_host_flag() {
+        let host: IpAddr = "192.0.2.1".parse().unwrap();
+        let refused = check(host, &[Port::new("--port", 0)], &mut Reactor::new().unwrap());
+        let text = refused.unwrap_err().to_string();
+        assert!(text.starts_with("--host: cannot listen on 192.0.2.1:0: "), "{text}");
+    }
 }

@@ -1,8 +1,9 @@
 //! Signals during the start, before the process serves.
 //!
-//! SIGTERM and SIGINT end the process at once with status 0, because no request runs. Process 1 of
-//! a container needs handlers for that. If SIGHUP reloads files of certificates and keys later, it
-//! is ignored until then; the process notices changed files when it serves.
+//! SIGTERM and SIGINT end the process at once with status 0, because no request runs. The kernel
+//! ignores these signals for process 1 of a container without handlers. If SIGHUP reloads files of
+//! certificates and keys later, it is ignored until then; the process notices changed files when it
+//! serves.
 
 use super::RoleError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -22,8 +22,8 @@ use super::{
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
 use crate::ids::{Peer, Role, WorkerId};
+use crate::model::files::ModelFiles;
 use crate::model::forward::Forward;
-use crate::model::open::ModelFiles;
 use crate::net::Reactor;
 use crate::net::resolver::Resolver;
 use crate::obs::log::event;

@@ -52,6 +52,8 @@ pub struct RegistryClient<E> {
     open: Option<Open>,
     /// The state in the last log line: true if the registry answered. Each change is logged once.
     told: Option<bool>,
+    /// The path that the registry refuses, and why, as last logged.
+    refused: Option<(&'static str, String)>,
 }
 
 impl<E: RegistryTask> RegistryClient<E> {
@@ -66,6 +68,7 @@ impl<E: RegistryTask> RegistryClient<E> {
             conn: None,
             open: None,
             told: None,
+            refused: None,
         }
     }
 
@@ -263,13 +266,15 @@ impl<E: RegistryTask> RegistryClient<E> {
         match self.errand.handle_answer(open.status, &open.body, now) {
             Ok(()) => {
                 self.tell(Ok(()));
+                self.refused.take_if(|(path, _)| *path == open.request.path);
                 if self.errand.is_first_kept() {
-                    event!(Info, "registry", "is entered", registry = self.host());
+                    event!(Info, "registry", "registry entry added", registry = self.host());
                 }
             }
             Err(why) => {
                 self.close(reactor);
-                self.tell(Err(&why));
+                self.tell(Ok(()));
+                self.tell_refusal(open.request.path, why);
                 self.next_host();
             }
         }
@@ -320,6 +325,17 @@ impl<E: RegistryTask> RegistryClient<E> {
         self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1)
     }
 
+    /// Logs why the registry refuses a request: once, until it accepts such a request.
+    fn tell_refusal(&mut self, path: &'static str, why: String) {
+        let refused = Some((path, why));
+        if self.refused != refused {
+            let host = self.host();
+            let why = refused.as_ref().map_or("", |(_, why)| why);
+            event!(Warn, "registry", "registry refuses the request", registry = host, why = why);
+            self.refused = refused;
+        }
+    }
+
     fn tell(&mut self, how: Result<(), &str>) {
         if self.told == Some(how.is_ok()) {
             return;
@@ -327,8 +343,10 @@ impl<E: RegistryTask> RegistryClient<E> {
         self.told = Some(how.is_ok());
         let host = self.host();
         match how {
-            Ok(()) => event!(Info, "registry", "registry answers", registry = host),
-            Err(why) => event!(Warn, "registry", "registry is away", registry = host, why = why),
+            Ok(()) => event!(Info, "registry", "registry is reachable", registry = host),
+            Err(why) => {
+                event!(Warn, "registry", "registry is unreachable", registry = host, why = why)
+            }
         }
     }
 }

@@ -79,13 +79,29 @@ impl fmt::Display for LeaveReason {
     }
 }
 
-/// The number of workers of this role, or of entries, is at its limit.
+/// A number is at its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MembershipFull(pub Leg);
+pub enum MembershipFull {
+    /// The workers of this role.
+    Workers(Leg),
+    /// The entries of registries.
+    Entries,
+}
 
 impl fmt::Display for MembershipFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there are already {ROUTER_WORKERS_MAX} {} workers; this is the limit", self.0)
+        match self {
+            MembershipFull::Workers(role) => {
+                write!(
+                    f,
+                    "there are already {ROUTER_WORKERS_MAX} {role} workers; this is the limit"
+                )
+            }
+            MembershipFull::Entries => write!(
+                f,
+                "there are already {REGISTRY_ENTRIES_MAX} registry entries; this is the limit"
+            ),
+        }
     }
 }
 
@@ -138,7 +154,7 @@ impl Membership {
     ) -> Result<(), MembershipFull> {
         let was_taken = self.is_taken(&address);
         if !was_taken && self.is_full(address.role) {
-            return Err(MembershipFull(address.role));
+            return Err(MembershipFull::Workers(address.role));
         }
         self.places.entry(address.clone()).or_default().named = Some(bootstrap_port);
         if !was_taken {
@@ -163,7 +179,7 @@ impl Membership {
             return Ok(false);
         };
         if !was_taken && is_full {
-            return Err(MembershipFull(role));
+            return Err(MembershipFull::Workers(role));
         }
         place.named = None;
         if !place.is_taken() {
@@ -212,8 +228,11 @@ impl Membership {
             past.iter().any(|past| past.role == address.role && self.is_taken_by_entry(past));
         let is_full = !gives_back && self.is_full(address.role);
         let entries = self.entries() - past.len();
-        if (!was_taken && is_full) || (is_new && entries >= REGISTRY_ENTRIES_MAX) {
-            return Err(MembershipFull(address.role));
+        if !was_taken && is_full {
+            return Err(MembershipFull::Workers(address.role));
+        }
+        if is_new && entries >= REGISTRY_ENTRIES_MAX {
+            return Err(MembershipFull::Entries);
         }
         past.iter().for_each(|past| self.drop_entry(past, LeaveReason::Replaced));
         let place = self.places.entry(address.clone()).or_default();

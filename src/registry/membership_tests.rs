@@ -164,8 +164,11 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
         members.renew(nth(n), until).unwrap();
     }
     let more = nth(ROUTER_WORKERS_MAX);
-    assert_eq!(members.renew(more.clone(), until), Err(MembershipFull(Leg::Prefill)));
-    assert_eq!(members.name(more.address.clone(), Some(1)), Err(MembershipFull(Leg::Prefill)));
+    assert_eq!(members.renew(more.clone(), until), Err(MembershipFull::Workers(Leg::Prefill)));
+    assert_eq!(
+        members.name(more.address.clone(), Some(1)),
+        Err(MembershipFull::Workers(Leg::Prefill))
+    );
     assert_eq!(members.renew(nth(0), until), Ok(()));
     let moved = Entry { address: more.address.clone(), ..nth(0) };
     assert_eq!(members.renew(moved, until), Ok(()), "a worker that moves leaves room for itself");
@@ -181,7 +184,7 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     };
     members.renew(other_role.clone(), until).unwrap();
     done(&mut members);
-    assert_eq!(members.renew(more.clone(), until), Err(MembershipFull(Leg::Prefill)));
+    assert_eq!(members.renew(more.clone(), until), Err(MembershipFull::Workers(Leg::Prefill)));
     assert_eq!(
         members.entry(&other_role.address),
         Some(&other_role),
@@ -201,6 +204,22 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
         }
     }
     assert_eq!(members.entries(), REGISTRY_ENTRIES_MAX);
+}
+
+#[test]
+fn entries_are_bounded_also_for_removed_workers() {
+    let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
+    let nth = |n: usize| {
+        let mut entry = entry(1, 1, 1 + n as u16);
+        entry.peer.id = (n as u128).to_le_bytes();
+        entry
+    };
+    for n in 0..REGISTRY_ENTRIES_MAX {
+        members.renew(nth(n), until).unwrap();
+        members.remove(&nth(n).address);
+    }
+    let refused = members.renew(nth(REGISTRY_ENTRIES_MAX), until).unwrap_err();
+    assert_eq!(refused.to_string(), "there are already 2048 registry entries; this is the limit");
 }
 
 /// A named worker keeps its name when its role changes. A worker with an entry adds a new entry
@@ -265,7 +284,7 @@ fn a_name_goes_with_the_role_and_an_entry_by_itself() {
             .unwrap_or(());
     }
     members.name(address(10), None).unwrap();
-    assert_eq!(members.turn(&address(10), Leg::Decode), Err(MembershipFull(Leg::Decode)));
+    assert_eq!(members.turn(&address(10), Leg::Decode), Err(MembershipFull::Workers(Leg::Decode)));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The new number of a worker after a role change, because the router counts it as another worker
-//! then.
+//! The map from a worker's old numbers to its present one. After a role change, the router gives a
+//! worker a new number.
 //!
 //! Thread: `ctl`. Owns: the numbers and addresses of workers that have left, the last
 //! [`PAST_WORKERS_MAX`] of them.

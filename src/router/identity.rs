@@ -149,7 +149,7 @@ pub fn identify_worker(
     }
     match (words.bootstrap_port, bootstrap_port) {
         (Some(theirs), Some(ours)) if theirs != ours => Identification::Doubtful(format!(
-            "its registry listens on port {theirs}, but it is configured with port {ours}"
+            "its bootstrap port is {theirs}, but this router was given port {ours}"
         )),
         _ => Identification::Fits,
     }
@@ -173,7 +173,7 @@ mod tests {
         let prefill = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,
                  "other":[1]}"#;
         assert_eq!(judge(Leg::Prefill, Some(8998), false, prefill), Identification::Fits);
-        let port = "its registry listens on port 8998, but it is configured with port 9000";
+        let port = "its bootstrap port is 8998, but this router was given port 9000";
         assert_eq!(
             judge(Leg::Prefill, Some(9000), false, prefill),
             Identification::Doubtful(port.into())

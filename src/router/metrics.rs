@@ -95,7 +95,7 @@ impl RoutedMetrics {
     /// Registers the metrics of the worker at `url` for this leg.
     pub fn register(registry: &mut Registry, leg: Leg, url: &str) -> RoutedMetrics {
         let labels = Labels::none().and("worker_type", &leg.to_string()).and("worker", url);
-        let health = "Whether the worker answers: 1, else 0.";
+        let health = "1 if the router can use the worker, else 0.";
         let active = "Requests at the worker.";
         RoutedMetrics {
             health: registry.gauge(&["smg_worker_health"], health, &labels),

@@ -3,7 +3,7 @@
 //! Thread: `ctl`. The router answers at once if it needs no worker. Other requests go to workers.
 
 use crate::api::info::{AbortRequest, DRAINING, Draining, Loads, RouterLoad, VersionInfo};
-use crate::api::routed::RoutedBody;
+use crate::api::routed_body::RoutedBody;
 use crate::api::{ApiError, ErrorCode};
 use crate::http::response::{JSON, Response};
 use crate::http::{self, Method, REQUEST_TIMEOUT};

@@ -122,6 +122,14 @@ impl WorkerTarget {
         }
     }
 
+    /// Why it may be misconfigured, although the router uses it.
+    pub(super) fn doubt(&self) -> Option<&str> {
+        match &self.verdict {
+            Identification::Doubtful(why) => Some(why),
+            _ => None,
+        }
+    }
+
     /// Records that the log now says why it is down or not used.
     pub(super) fn tell_fault(&mut self) {
         self.told_down = true;

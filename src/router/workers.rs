@@ -187,7 +187,7 @@ impl WorkerAdmin {
                     // One log line covers all workers without room.
                     Err(_) if self.is_full => {}
                     Err(full) => {
-                        event!(Warn, "router", "workers are refused", why = full);
+                        event!(Warn, "router", "workers refused: limit reached", why = full);
                         self.is_full = true;
                     }
                 },
@@ -204,7 +204,7 @@ impl WorkerAdmin {
                     event!(
                         Warn,
                         "router",
-                        "not a worker's entry",
+                        "invalid registry entry ignored",
                         key = key.escape_debug(),
                         why = why
                     );
@@ -400,7 +400,8 @@ impl WorkerAdmin {
             (Some(why), target) if target.is_none_or(|target| !target.is_mixed) => {
                 ("unpaired", Some(why))
             }
-            _ => ("ready", None),
+            // The router sends it requests, but it is not sure what the worker is.
+            (_, target) => ("ready", target.and_then(WorkerTarget::doubt).map(str::to_owned)),
         };
         let model = target.and_then(|target| target.model.as_deref());
         json!({
@@ -505,15 +506,14 @@ impl AddWorkerRequest {
             _ => false,
         };
         if let Some((field, _)) = asked.others.iter().find(|(_, value)| !says_nothing(value)) {
-            return Err(ApiError::unsupported(field));
+            return Err(ApiError::unknown(field));
         }
         let url = asked.url.ok_or_else(|| ApiError::invalid("url", "must be given"))?;
         // Without this check, a single word would be parsed as a host.
         let parsed =
             Some(&url).filter(|url| url.contains("://")).map(|url| url.parse::<WorkerUrl>());
-        let parsed = parsed.unwrap_or_else(|| {
-            Err("a worker's address is http://HOST:PORT or https://HOST:PORT".into())
-        });
+        let parsed = parsed
+            .unwrap_or_else(|| Err("an address is http://HOST:PORT or https://HOST:PORT".into()));
         let wrong =
             |why| ApiError::invalid("url", format!("is {url:?}, which is not an address: {why}"));
         let url = parsed.map_err(wrong)?;

@@ -249,8 +249,7 @@ impl Attempts {
         }
     }
 
-    /// Ends a request for which every choice is predicted to be too late. No worker has received
-    /// it.
+    /// Ends a request if its predicted time exceeds the limit. No worker has received it.
     pub fn late(&mut self) -> AttemptAction {
         self.end(AttemptAction::Fail(Cause::Overloaded))
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the size of a prompt and the names of its blocks. The name of a block is a hash over the
 //! block and all blocks before it, so equal names mean equal beginnings.
-//! Not here: the workers that have a block (`prefixes`), the split of a body (`api::routed`).
+//! Not here: the workers that have a block (`prefixes`), the split of a body (`api::routed_body`).
 
 use crate::stdx::rng::mix;
 

@@ -2,7 +2,7 @@
 //! these.
 //!
 //! The router reserves the work at the choice, so that a burst spreads before a worker could report
-//! it. A worker's answer ends the computed part of a reservation.
+//! it. When a worker answers, the prompt tokens of its reservation count as computed.
 //! Load beyond the reservations is foreign: it comes from another router, or from this router
 //! before a restart. It counts until the next report. No choice waits for a report.
 

@@ -1,5 +1,5 @@
 //! The arithmetic of admission (docs/design/memory.md), in whole pages. It has no side effects.
-//! Only this module decides.
+//! Only this module decides whether a request fits the pool.
 //!
 //! A request gets pages for its current tokens, prompt and output. Admission also counts a
 //! *reserve* ahead for it, but not its maximum, because most answers end long before their

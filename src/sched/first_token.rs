@@ -1,7 +1,7 @@
 //! The payload of the aux record: the first token of a request, which prefill has sampled, and the
 //! times that prefill took. Prefill writes it and decode reads it.
 //!
-//! Invariant: the code that reads counts from another worker bounds them. Not here: how the record
+//! Invariant: counts from another worker are bounded when they are read. Not here: how the record
 //! moves (`transfer`).
 
 use crate::ids::Room;

@@ -48,7 +48,7 @@ impl FileKind {
     fn name(self) -> &'static str {
         match self {
             FileKind::Credentials => "certificate and key",
-            FileKind::Authorities => "certificates of authorities",
+            FileKind::Authorities => "CA certificates",
             FileKind::ApiKeys => "API keys",
             FileKind::AdminKeys => "admin keys",
             FileKind::ClusterKeys => "cluster keys",
@@ -109,7 +109,7 @@ impl Group {
                 for warning in warnings {
                     event!(Warn, "reload", "other users can read a key file", why = warning);
                 }
-                event!(Info, "reload", "read again", what = what);
+                event!(Info, "reload", "file reloaded", what = what);
                 (self.read, self.failed) = (stamps, None);
                 Some(fresh)
             }

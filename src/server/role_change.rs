@@ -48,7 +48,7 @@ impl RoleChangeRequest {
         }
         let text: Text = serde_json::from_slice(body).map_err(ApiError::invalid_json)?;
         if let Some(field) = text.others.keys().next() {
-            return Err(ApiError::unsupported(field));
+            return Err(ApiError::unknown(field));
         }
         let named = |name: &str| Role::ALL.into_iter().find(|role| role.to_string() == name);
         let role = text.role.as_ref().and_then(Value::as_str).and_then(named);
@@ -242,11 +242,15 @@ impl RoleChange {
         self.failed = self.change.take().map(|change| (change.to, why));
     }
 
-    /// The body of `GET /role`.
-    pub fn status(&self, running: usize) -> RoleStatus {
+    /// The body of `GET /role`. `drains`: the process will end, whatever its role.
+    pub fn status(&self, running: usize, drains: bool) -> RoleStatus {
         RoleStatus {
             role: self.role.to_string(),
-            status: if self.is_changing() { "changing" } else { "serving" },
+            status: match (drains, self.is_changing()) {
+                (true, _) => "draining",
+                (false, true) => "changing",
+                (false, false) => "serving",
+            },
             wanted: self.change.map(|change| change.to.to_string()),
             running,
             changes: self.changes,
@@ -354,11 +358,11 @@ mod tests {
             (change.role(), change.changes(), change.is_changing()),
             (Role::Prefill, 0, false)
         );
-        let told = serde_json::to_value(change.status(3)).unwrap();
+        let told = serde_json::to_value(change.status(3, false)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "too long"}));
         assert_eq!((&told["status"], &told["running"]), (&"serving".into(), &3.into()));
         assert!(change.request_change(wanted, late).unwrap(), "a change can be requested again");
-        assert!(serde_json::to_value(change.status(0)).unwrap().get("failed").is_none());
+        assert!(serde_json::to_value(change.status(0, false)).unwrap().get("failed").is_none());
     }
 
     #[test]
@@ -370,7 +374,7 @@ mod tests {
             (change.role(), change.changes(), change.is_changing()),
             (Role::Prefill, 1, false)
         );
-        let told = serde_json::to_value(change.status(0)).unwrap();
+        let told = serde_json::to_value(change.status(0, false)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "no port"}));
     }
 

@@ -2,7 +2,7 @@
 
 pub mod barrier;
 pub mod date;
-pub mod disjoint;
+pub mod disjoint_parts;
 pub mod event_count;
 pub mod event_queue;
 pub mod failpoint;

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::barrier::{Barrier, PhaseNumber};
-use super::disjoint::{Chunks, DisjointParts};
+use super::disjoint_parts::{Chunks, DisjointParts};
 use super::seal::seal_thread;
 use std::cell::UnsafeCell;
 use std::io;
@@ -265,7 +265,7 @@ fn wait(shared: &Shared, worker: usize, last: PhaseNumber) -> Option<PhaseNumber
 
 #[cfg(test)]
 mod tests {
-    use super::super::disjoint::Count;
+    use super::super::disjoint_parts::Count;
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 //! Where the CPUs and NICs of a host are: physical cores and NUMA nodes, from sysfs.
 //!
-//! Thread: any. Invariants: a fact that sysfs lacks is `None`, or the CPU is a core of its own.
-//! Not here: which CPUs a thread gets (`process::cpu_plan`).
+//! Thread: any. Invariants: a fact that sysfs lacks is `None`; a CPU without a known core counts as
+//! a core. Not here: which CPUs a thread gets (`process::cpu_plan`).
 
 use super::host::HostFiles;
 

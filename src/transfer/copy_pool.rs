@@ -4,7 +4,7 @@
 //! joined. A thread that joins late or not at all delays no other. The threads own nothing, and no
 //! part of a copy outlives the call.
 
-use crate::stdx::disjoint::Count;
+use crate::stdx::disjoint_parts::Count;
 use crate::stdx::team::Team;
 use std::sync::{Arc, Mutex};
 use std::{fmt, io};

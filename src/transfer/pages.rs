@@ -128,6 +128,6 @@ impl PeerPageLists {
     #[inline]
     pub fn still_leased(&self, slot: SlotId, word: u64) -> bool {
         fence(Ordering::SeqCst);
-        self.region.load_word(Shape::word(slot), Ordering::Relaxed) == word
+        self.region.load_word(Shape::word(slot)) == word
     }
 }

@@ -95,10 +95,10 @@ impl fmt::Display for CallError {
             CallError::Closed => f.write_str("its connection was lost"),
             CallError::Http(error) => write!(f, "its answer cannot be read: {error}"),
             CallError::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
-            CallError::Deadline => f.write_str("it took too long"),
-            CallError::Silent => f.write_str("its worker does not respond"),
+            CallError::Deadline => f.write_str("the call took too long"),
+            CallError::Silent => f.write_str("the worker does not respond"),
             CallError::SlowClient => {
-                f.write_str("its client reads too slowly, and the worker cannot buffer more")
+                f.write_str("the client reads too slowly, and the worker cannot buffer more")
             }
             CallError::Full => f.write_str("too many bytes wait to be sent"),
         }

@@ -99,7 +99,7 @@ impl UpstreamReply {
         match UpstreamFailure::from_reply(self).has_code(ErrorCode::Https) {
             true => {
                 format!(
-                    "answers with status {status}: it speaks HTTPS alone, name it as https://HOST:PORT"
+                    "answers with status {status}: it accepts only HTTPS; use https://HOST:PORT"
                 )
             }
             false => format!("answers with status {status}"),

@@ -85,7 +85,7 @@ impl fmt::Display for LinkError {
         match self {
             LinkError::Zmtp(error) => error.fmt(f),
             LinkError::Message(error) => error.fmt(f),
-            LinkError::OutOfOrder => write!(f, "message out of order with Hello and Proof"),
+            LinkError::OutOfOrder => write!(f, "message before Hello or Proof"),
             LinkError::UnexpectedProof => write!(f, "peer has a cluster key, this worker has none"),
             LinkError::NoProof => write!(f, "peer has no cluster key, this worker has one"),
             LinkError::WrongProof => write!(f, "peer has another cluster key than this worker"),

@@ -40,7 +40,7 @@ pub struct PrefillRequest {
     pub address: PrefillAddress,
     /// Path and header fields.
     pub head: UpstreamHead,
-    /// Body from [`crate::api::routed::RoutedBody::keep`].
+    /// Body from [`crate::api::routed_body::RoutedBody::keep`].
     pub body: Arc<Vec<u8>>,
     /// Deadline of the request.
     pub until: Instant,
@@ -286,7 +286,7 @@ impl PrefillClient {
                 event!(
                     Warn,
                     "prefill_client",
-                    "prefill worker does not say where the KV will be",
+                    "prefill worker did not name the kept KV in time",
                     request = call.key
                 );
             }

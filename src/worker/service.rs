@@ -250,14 +250,20 @@ impl WorkerService {
         let Some(role_change) = self.routes.role_change() else { return };
         let before = role_change.role();
         if let Err(why) = &outcome {
-            event!(Error, "ctl", "keeps its role", role = before, why = why);
+            event!(
+                Error,
+                "ctl",
+                "role change failed: the worker keeps its role",
+                role = before,
+                why = why
+            );
         }
         role_change.finish_change(outcome);
         let seconds = format!("{:.3}", stood_still.as_secs_f64());
         event!(
             Info,
             "ctl",
-            "role change is over",
+            "role changed",
             was = before,
             is = role_change.role(),
             seconds = seconds
@@ -267,7 +273,13 @@ impl WorkerService {
     /// Ends a role change that failed for this reason before it changed anything.
     pub fn fail_role_change(&mut self, why: String) {
         let Some(role_change) = self.routes.role_change() else { return };
-        event!(Error, "ctl", "keeps its role", role = role_change.role(), why = why);
+        event!(
+            Error,
+            "ctl",
+            "role change failed: the worker keeps its role",
+            role = role_change.role(),
+            why = why
+        );
         role_change.fail_change(why);
     }
 
@@ -408,8 +420,7 @@ impl WorkerService {
         }
     }
 
-    /// Runs the actions of the hand-off and of the client that asks prefill that need other
-    /// processes.
+    /// Runs the actions of the hand-off and of the prefill client that need other processes.
     fn run_remote_actions(&mut self, now: Instant) {
         let Some(links) = &mut self.control_links else { return };
         while let Some((name, address)) = links.poll_resolved(now) {
@@ -507,7 +518,13 @@ impl WorkerService {
             let role_change =
                 self.routes.role_change().map(|role_change| (role_change.role(), role_change));
             if let Some((role, role_change)) = role_change {
-                event!(Info, "ctl", "keeps its role", role = role, why = "a drain has begun");
+                event!(
+                    Info,
+                    "ctl",
+                    "role change failed: the worker keeps its role",
+                    role = role,
+                    why = "a drain has begun"
+                );
                 role_change.fail_change("a drain has begun".into());
             }
         }
@@ -528,7 +545,8 @@ impl WorkerService {
         }
     }
 
-    /// Whether a role change can be applied, because the workers are idle enough.
+    /// Takes the next step of a role change. Returns an outcome when the change applies or is given
+    /// up.
     fn changed(&mut self, now: Instant) -> Option<RunOutcome> {
         self.refuse_early(now);
         let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);

@@ -143,12 +143,12 @@ fn admin_keys_are_exchanged() {
     std::fs::write(keys.admins.path(), LATER).unwrap();
     for process in [&worker, &router] {
         process.signal("HUP");
-        process.await_said("read again what=\"admin keys\"");
+        process.await_said("file reloaded what=\"admin keys\"");
         assert_eq!([ADMIN, LATER, CLIENT].map(|key| status(process, key)), [401, 400, 403]);
     }
     std::fs::write(keys.admins.path(), ADMIN).unwrap();
     for process in [&worker, &router] {
-        process.await_times("read again what=\"admin keys\"", 2);
+        process.await_times("file reloaded what=\"admin keys\"", 2);
         assert_eq!([ADMIN, LATER, CLIENT].map(|key| status(process, key)), [400, 401, 403]);
     }
 }

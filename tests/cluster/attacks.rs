@@ -63,8 +63,8 @@ impl Pair {
     #[track_caller]
     fn check_unharmed(mut self, more: usize) {
         self.check_works();
-        assert_eq!(self.prefill.times_said("a decode worker has linked"), 1 + more);
-        assert_eq!(self.decode.times_said("link to a prefill worker stands"), 1);
+        assert_eq!(self.prefill.times_said("control link from a decode worker is open"), 1 + more);
+        assert_eq!(self.decode.times_said("control link to a prefill worker is open"), 1);
         for worker in [&mut self.prefill, &mut self.decode] {
             worker.await_idle();
             worker.check_alive();
@@ -373,9 +373,9 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
     pair.check_works();
     drop(peer);
     // The decode worker has also linked to the impostor.
-    assert_eq!(pair.decode.times_said("link to a prefill worker stands"), 2);
+    assert_eq!(pair.decode.times_said("control link to a prefill worker is open"), 2);
     pair.check_works();
-    assert_eq!(pair.prefill.times_said("a decode worker has linked"), 2 + links);
+    assert_eq!(pair.prefill.times_said("control link from a decode worker is open"), 2 + links);
     pair.prefill.check_alive();
     pair.decode.check_alive();
 }

@@ -346,7 +346,7 @@ fn a_pause_of_the_whole_host_ends_no_session() {
         thread::sleep(Duration::from_millis(300));
     }
     assert_eq!(answer(2), before);
-    assert_eq!(decode.times_said("link to a prefill worker stands"), 1);
+    assert_eq!(decode.times_said("control link to a prefill worker is open"), 1);
     assert!(!prefill.has_said("silent for too long") && !decode.has_said("silent for too long"));
 }
 

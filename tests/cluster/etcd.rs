@@ -181,7 +181,7 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
     serves(&new, 5);
     eprintln!("whole again after {took:?}");
     for worker in [&reader, &writer] {
-        worker.await_said("registry is away");
+        worker.await_said("registry is unreachable");
     }
 }
 

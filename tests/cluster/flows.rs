@@ -185,7 +185,7 @@ fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
                 slow.fleet
                     .decode
                     .iter()
-                    .any(|worker| worker.has_said("does not say where the KV will be"))
+                    .any(|worker| worker.has_said("did not name the kept KV in time"))
             );
         }
         slow.fleet.prefill[0].go_on();

@@ -246,7 +246,7 @@ fn one_prefill_worker_under_two_names_is_one_peer() {
             json!(["127.0.0.1", "localhost", "[127.0.0.1]"][room as usize % 3]);
         choices(&dual(prefill.address, decode.address, body.to_string()).1);
     }
-    assert_eq!(prefill.times_said("a decode worker has linked"), 1);
+    assert_eq!(prefill.times_said("control link from a decode worker is open"), 1);
 }
 
 /// After a session has failed, the worker is queried again: the next one at its address can differ.
@@ -343,7 +343,7 @@ fn names_of_one_prefill_worker_share_a_session() {
         let (reader, writer) = dual(prefill.address, decode.address, body.to_string());
         assert_eq!((reader.0, writer.0), (200, 200), "{host}: {reader:?} {writer:?}");
     }
-    assert_eq!(decode.times_said("link to a prefill worker stands"), 1);
+    assert_eq!(decode.times_said("control link to a prefill worker is open"), 1);
     let mut lost = body(9, 40, 8);
     lost["bootstrap_host"] = json!("nowhere.invalid");
     lost["bootstrap_room"] = json!(9);

@@ -128,8 +128,8 @@ fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() 
     // The entries were there within their lifetime. On a slow machine, probes can take longer.
     assert!(took < 4 * REGISTRY_ENTRY_LIFE, "{took:?}");
     for worker in [&reader, &writer] {
-        worker.await_times("registry is away", 1);
-        worker.await_times("registry answers", 2);
+        worker.await_times("registry is unreachable", 1);
+        worker.await_times("registry is reachable", 2);
     }
 }
 
@@ -143,16 +143,16 @@ fn a_worker_is_entered_once_a_registry_has_taken_it() {
         "announcing to registry registry={registry} role=decode worker=http://{}",
         writer.address
     ));
-    writer.await_said("registry is away");
-    assert!(!writer.has_said("is entered"));
+    writer.await_said("registry is unreachable");
+    assert!(!writer.has_said("registry entry added"));
     let mut first = router(port, &[]);
-    writer.await_said(&format!("is entered registry={registry}"));
+    writer.await_said(&format!("registry entry added registry={registry}"));
     await_workers(&first, 1);
     first.kill();
-    writer.await_times("registry is away", 2);
+    writer.await_times("registry is unreachable", 2);
     let again = router(port, &[]);
     await_workers(&again, 1);
-    assert_eq!(writer.times_said("is entered"), 1, "that it answers again was said");
+    assert_eq!(writer.times_said("registry entry added"), 1, "that it answers again was said");
 }
 
 #[test]
@@ -217,6 +217,10 @@ fn with_a_cluster_key_only_its_holders_are_found() {
         worker.await_said("it answers with status 401");
     }
     thread::sleep(REGISTRY_RENEWAL);
+    for worker in [&without, &stranger] {
+        assert_eq!(worker.times_said("registry refuses the request"), 1);
+        assert!(!worker.has_said("registry is unreachable"));
+    }
     assert_eq!(listed(&router).len(), 2);
     // A worker without an entry does not wait to remove it.
     stranger.terminate();

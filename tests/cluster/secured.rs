@@ -167,12 +167,12 @@ fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
 /// A worker that speaks HTTPS and is named with `http://` is reported as such.
 #[test]
 fn a_worker_that_is_to_be_named_as_https_is_told_of() {
-    const WHY: &str = "it speaks HTTPS alone";
+    const WHY: &str = "it accepts only HTTPS";
     let worker = worker("decode", "one", &[]);
     let url = format!("http://{}", worker.address);
     let router = Process::start(&["router", "--port", "0", "--decode", &url]);
     await_state(&router, &url, "down", WHY);
-    router.await_said(&format!("{WHY}, name it as https://HOST:PORT"));
+    router.await_said(&format!("{WHY}; use https://HOST:PORT"));
     let drained = Command::new(env!("CARGO_BIN_EXE_baton")).args(["drain", &url]).output().unwrap();
     let said = String::from_utf8(drained.stderr).unwrap();
     assert!(
@@ -227,10 +227,10 @@ fn authorities_that_change_end_no_stream() {
                 await_reading(&reader);
             }
             files.put("ca.pem", &other);
-            let read = [&router, &writer].map(|process| process.times_said("read again"));
+            let read = [&router, &writer].map(|process| process.times_said("file reloaded"));
             [&router, &writer].into_iter().for_each(hang_up);
             for (process, times) in [&router, &writer].into_iter().zip(read) {
-                process.await_times("read again", times + 1);
+                process.await_times("file reloaded", times + 1);
             }
             check_same(&stream.end(), &expected, &case.1);
             await_state(&router, &url, "down", "not signed by a trusted CA");

@@ -317,7 +317,7 @@ fn the_key_of_the_cluster_is_exchanged() {
     choices(&hand_over(&reader, &writer, 1));
     files.put("key", &[2; 40]);
     hang_up(&reader);
-    reader.await_said("read again");
+    reader.await_said("file reloaded");
     choices(&hand_over(&reader, &writer, 2));
     let newcomer = start("decode", &flags);
     choices(&hand_over(&reader, &newcomer, 3));

@@ -128,7 +128,7 @@ fn running_requests_finish_first_and_no_new_request_is_accepted() {
     let (_, answer) = running.join().unwrap();
     assert_eq!(choices(&answer)[0]["token_ids"].as_array().unwrap().len(), 400);
     assert_eq!(await_changes(&writer, 1)["role"], "prefill");
-    reader.await_said("link is down, as announced");
+    reader.await_said("control link closed after Bye");
     assert_eq!((get(to, "/health").1, get(to, "/readiness").0), ("OK".into(), 200));
     // A leg of a request for the old role.
     let asked = "x-baton-role: decode\r\n";
@@ -469,7 +469,7 @@ fn a_worker_that_stays_is_found_under_a_key_that_is_new() {
     std::fs::write(key.path(), [2; 40]).unwrap();
     for process in [&router, &reader] {
         process.signal("HUP");
-        process.await_said("read again");
+        process.await_said("file reloaded");
     }
     let (to, lone) = (reader.address, with_room(body(2, 40, 4), &reader, 2));
     let patience = "x-request-timeout-ms: 5000\r\n";
@@ -500,7 +500,7 @@ fn a_worker_that_hides_its_role_change_is_down_for_that_reason() {
         assert_eq!(post_with(worker.address, "/role", &fields, &asked).0, 202);
     };
     turn_to("prefill");
-    let why = "it has another role and hides it from this router";
+    let why = "it has another role, and this router has no key to read it";
     fleet.router.await_said(why);
     for _ in 0..30 {
         let told: Value = serde_json::from_str(&fleet.router.get("/workers").1).unwrap();

@@ -8,6 +8,7 @@ use crate::stranger::{Framed, bytes_of, hello, until_closed};
 use crate::{MODEL, body, choices, dual, prefill, start, with_room};
 use baton::wire::auth::{Keyring, Side};
 use baton::wire::message::{MINOR, Message, VERSION};
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -97,7 +98,7 @@ fn another_major_version_is_named_and_a_later_minor_one_is_none() {
     grown.extend([0xaa; 40]);
     let mut peer = Framed::dial(control);
     peer.say(&[&grown]);
-    await_said(&reader, "a decode worker has linked");
+    await_said(&reader, "control link from a decode worker is open");
     assert!(reader.has_said(&format!("wire={VERSION}.{MINOR}")));
 }
 
@@ -114,11 +115,30 @@ fn a_router_does_not_use_workers_of_another_role_and_says_why() {
     await_said(&swapped, "it serves the other phase and cannot be a prefill worker");
     await_said(&swapped, "it serves the other phase and cannot be a decode worker");
     let elsewhere = wrong([&url(&reader), "9"], &url(&writer));
-    await_said(&elsewhere, "it is configured with port 9");
+    await_said(&elsewhere, "but this router was given port 9");
     assert_eq!(swapped.get("/health").0, 503);
     let (status, text) = swapped.post("/v1/completions", &body(1, 20, 4).to_string());
     assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
     assert_eq!(reader.metric("baton_request_failures_total{", ""), 0.0);
+    Fleet::new(vec![reader], vec![writer]);
+}
+
+/// The bootstrap port also answers health probes, so the router takes it for a worker.
+#[test]
+fn a_router_says_that_it_cannot_identify_what_a_url_leads_to() {
+    let (reader, writer) = (prefill(&[]), start("decode", &[]));
+    let registry = format!("http://127.0.0.1:{}", reader.bootstrap_port);
+    let url = format!("http://{}", writer.address);
+    let router =
+        Process::start(&["router", "--port", "0", "--prefill", &registry, "--decode", &url]);
+    await_said(&router, "worker may be misconfigured");
+    let workers: Value = serde_json::from_str(&router.get("/workers").1).unwrap();
+    let listed = workers["workers"].as_array().unwrap();
+    let doubted = listed.iter().find(|worker| worker["url"] == registry.as_str()).unwrap();
+    let reason = doubted["reason"].as_str().unwrap();
+    assert!(reason.starts_with("/server_info answers with status 404"), "{reason}");
+    let fitting = listed.iter().find(|worker| worker["url"] == url.as_str()).unwrap();
+    assert_eq!(fitting["reason"], Value::Null);
     Fleet::new(vec![reader], vec![writer]);
 }
 
@@ -211,6 +231,6 @@ fn a_drained_prefill_worker_finishes_and_ends_as_announced() {
     assert_eq!(status, 200, "{text}");
     assert_eq!(last.join().unwrap().0, 200);
     assert_eq!(reader.exit_code(), Some(0));
-    await_said(&decode, "link is down, as announced");
+    await_said(&decode, "control link closed after Bye");
     decode.await_idle();
 }

@@ -10,7 +10,8 @@ const PAGE: &str = "docs/api/cli.md";
 fn page() -> String {
     let mut page = String::from(
         "# Command line\n\nThis page is generated from the flags. \
-         `baton COMMAND --help` shows the same text.\n",
+         `baton COMMAND --help` also explains each value of a flag.\n\
+         This page also lists other names of flags.\n",
     );
     let mut root = command_line();
     root.build();

@@ -222,7 +222,7 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
         .collect();
     let router = Router::run(&args);
     router.wait_for_workers(1);
-    router.await_said("was not up in time and is given up");
+    router.await_said("not up in time: probing stopped");
     let late = Worker::at(address, Some(("200 OK", "{}")));
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(router.get("/readiness").answer().0, 503);

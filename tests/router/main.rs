@@ -612,7 +612,7 @@ fn workers_are_administered_with_the_admin_key_and_else_asked_with_another() {
     check("/abort_request", r#"{"rid":"r"}"#, "client", "client");
     check("/abort_request", r#"{"rid":"r"}"#, "root", "root");
     std::fs::write(admins, "second\n").unwrap();
-    router.await_said("read again what=\"admin keys\"");
+    router.await_said("file reloaded what=\"admin keys\"");
     assert_eq!(send("/flush_cache", "root", "").answer().0, 401);
     check("/flush_cache", "", "second", "second");
     files.iter().for_each(|file| std::fs::remove_file(file).unwrap());

@@ -140,12 +140,12 @@ fn a_draining_worker_is_distinguished_from_a_worker_that_is_down() {
     decode.stop();
     await_status(["draining", "down"]);
     assert_eq!(reason(0), Value::Null);
-    assert!(reason(1).as_str().unwrap().contains("takes no connection"), "{}", reason(1));
+    assert!(reason(1).as_str().unwrap().contains("accepts no connection"), "{}", reason(1));
     assert!(!router.has_said("worker is down role=prefill"), "it runs");
     // After its end it is down, no longer draining.
     prefill.stop();
     await_status(["down", "down"]);
-    assert!(reason(0).as_str().unwrap().contains("takes no connection"), "{}", reason(0));
+    assert!(reason(0).as_str().unwrap().contains("accepts no connection"), "{}", reason(0));
     router.await_said("worker drains role=prefill");
     router.await_said("worker is down role=prefill");
 }
@@ -165,7 +165,7 @@ fn a_worker_that_is_gone_is_told_of_once() {
     router.await_said(&gone("prefill", &prefill));
     router.wait_for_workers(0);
     let told =
-        router.times_said(&format!("{} why=\"it takes no connection", gone("decode", &decode)));
+        router.times_said(&format!("{} why=\"it accepts no connection", gone("decode", &decode)));
     assert_eq!((told, router.times_said("worker is not up")), (1, 0));
 }
 
@@ -507,7 +507,7 @@ fn workers_are_asked_for_their_identity_again_when_the_cluster_key_changes() {
     let router = Router::ready(&[&prefill], &[&decode], &flags);
     assert_eq!([prefill.introductions(), decode.introductions()], [1, 1]);
     std::fs::write(&path, [2; 40]).unwrap();
-    router.await_said("read again what=\"cluster keys\"");
+    router.await_said("file reloaded what=\"cluster keys\"");
     let begun = Instant::now();
     while [&prefill, &decode].into_iter().any(|worker| worker.introductions() < 2) {
         assert!(begun.elapsed() < PATIENCE, "they are not asked");

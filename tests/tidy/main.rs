@@ -139,8 +139,8 @@ fn look_at(source: &Source, broken: &mut Vec<Broken>) {
         add("header", "none".into());
     }
     let is_left_alone = LEFT_ALONE.iter().any(|left| path.starts_with(left));
-    if path.ends_with(".rs") && !is_left_alone && shape::is_verb(source) {
-        add("noun", "a verb".into());
+    if path.ends_with(".rs") && !is_left_alone && shape::is_no_noun(source) {
+        add("noun", "no noun".into());
     }
     if is_left_alone || !(is_source || is_document || path.starts_with("tools/")) {
         return;

@@ -24,7 +24,7 @@ use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{Move, State, StatusTable};
 use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::Memory;
-use baton::transfer::transport::faulty::Script;
+use baton::transfer::transport::fault_injection::Script;
 use crossbeam_channel as channel;
 use std::collections::HashMap;
 use std::ops::Range;

@@ -12,7 +12,7 @@ use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
 use baton::transfer::target::SessionId;
 use baton::transfer::transport::fake::Fake;
-use baton::transfer::transport::faulty::Faulty;
+use baton::transfer::transport::fault_injection::Faulty;
 use baton::transfer::transport::rdma::{
     DataThreads, Nic, Rails as Nics, RdmaOffer, RdmaSource, Settings, Split,
 };

@@ -8,7 +8,7 @@ use clap::{Args, value_parser};
 pub(in crate::cli) struct BalanceFlags {
     /// Change the role of a worker automatically if prefill or decode stays short of workers and
     /// the other role can spare one. If several routers share workers, set this flag on one of them
-    /// only: each router sees only its own requests
+    /// only
     #[arg(long)]
     pub(in crate::cli) rebalance: bool,
     /// Queued prefill work from which prefill is short of workers: milliseconds for each prefill

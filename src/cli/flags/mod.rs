@@ -59,7 +59,7 @@ pub enum CliCommand {
     /// Run a benchmark on this machine
     #[command(subcommand)]
     Bench(BenchFlags),
-    /// Drain a worker or a router: it takes no new requests, finishes the running ones and exits
+    /// Drain a worker or a router: it accepts no new requests, finishes the running ones and exits
     Drain(DrainFlags),
     /// Show the features of this machine and the choices that Baton makes on it
     Doctor(DoctorFlags),
@@ -75,10 +75,10 @@ pub struct DrainFlags {
     /// URL of the worker or router to drain: http://HOST:PORT or https://HOST:PORT
     #[arg(value_name = "URL")]
     pub(super) url: WorkerUrl,
-    /// File of the server's API keys, one on each line; the first key is sent
+    /// File of the API keys of the process, one on each line; the first key is sent
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
-    /// File of the server's admin keys, for a server with --admin-key-file; the first key is sent
+    /// File of the admin keys of the process, if it has --admin-key-file; the first key is sent
     #[arg(long, value_name = "FILE", conflicts_with = "api_key_file")]
     pub(super) admin_key_file: Option<PathBuf>,
     /// File with CA certificates in PEM. They verify the server's certificate if the URL is
@@ -351,9 +351,8 @@ pub(super) struct RetractionFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Cores")]
 pub(super) struct CoreFlags {
-    /// Logical CPUs for all threads, such as 0-3,8. Compute threads get CPUs alone; `baton doctor`
-    /// shows the CPUs of each thread [default: all allowed CPUs; compute threads get CPUs alone
-    /// only if --threads leaves two CPUs and is more than half of the cores]
+    /// Logical CPUs for all threads, such as 0-3,8. Compute threads get CPUs for themselves. `baton
+    /// doctor` shows the CPUs of each thread [default: all allowed CPUs]
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<CpuList>,
     /// Number of compute threads [default: one per CPU]
@@ -386,8 +385,8 @@ pub(super) struct LayoutFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(WORKERS_MAX)),
     )]
     pub(super) decode_workers: Option<u32>,
-    /// Transport of KV between the workers of this process: auto, which is shm, shm, or fake. rdma
-    /// and tcp need two processes [default: auto]
+    /// Transport of KV between the workers of this process: auto or shm (shared memory), or fake.
+    /// rdma and tcp need two processes [default: auto]
     #[arg(long, value_enum)]
     pub(super) transfer: Option<Transfer>,
     /// Time at which a decode worker allocates pages for a prompt: before prefill starts (early),
@@ -416,9 +415,8 @@ pub(super) struct HandoffFlags {
         value_delimiter = ','
     )]
     pub(super) rdma_devices: Vec<String>,
-    /// Host that peers connect to. A prefill worker can also have a name here: peers then use the
-    /// address at which they reached its bootstrap registry [default: --host; if that is 0.0.0.0 or
-    /// ::, the address at which peers already reach this worker]
+    /// Address that peers connect to. A prefill worker can also have a host name [default: --host,
+    /// or the address at which peers already reach this worker]
     #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
     pub(super) advertise_host: Option<String>,
     /// File of at least 32 random bytes, shared by all workers of the cluster. May be repeated, up
@@ -482,7 +480,8 @@ pub(super) struct DestinationFlags {
     /// Port that receives KV over tcp. 0 takes a free port; the worker reports it to its peers
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) data_port: u16,
-    /// Networks that may contain the bootstrap_host of a request [default: loopback]
+    /// Networks of the prefill workers. The worker connects to no address outside them [default:
+    /// loopback]
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     pub(super) bootstrap_allow: Vec<Cidr>,
     /// Also compute the prompt here if a request names no prefill worker. A router sends such

@@ -27,7 +27,7 @@ pub(in crate::cli) struct ScrapeFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Workers")]
 pub(in crate::cli) struct RoutingFlags {
-    /// No effect: this router always uses separate prefill and decode workers
+    /// No effect: the flag exists for start scripts of sglang-router
     #[arg(long)]
     pub(in crate::cli) pd_disaggregation: bool,
     /// A prefill worker: its URL (http://, or https:// with --tls-ca-file), then the port of its
@@ -149,7 +149,8 @@ pub(in crate::cli) struct RequestFlags {
     )]
     pub(in crate::cli) queue_timeout_secs: u32,
     /// Order in which the router calls the workers of a request. Flows other than dual need Baton's
-    /// own workers: the prefill worker keeps the KV until decode claims it
+    /// own workers: the prefill worker keeps the KV for up to 30 s, until the
+    /// decode worker claims it
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::cli) flow: Flow,
     /// Worker that sends the first token of a stream. prefill sends it as soon as it is sampled,

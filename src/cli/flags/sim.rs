@@ -127,10 +127,10 @@ pub struct SimFlags {
     /// Inject no faults; only the order of events varies
     #[arg(long, conflicts_with = "load")]
     pub calm: bool,
-    /// Play the router and the workers as whole processes: HTTP, control links and TCP lanes are
-    /// bytes. Processes stall, die, drain and restart, and workers change roles. Each seed draws up
-    /// to 3 workers of each role, their machines and a transport, and has 20 requests unless
-    /// --requests is set
+    /// Simulate the router and the workers as whole processes: HTTP, control links and TCP lanes
+    /// are bytes, and NICs write into memory. Processes stall, die, drain and restart, and workers
+    /// change roles. Each seed draws up to 3 workers of each role, their machines and a transport,
+    /// and has 20 requests unless --requests is set
     #[arg(
         long,
         conflicts_with_all = ["load", "trace", "transfer", "flow", "prefill", "decode"],

@@ -16,7 +16,7 @@ pub(crate) mod writer;
 
 use super::config::{Architecture, ModelConfig};
 use super::inventory;
-use super::mapped::Mapped;
+use super::mapped_file::Mapped;
 use super::tensor::{RowOrder, TensorType, TensorView};
 use super::weights::{LoadError, WeightSource};
 use header::{Header, TensorInfo};

@@ -11,7 +11,7 @@ mod tests;
 
 use super::config::ModelConfig;
 use super::inventory;
-use super::mapped::Mapped;
+use super::mapped_file::Mapped;
 use super::tensor::{RowOrder, TensorView};
 use super::weights::{LoadError, WeightSource};
 use header::TensorPlace;

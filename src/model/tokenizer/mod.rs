@@ -108,11 +108,6 @@ impl Tokenizer {
         self.pieces.bytes(id)
     }
 
-    /// The id of a token written as in the vocabulary.
-    pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
-    }
-
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()

@@ -150,7 +150,14 @@ impl ControlLinks {
             self.say_bye(conn, Cause::Draining);
         }
         if let Some((worker, source)) = dialled {
-            event!(Info, "peers", "link to a prefill worker stands", source = source, wire = wire);
+            event!(
+                Info,
+                "peers",
+                "control link to a prefill worker is open",
+                source = source,
+                link = conn,
+                wire = wire
+            );
             handoff.link_up(worker, &source, LinkName::Remote(conn), now);
             return Ok(());
         }
@@ -158,11 +165,26 @@ impl ControlLinks {
         event!(
             Info,
             "peers",
-            "a decode worker has linked",
+            "control link from a decode worker is open",
             address = display(address),
             link = conn,
             wire = wire
         );
+        self.close_older_links(conn, hello, reactor, handoff, now)
+    }
+
+    /// Closes the other connections of this peer.
+    ///
+    /// # Errors
+    /// One of them is newer.
+    fn close_older_links(
+        &mut self,
+        conn: ConnId,
+        hello: &Hello,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) -> Result<(), LinkEnd> {
         let older: Vec<ConnId> = self
             .links
             .iter()

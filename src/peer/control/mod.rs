@@ -473,7 +473,7 @@ impl ControlLinks {
         let LinkEnd { cause, ref why, closed } = *end;
         let address = display(peer_link.address);
         if peer_link.bye == Some(Cause::Draining) && closed {
-            event!(Info, "peers", "link is down, as announced", address = address, why = why);
+            event!(Info, "peers", "control link closed after Bye", address = address, why = why);
         } else {
             event!(Warn, "peers", "link is down", address = address, why = why);
         }

@@ -91,7 +91,8 @@ impl<M> Effects<'_, M> {
             return event!(
                 Debug,
                 "handoff",
-                "session",
+                "transport of a session chosen",
+                link = link,
                 generation = generation,
                 transport = transport
             );
@@ -100,7 +101,8 @@ impl<M> Effects<'_, M> {
         event!(
             Info,
             "handoff",
-            "session",
+            "transport of a session chosen",
+            link = link,
             generation = generation,
             transport = transport,
             why = why

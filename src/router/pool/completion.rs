@@ -36,7 +36,7 @@ impl WorkerPool {
                 worker,
                 match reason {
                     CloseReason::Tls(_) => format!("TLS failed: {reason}"),
-                    _ => format!("it takes no connection: {reason}"),
+                    _ => format!("it accepts no connection: {reason}"),
                 },
             );
             if let Some(target) = self.targets.get_mut(&worker) {

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 /// The fault of a worker that has another role and reports it only with an API key.
 const WITHHELD: &str =
-    "it has another role and hides it from this router: it needs a key (--api-key-file)";
+    "it has another role, and this router has no key to read it (--api-key-file)";
 
 impl WorkerPool {
     /// Starts the probes that are due.
@@ -27,7 +27,7 @@ impl WorkerPool {
         }
         while let Some(worker) = self.balancer.give_up(now) {
             let url = self.url(worker);
-            event!(Error, "router", "worker was not up in time and is given up", worker = url);
+            event!(Error, "router", "worker was not up in time: probing stopped", worker = url);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Events of calls to workers. Answers go to the client, and events go to `routing::attempts`.
 
-use super::proxied::{BodyMode, ProxiedRequest};
+use super::proxied_request::{BodyMode, ProxiedRequest};
 use super::{Payload, ProxiedRequests, RouterContext};
 use crate::cause::Cause;
 use crate::config::FirstToken;

@@ -1,10 +1,10 @@
 //! An attempt of a request: it chooses workers, connects to them, and sends the legs when the
 //! connections are established.
 
-use super::proxied::ProxiedRequest;
+use super::proxied_request::ProxiedRequest;
 use super::{Payload, ProxiedRequests, RouterContext, terms, unavailable};
 use crate::api::resume::Resume;
-use crate::api::routed::{KvLocation, Meeting, RoutedBody};
+use crate::api::routed_body::{KvLocation, Meeting, RoutedBody};
 use crate::api::{ApiError, PrefillAddress};
 use crate::cause::Cause;
 use crate::config::Flow;
@@ -125,15 +125,23 @@ impl ProxiedRequests {
         event!(
             Debug,
             "router",
-            "sent",
+            "legs sent",
             request = proxied.request.id,
             room = room,
+            prefill = Self::name_of(&proxied, Leg::Prefill, cx),
+            decode = Self::name_of(&proxied, Leg::Decode, cx),
             target = order.target
         );
         for conn in [proxied.prefill, proxied.lead].into_iter().flatten() {
             cx.pool.send_request(cx.reactor, conn, &order, &body, cx.now);
         }
         self.keep(client, proxied);
+    }
+
+    /// The URL of the worker of this attempt's leg, for the log.
+    fn name_of(proxied: &ProxiedRequest, leg: Leg, cx: &RouterContext<'_>) -> String {
+        let worker = proxied.attempts.worker(leg).and_then(|worker| cx.pool.target(worker));
+        worker.map_or("none".into(), |target| target.url.to_string())
     }
 
     /// The body for the legs that are sent now.

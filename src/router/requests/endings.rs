@@ -1,6 +1,6 @@
 //! The end of requests, and the answers that their clients receive then.
 
-use super::proxied::{BodyMode, ProxiedRequest};
+use super::proxied_request::{BodyMode, ProxiedRequest};
 use super::{ProxiedRequests, RouterContext};
 use crate::cause::Cause;
 use crate::http::sse;

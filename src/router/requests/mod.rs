@@ -13,7 +13,7 @@ mod answers;
 mod dispatch;
 mod endings;
 mod prefill_first;
-mod proxied;
+mod proxied_request;
 mod request;
 
 pub use request::{ClientRequest, Payload};
@@ -35,7 +35,7 @@ use crate::server::connections::Connections;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure;
-use proxied::ProxiedRequest;
+use proxied_request::ProxiedRequest;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::time::Instant;

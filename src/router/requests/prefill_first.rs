@@ -4,7 +4,7 @@
 //! the router dies, prefill drops it after `limits::KEPT_KV_LIFE`.
 //! The router reserves decode together with prefill, because the work will reach decode later.
 
-use super::proxied::ProxiedRequest;
+use super::proxied_request::ProxiedRequest;
 use super::{Payload, ProxiedRequests, RouterContext, unavailable};
 use crate::api::KvTransferParams;
 use crate::api::info::AbortRequest;

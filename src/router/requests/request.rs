@@ -1,6 +1,6 @@
 //! A client's request, and the kind of worker that serves it.
 
-use crate::api::routed::RoutedBody;
+use crate::api::routed_body::RoutedBody;
 use crate::upstream::request::UpstreamHead;
 
 /// The content of a request. It decides which workers serve it.

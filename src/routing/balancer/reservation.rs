@@ -48,7 +48,7 @@ pub enum NoWorker {
         /// Whether a worker that is unreachable now could serve the request later.
         may_come: bool,
     },
-    /// Every usable worker is predicted to exceed the limit.
+    /// The chosen worker is predicted to exceed the limit.
     Late {
         /// The limited time, as text of a message.
         until: &'static str,

@@ -60,30 +60,16 @@ struct Picked {
 }
 
 impl LoadBalancer {
-    /// Chooses a pair and reserves the work on both.
-    ///
-    /// # Errors
-    /// A role has no usable worker, no two workers fit, or all are predicted to be too late.
-    /// Nothing is reserved then.
-    pub fn choose_pair(
-        &mut self,
-        work: &Demand,
-        avoid: &AvoidList,
-        now: Instant,
-    ) -> Result<ReservedPair, NoWorker> {
-        let (prefill, decode) = self.find(work, avoid, now)?;
-        self.check_pair(&prefill, &decode, avoid)?;
-        Ok(self.book_pair(prefill, decode, work, now))
-    }
-
-    /// Chooses the workers of a request: a pair, or a decode worker that serves it alone.
+    /// Chooses the workers of a request and reserves the work on them: a pair, or a decode worker
+    /// that serves it alone.
     ///
     /// A decode worker serves alone if no pair is left, or if the chosen prefill worker has failed
     /// the request. The refusal of a prefill worker is no reason. With the policy `conditional`, a
     /// decode worker also serves alone if it lacks only a short rest of the prompt.
     ///
     /// # Errors
-    /// As [`LoadBalancer::choose_pair`].
+    /// A role has no usable worker, no two workers fit, or the chosen pair is predicted to be too
+    /// late. Nothing is reserved then.
     pub fn choose_serving(
         &mut self,
         work: &Demand,

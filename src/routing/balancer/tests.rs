@@ -21,6 +21,19 @@ fn router(policy: impl Into<Policies>, prefill: usize, decode: usize) -> LoadBal
 }
 
 /// A worker that is up.
+impl LoadBalancer {
+    /// Chooses workers for a request that needs a pair.
+    fn choose_pair(
+        &mut self,
+        work: &Demand,
+        avoid: &AvoidList,
+        now: Instant,
+    ) -> Result<ReservedPair, NoWorker> {
+        let (prefill, decode) = self.choose_serving(work, avoid, now)?;
+        Ok(ReservedPair { prefill: prefill.expect("a pair"), decode })
+    }
+}
+
 fn join(router: &mut LoadBalancer, role: Leg) -> WorkerNumber {
     let now = Instant::now();
     let worker = router.join(role, now);

@@ -1,6 +1,6 @@
 //! The choice of a worker among those of one role: pure functions over their load, one file each.
 //!
-//! If a worker is usable, a policy picks one. `last` is the index of the previous choice.
+//! A policy picks a worker if at least one is usable. `last` is the index of the previous choice.
 //! The legs are chosen one after the other. The cost of a pair is the sum of the costs of its
 //! workers and the link. The cheapest worker of each role therefore gives the cheapest pair.
 

@@ -7,14 +7,14 @@
 //! allocates after a session is set up. No data of a peer is trusted.
 
 pub mod fake;
-pub mod faulty;
-mod lost;
+pub mod fault_injection;
 pub mod rdma;
+mod session_loss;
 pub mod shm;
 pub mod tcp;
-mod vectored;
+mod vectored_io;
 
-pub use lost::SessionLost;
+pub use session_loss::SessionLost;
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
@@ -81,7 +81,7 @@ pub enum CompletionMode {
     Immediate,
 }
 
-/// The writer of a destination's pages. It determines what ends the lease of a failed transfer.
+/// The writer of a destination's pages. It determines how the lease of a failed transfer ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landing {
     /// The mover: it writes nothing after its Cancel.

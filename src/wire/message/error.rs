@@ -61,7 +61,7 @@ impl fmt::Display for MessageError {
                 )
             }
             MessageError::Kind(kind) => {
-                write!(f, "message of unknown kind {kind} must be understood")
+                write!(f, "unknown message kind {kind} is marked mandatory")
             }
             MessageError::Parts { said, found } => {
                 write!(f, "message of {found} parts, {said} expected")

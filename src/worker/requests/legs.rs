@@ -5,7 +5,7 @@
 //! after decode's first token, prefill's outcome is ignored. Not here: the choice of workers
 //! (`placement`), metrics of legs (`timings`).
 
-use super::active::FirstTokenState;
+use super::active_request::FirstTokenState;
 use super::{Context, RequestTable, error_of};
 use crate::cause::Cause;
 use crate::config::FirstToken;

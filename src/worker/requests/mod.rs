@@ -7,9 +7,9 @@
 //! (`prefill_client`). The table calls both through [`Context`]; neither imports the table. HTTP
 //! framing is in `server::connections`.
 
-mod active;
+mod active_request;
 mod flushes;
-mod kept;
+mod kept_kv;
 mod legs;
 mod placement;
 mod preparation;
@@ -31,7 +31,7 @@ use crate::stdx::failpoint::is_failpoint_active;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
-use active::{ActiveRequest, ChoiceInput};
+use active_request::{ActiveRequest, ChoiceInput};
 use flushes::PendingFlushes;
 use legs::{ActiveLeg, LegKind, NewLeg};
 use placement::ChoicePlace;

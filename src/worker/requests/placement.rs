@@ -273,8 +273,8 @@ impl RequestTable {
         let BootstrapParams { host, port, room } = met.ok_or_else(|| {
             ApiError::invalid(
                 "bootstrap_room",
-                "is needed, because this worker serves no request without a hand-off (only a \
-                 decode worker with --local-prefill does)",
+                "is missing: send the request to a router; only mixed workers and decode workers \
+                 with --local-prefill serve requests alone",
             )
         })?;
         let port = port.unwrap_or(BOOTSTRAP_PORT);

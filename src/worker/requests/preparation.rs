@@ -4,7 +4,7 @@
 //! Thread: `ctl`. Invariant: all choices are resumed before one of them is placed. Not here: the
 //! tokeniser (`text`), the choice of workers (`placement`).
 
-use super::active::{ChoiceInput, FirstTokenState};
+use super::active_request::{ChoiceInput, FirstTokenState};
 use super::{ChoicePlace, Context, RequestTable};
 use crate::api::render::Renderer;
 use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, resume};
@@ -33,10 +33,6 @@ impl RequestTable {
 
     pub(super) fn check_request(&self, request: &GenerateRequest) -> Result<(), ApiError> {
         self.check_model(request.model.as_deref())?;
-        // A request that keeps KV always gets one token.
-        if request.min_tokens > u32::from(request.keeps_kv.is_some()) {
-            return Err(ApiError::unsupported("min_tokens"));
-        }
         let choices = request.prompts.len() * request.samples;
         let most = self.config.choices;
         if choices > most {

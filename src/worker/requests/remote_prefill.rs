@@ -1,4 +1,4 @@
-//! Requests of a decode worker that asks prefill for their KV itself.
+//! Requests for which a decode worker asks prefill for the KV (flow `decode-first`).
 //!
 //! ```text
 //! tokenised: slots taken, prefill pending ──place of the KV──▶ legs start

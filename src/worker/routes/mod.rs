@@ -7,7 +7,7 @@ mod info;
 mod role;
 
 use crate::api::info::{AbortRequest, DRAINING, Draining, HandoffInfo, TAKEN_FOR};
-use crate::api::routed::RoutedBody;
+use crate::api::routed_body::RoutedBody;
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::api::{
     ApiError, ErrorCode, GenerateRequest, Keep, PrefillAddress, Sampling, chat, completion,
@@ -160,7 +160,7 @@ impl WorkerRoutes {
     pub fn set_hanging(&mut self, hanging: bool) {
         match (std::mem::replace(&mut self.hanging, hanging), hanging) {
             (false, true) => event!(Error, "ctl", "the engine hangs"),
-            (true, false) => event!(Info, "ctl", "the engine moves again"),
+            (true, false) => event!(Info, "ctl", "the engine makes progress again"),
             _ => {}
         }
     }

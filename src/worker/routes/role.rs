@@ -37,9 +37,9 @@ impl WorkerRoutes {
     /// The status of the role for `GET /role`, with this number of running requests.
     pub(super) fn role(&self, running: usize) -> RoleStatus {
         match &self.role_change {
-            Some(role_change) => role_change.status(running),
+            Some(role_change) => role_change.status(running, self.draining),
             // A process with both roles reports the role `mixed`, which cannot change.
-            None => RoleChange::new(Role::Mixed, Vec::new()).status(running),
+            None => RoleChange::new(Role::Mixed, Vec::new()).status(running, self.draining),
         }
     }
 
@@ -60,7 +60,7 @@ impl WorkerRoutes {
             let (from, to) = (role_change.role(), wanted.role);
             event!(Info, "ctl", "role change: no new requests", from = from, to = to);
         }
-        Ok((if role_change.is_changing() { 202 } else { 200 }, role_change.status(running)))
+        Ok((if role_change.is_changing() { 202 } else { 200 }, role_change.status(running, false)))
     }
 
     /// Checks the role that the router expects, if the request names one.

@@ -14,7 +14,7 @@ pub mod region {
     //! A region with the interface of the product's. Words are loom's atomics. Records are in
     //! loom's cells, which check the rule of the ring: a record is not written while it is read.
 
-    use crate::stdx::sync::{AtomicU32, AtomicU64, Ordering};
+    use crate::stdx::sync::{AtomicU32, AtomicU64, Ordering, fence};
     use bytemuck::Pod;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
@@ -77,8 +77,14 @@ pub mod region {
             Ok(PeerRegion(file.0.clone()))
         }
 
-        pub fn load_word(&self, offset: usize, ordering: Ordering) -> u64 {
-            self.0.words[offset / 8].load(ordering)
+        pub fn load_word(&self, offset: usize) -> u64 {
+            self.0.words[offset / 8].load(Ordering::Relaxed)
+        }
+
+        pub fn acquire_word(&self, offset: usize) -> u64 {
+            let word = self.load_word(offset);
+            fence(Ordering::Acquire);
+            word
         }
 
         pub fn load_half_word(&self, offset: usize) -> u32 {

@@ -7,9 +7,9 @@
 // The loops index registers on purpose.
 #![allow(clippy::needless_range_loop)]
 
-use super::paged::Strip;
+use super::paged_kv::Strip;
 use super::simd::{Kernel, LANES, Lanes, Simd};
-use crate::stdx::disjoint::Window;
+use crate::stdx::disjoint_parts::Window;
 
 /// Tokens of a segment. Another value would change the bits of results.
 const SEGMENT: usize = 256;

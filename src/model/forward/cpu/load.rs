@@ -2,7 +2,7 @@
 
 use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
-use super::multiply::Linear;
+use super::matrix_product::Linear;
 use super::simd::LANES;
 use crate::model::config::{Architecture, ModelConfig};
 use crate::model::tensor::TensorView;

@@ -3,10 +3,10 @@
 use super::arena::{Arena, Slab};
 use super::block::*;
 use super::panel::PanelForms;
+use super::quantized_block::row_block;
 use super::simd::{LANES, Lanes};
-use super::unpack::row_block;
 use crate::model::tensor::{TensorType, TensorView};
-use crate::stdx::disjoint::Chunks;
+use crate::stdx::disjoint_parts::Chunks;
 use crate::stdx::team::Team;
 use half::{bf16, f16};
 use std::io;

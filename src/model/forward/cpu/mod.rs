@@ -11,16 +11,16 @@ mod block;
 mod element;
 mod load;
 mod matrix;
-mod multiply;
-mod paged;
+mod matrix_product;
+mod paged_kv;
 mod panel;
 mod plan;
+mod quantized_block;
 mod rope;
 mod simd;
 mod step;
 #[cfg(test)]
 mod tests;
-mod unpack;
 
 pub use simd::{KernelFamily, available_kernels};
 

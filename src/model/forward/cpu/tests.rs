@@ -201,7 +201,7 @@ fn packed_blocks_hold_what_the_rows_held() {
         let (_, size) = dtype.block();
         let rows: [Vec<u8>; LANES] =
             std::array::from_fn(|_| (0..size).map(|_| random() as u8 & 0x3f).collect());
-        let blocks = rows.each_ref().map(|row| super::unpack::row_block(dtype, row, 0));
+        let blocks = rows.each_ref().map(|row| super::quantized_block::row_block(dtype, row, 0));
         let levels = blocks.each_ref().map(|b| b.levels);
         let nibbles = Nibbles::<0>::pack(&levels.map(|row| row.map(|level| level & 15)));
         let bytes = SignedBytes::pack(&levels);

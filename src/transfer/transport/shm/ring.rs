@@ -51,7 +51,7 @@ impl<const ENTRIES: u64> Writer<ENTRIES> {
 
     /// Writes the first `bytes` of a record. True if the reader may be parked and must be woken.
     pub fn write<T: Pod>(&mut self, record: &T, bytes: usize) -> Result<bool, Full> {
-        let read = self.cursor.load_word(READ, Ordering::Acquire);
+        let read = self.cursor.acquire_word(READ);
         // An invalid cursor harms only the reader that wrote it.
         if self.written.wrapping_sub(read) >= ENTRIES {
             return Err(Full);
@@ -63,8 +63,7 @@ impl<const ENTRIES: u64> Writer<ENTRIES> {
         // The fence orders the entry before the load. The reader has one between its parked word
         // and its last look at the ring, so one of the two sees the other.
         fence(Ordering::SeqCst);
-        Ok(self.cursor.load_word(PARKED, Ordering::Relaxed) != 0
-            && !is_failpoint_active("parked reader is not woken"))
+        Ok(self.cursor.load_word(PARKED) != 0 && !is_failpoint_active("parked reader is not woken"))
     }
 }
 
@@ -88,7 +87,7 @@ impl<const ENTRIES: u64> Reader<ENTRIES> {
     pub fn look(&mut self) -> Result<bool, SessionLost> {
         let before = self.seen;
         while self.seen - self.read < ENTRIES {
-            let number = self.ring.load_word(entry::<ENTRIES>(self.seen), Ordering::Acquire);
+            let number = self.ring.acquire_word(entry::<ENTRIES>(self.seen));
             // Not written yet, or left from an earlier round.
             if number <= self.seen {
                 break;

@@ -14,7 +14,7 @@ use crate::sys::stream::ByteStream;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::plan::{Piece, Template};
 use crate::transfer::transport::{
-    Arrival, DestinationHalf, Landings, Memory, Notice, SessionLost, share, vectored,
+    Arrival, DestinationHalf, Landings, Memory, Notice, SessionLost, share, vectored_io,
 };
 use bytemuck::Zeroable;
 use std::io::{self, ErrorKind};
@@ -309,7 +309,7 @@ impl Incoming {
         if early.is_empty() {
             return some_of(stream::receive(&self.stream, &memory.region, pieces));
         }
-        let read = vectored::fill(early, &memory.region, pieces);
+        let read = vectored_io::fill(early, &memory.region, pieces);
         self.early_used += read;
         Ok(Some(read))
     }

@@ -7,11 +7,11 @@
 use crate::kv::region::Region;
 use crate::sys::stream::ByteStream;
 use crate::transfer::plan::Piece;
-use crate::transfer::transport::vectored;
+use crate::transfer::transport::vectored_io;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Like [`vectored::send`].
+/// Like [`vectored_io::send`].
 #[inline]
 pub(super) fn send(
     stream: &ByteStream,
@@ -20,16 +20,16 @@ pub(super) fn send(
     pieces: impl Iterator<Item = Piece>,
 ) -> io::Result<usize> {
     match stream {
-        ByteStream::Socket(socket) => vectored::send(socket.as_fd(), head, region, pieces),
+        ByteStream::Socket(socket) => vectored_io::send(socket.as_fd(), head, region, pieces),
         ByteStream::Memory(stream) => stream.write_with(|written, free| {
             let first = head.len().min(free);
             written.extend(&head[..first]);
-            first + vectored::gather(written, free - first, region, pieces)
+            first + vectored_io::gather(written, free - first, region, pieces)
         }),
     }
 }
 
-/// Like [`vectored::receive`].
+/// Like [`vectored_io::receive`].
 #[inline]
 pub(super) fn receive(
     stream: &ByteStream,
@@ -37,9 +37,9 @@ pub(super) fn receive(
     pieces: impl Iterator<Item = Piece>,
 ) -> io::Result<usize> {
     match stream {
-        ByteStream::Socket(socket) => vectored::receive(socket.as_fd(), region, pieces),
+        ByteStream::Socket(socket) => vectored_io::receive(socket.as_fd(), region, pieces),
         ByteStream::Memory(stream) => {
-            stream.read_with(|bytes| vectored::fill(bytes, region, pieces))
+            stream.read_with(|bytes| vectored_io::fill(bytes, region, pieces))
         }
     }
 }

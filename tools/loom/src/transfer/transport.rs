@@ -1,6 +1,6 @@
 //! Replaces the product's transports: the same traits, which the models implement.
 
-#[path = "../../../../src/transfer/transport/lost.rs"]
+#[path = "../../../../src/transfer/transport/session_loss.rs"]
 mod lost;
 
 pub use lost::SessionLost;

@@ -9,7 +9,7 @@ use super::block::{Block, Levels, Minimum, Numbers, Scales};
 use super::matrix::{Matrix, Weights, for_weights};
 use super::panel::{Input, PANEL, PanelForms};
 use super::simd::{Kernel, LANES, Lanes, Simd};
-use crate::stdx::disjoint::Window;
+use crate::stdx::disjoint_parts::Window;
 use std::ops::Range;
 
 /// Matrices that read the same activations. Their outputs are side by side, each padded to a

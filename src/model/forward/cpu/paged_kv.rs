@@ -1,4 +1,5 @@
-//! Reads and writes heads in paged KV. Only this module touches the region's memory.
+//! Reads and writes heads in paged KV. In the forward pass, only this module touches the region's
+//! memory.
 //!
 //! Invariants: every access is inside the region. No reference into it is formed, because peers may
 //! read it. The order of a step's phases ensures that no thread reads what another one writes.

@@ -11,8 +11,8 @@ const FUNCTION_LINES: usize = 70;
 const FILE_LINES: usize = 600;
 /// Names of files that end in -ing and are nouns.
 const NOUNS: &[&str] = &["ring", "string", "routing", "testing", "greeting", "landing"];
-/// Names of files that end in -ed and name a thing: a mixed worker.
-const THINGS: &[&str] = &["mixed"];
+/// Names of files that end in -ed and name a thing: a mixed worker, the scheduler, a policy.
+const THINGS: &[&str] = &["mixed", "sched", "least_loaded"];
 
 /// Lines that are wider than [`WIDTH`]; rows of tables and lines with a URL apart.
 pub fn wide_lines(source: &Source) -> Vec<usize> {
@@ -66,14 +66,15 @@ pub fn excess_lines(source: &Source) -> usize {
     source.production().lines().count().saturating_sub(FILE_LINES)
 }
 
-/// Whether the file's name is no noun: its last word ends in -ing or -ed, and is in no list.
+/// Whether the file's name is no noun: it ends in -ing, or in `src` in -ed, and is in no list.
 pub fn is_no_noun(source: &Source) -> bool {
-    let parts = source.path.split('/');
-    let names = parts.map(|part| part.strip_suffix(".rs").unwrap_or(part));
-    let mut last_words = names.filter_map(|name| name.rsplit('_').next());
-    last_words.any(|word| {
-        (word.ends_with("ing") && !NOUNS.contains(&word))
-            || (word.ends_with("ed") && !THINGS.contains(&word))
+    let (parts, is_source) = (source.path.split('/'), source.path.starts_with("src/"));
+    let mut names = parts.map(|part| part.strip_suffix(".rs").unwrap_or(part));
+    let is_gerund = |name: &str| {
+        name.ends_with("ing") && !NOUNS.contains(&name.rsplit('_').next().unwrap_or(name))
+    };
+    names.any(|name| {
+        is_gerund(name) || (is_source && name.ends_with("ed") && !THINGS.contains(&name))
     })
 }
 

@@ -81,6 +81,15 @@ const MISTAKES: &[(&str, &str)] = &[
     ("prefill's end is its failure", "peer_lost"),
     ("prefix is sent again", "the destination holds these tokens"),
     ("page is free while leased", "the map of free pages disagree"),
+    ("completions wake no mover", "not ended in time"),
+    ("one lane speaks for all", "was written and is not leased"),
+    ("cancel ends a lease that is written to", "was written and is not leased"),
+    ("queue pairs outlive their session", "was written and is not leased"),
+    ("first lane ends for all", "expected"),
+    ("frame lands unasked", "was written and is not leased"),
+    ("revoked frame goes on landing", "was written and is not leased"),
+    ("progress outlives its room", "came from the cache"),
+    ("kept KV is lost with its worker's entry", "is missing: send the request to a router"),
 ];
 
 #[cfg(debug_assertions)]

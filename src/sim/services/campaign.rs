@@ -34,6 +34,7 @@ pub fn run_seeds(flags: &SimFlags) -> Result<bool, ConfigError> {
                 sum.well += report.well;
                 sum.failed += report.failed;
                 sum.left += report.left;
+                sum.refused += report.refused;
                 sum.roles += report.roles;
                 sum.turns += report.turns;
                 sum.hash = report.hash;
@@ -46,10 +47,10 @@ pub fn run_seeds(flags: &SimFlags) -> Result<bool, ConfigError> {
             }
         }
     }
-    let ServiceReport { well, failed, left, roles, turns, hash } = sum;
+    let ServiceReport { well, failed, refused, left, roles, turns, hash } = sum;
     say!(
         "{seeds} seeds from {first}: {well} requests ended well, {failed} failed because of \
-         injected faults, {left} clients left, {roles} roles taken; {turns} turns, {:.1} s",
+         injected faults, {refused} had a wrong key, {left} clients left, {roles} roles taken; {turns} turns, {:.1} s",
         begun.elapsed().as_secs_f64()
     );
     if seeds == 1 {

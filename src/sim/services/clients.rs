@@ -42,8 +42,8 @@ pub enum Outcome {
         /// Tokens of the prompt that came from a prefix cache, as the answer says.
         cached: usize,
     },
-    /// An error came, with this status and code.
-    Refused(u16, String),
+    /// An error came, with this status, code and message.
+    Refused(u16, String, String),
     /// The connection or the answer was cut, or is no valid answer.
     Broken(String),
     /// The client left.
@@ -119,12 +119,25 @@ impl Clients {
         next.unwrap_or(now + SECOND)
     }
 
+    /// Lets the clients with this prompt leave at this time, if they may.
+    pub fn leave(&mut self, prompt: &[u32], at: Nanos) {
+        for exchange in self.open.values_mut() {
+            let request = &mut exchange.request;
+            if request.may_leave && request.order.prompt == prompt {
+                request.leaves = Some(request.leaves.map_or(at, |leaves| leaves.min(at)));
+            }
+        }
+    }
+
     fn ask(&mut self, request: ServiceRequest) {
         let until = self.reactor.now() + Duration::from_secs(10);
         let conn = self.reactor.connect(&self.router.into(), until).expect("few connections");
         let (mut bytes, body) = (Vec::new(), body_of(&request).to_string());
         let line = RequestLine { method: Method::Post, target: "/generate", host: "router" };
-        write_request(&mut bytes, line, &[("connection", "close")], Some(body.as_bytes()));
+        let bearer = request.key.map(|key| format!("Bearer {key}"));
+        let key = bearer.as_deref().map(|bearer| ("authorization", bearer));
+        let fields: Vec<_> = [("connection", "close")].into_iter().chain(key).collect();
+        write_request(&mut bytes, line, &fields, Some(body.as_bytes()));
         self.reactor.send(conn, &bytes).expect("a short request");
         let limits = HttpLimits { body: 1 << 20, ..HttpLimits::default() };
         let decoder = ResponseDecoder::new(Method::Post, limits);
@@ -210,7 +223,8 @@ impl Exchange {
         };
         let Ok(answer) = serde_json::from_str::<Value>(last) else { return broken() };
         if let Some(code) = answer["error"]["code"].as_str() {
-            return Outcome::Refused(self.status, code.to_owned());
+            let message = answer["error"]["message"].to_string();
+            return Outcome::Refused(self.status, code.to_owned(), message);
         }
         let cached = answer["meta_info"]["cached_tokens"].as_u64();
         match (serde_json::from_value(answer["output_ids"].clone()), cached) {

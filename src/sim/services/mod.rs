@@ -12,6 +12,7 @@
 
 mod campaign;
 mod clients;
+mod keys;
 mod network;
 mod nics;
 mod operator;
@@ -26,6 +27,7 @@ use crate::ids::Role;
 use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::rng::{Rng, scramble};
 use clients::{Clients, Outcome};
+use keys::WRONG_KEY;
 use network::Network;
 use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
@@ -47,6 +49,10 @@ const LATENESS: Nanos = 50 * MICRO;
 /// Errors that a fault can cause.
 const EXCUSED: [&str; 7] =
     ["peer_lost", "other_leg", "draining", "overloaded", "no_worker", "unreachable", "flushed"];
+/// One in so many clients leaves while its KV is in transfer.
+const LEAVES_IN_TRANSFER: u64 = 6;
+/// The usual time of a transfer.
+const TRANSFER: Nanos = 2 * MILLI;
 /// The tables of a process are checked once in this many turns.
 const CHECK_TURNS: u64 = 64;
 /// Port of the router.
@@ -59,6 +65,8 @@ pub struct ServiceReport {
     pub well: usize,
     /// Requests that ended with an error or were cut.
     pub failed: usize,
+    /// Requests with a wrong key that were refused.
+    pub refused: usize,
     /// Requests of clients that left.
     pub left: usize,
     /// Orders of the operator after which a worker had the role.
@@ -162,7 +170,10 @@ impl Cluster {
         let kernel = network.add_host(0, base, dice.fork("clients"));
         let router = SocketAddr::new(network::address_of(0), ROUTER_PORT);
         let clients = Clients::new(kernel, router, std::mem::take(&mut plan.requests));
-        let operator = Operator::new(network.add_host(0, base, dice.fork("operator")));
+        let operator = Operator::new(
+            network.add_host(0, base, dice.fork("operator")),
+            plan.keys.operator_key(),
+        );
         let hosts = processes.len() + 2;
         let has_nic = plan.sites.iter().any(|site| site.has_nic);
         let mut queue = EventQueue::new(dice.fork("queue"));
@@ -366,12 +377,25 @@ impl Cluster {
         {
             process.check_invariants();
         }
+        self.aim_at_transfers(host, now);
         self.network.pump(host, &mut self.queue);
         self.nics.pump(host, &mut self.queue);
         let until = if self.is_woken(host) { now } else { until };
         let pause = self.dice.range_u64(MICRO, LATENESS);
         self.schedule(host, until.max(now + pause));
         Ok(())
+    }
+
+    /// Lets some clients leave while their KV is in transfer.
+    fn aim_at_transfers(&mut self, host: usize, now: Nanos) {
+        let Some(Some(process)) = self.processes.get_mut(host) else { return };
+        for prompt in process.take_begun_transfers() {
+            if self.dice.one_in(LEAVES_IN_TRANSFER) {
+                let at = now + self.dice.range_u64(0, TRANSFER);
+                self.clients.leave(&prompt, at);
+                self.schedule(self.processes.len(), at);
+            }
+        }
     }
 
     fn is_woken(&self, host: usize) -> bool {
@@ -415,6 +439,9 @@ impl Cluster {
                 Outcome::Answered { ids, .. } if *ids != request.order.expected => {
                     return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
                 }
+                Outcome::Answered { .. } if request.key == Some(WRONG_KEY) => {
+                    return Err("a request with a wrong key is answered".into());
+                }
                 Outcome::Answered { cached, .. } => {
                     // After a fault, an earlier attempt can have filled the cache.
                     let known = self.clients.known_prefix(request, *ended);
@@ -426,18 +453,20 @@ impl Cluster {
                     }
                     report.well += 1;
                 }
+                // A wrong key is refused.
+                Outcome::Refused(401, ..) if request.key == Some(WRONG_KEY) => report.refused += 1,
                 Outcome::Left => report.left += 1,
-                Outcome::Refused(_, code)
+                Outcome::Refused(_, code, _)
                     if EXCUSED.contains(&&**code) && self.plan.excuses(request.at, *ended) =>
                 {
                     report.failed += 1;
                 }
                 Outcome::Broken(_) if self.plan.excuses(request.at, *ended) => report.failed += 1,
                 other => {
-                    let ServicePlan { faults, is_gentle, .. } = &self.plan;
+                    let ServicePlan { faults, weather, .. } = &self.plan;
                     return Err(format!(
                         "{other:?} without a fault: asked at {} ms, ended at {} ms; all faults \
-                         (gentle: {is_gentle}): {faults:?}",
+                         ({weather:?}): {faults:?}",
                         request.at / MILLI,
                         ended / MILLI
                     ));

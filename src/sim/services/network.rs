@@ -15,10 +15,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-/// Capacity of a stream in bytes, at each side.
-const ROOM: usize = 4 << 10;
-/// The longest piece in bytes.
-const PIECE_MAX: u64 = 1500;
+/// Capacity of a stream in bytes, at each side. A run has one of them.
+const ROOMS: [usize; 3] = [600, 4 << 10, 4 << 10];
+/// The longest piece in bytes. A run has one of them.
+const PIECES: [u64; 4] = [60, 300, 1500, 1500];
 /// The shortest and the usual longest delay of a piece.
 const DELAY: (Nanos, Nanos) = (20 * MICRO, 300 * MICRO);
 /// The longest delay of some pieces: of a packet that was sent twice.
@@ -45,6 +45,10 @@ pub struct Network {
     dialled: usize,
     /// Hosts that have sent bytes, so that their programs can write again.
     drained: BTreeSet<usize>,
+    /// Capacity of a stream in bytes, at each side.
+    room: usize,
+    /// The longest piece in bytes.
+    piece_max: u64,
     dice: Rng,
 }
 
@@ -133,13 +137,15 @@ impl Network {
             cuts: Vec::new(),
             dialled: 0,
             drained: BTreeSet::new(),
+            room: dice.fork("room").pick(&ROOMS),
+            piece_max: dice.fork("pieces").pick(&PIECES),
             dice,
         }
     }
 
     /// Adds a host on this machine, and returns its kernel.
     pub fn add_host(&mut self, machine: u8, base: Instant, random: Rng) -> MemoryKernel {
-        let kernel = MemoryKernel::new(address_of(self.hosts.len()), ROOM, base, random);
+        let kernel = MemoryKernel::new(address_of(self.hosts.len()), self.room, base, random);
         self.hosts.push(kernel.clone());
         self.machines.push(machine);
         self.of_host.push(BTreeSet::new());
@@ -150,7 +156,7 @@ impl Network {
     /// A new kernel for a host that has restarted. Its old connections lead nowhere.
     pub fn reboot(&mut self, host: usize, base: Instant, now: Nanos) -> MemoryKernel {
         let random = self.dice.fork(&format!("reboot of {host} at {now}"));
-        let kernel = MemoryKernel::new(address_of(host), ROOM, base, random);
+        let kernel = MemoryKernel::new(address_of(host), self.room, base, random);
         kernel.set_now(base + Duration::from_nanos(now));
         self.hosts[host] = kernel.clone();
         kernel
@@ -386,7 +392,7 @@ impl Network {
             let (from, to) = (&ends[end], &ends[1 - end]);
             let Some(kernel) = from.kernel.as_ref() else { return };
             let Some(other) = &to.kernel else { return };
-            let room = ROOM.saturating_sub(to.bytes + other.unread());
+            let room = self.room.saturating_sub(to.bytes + other.unread());
             // A closed stream with unread bytes loses what it has not sent.
             let is_cut = kernel.is_closed() && kernel.unread() > 0 && !from.is_reset;
             let travel = match kernel.unsent() {
@@ -396,7 +402,7 @@ impl Network {
                 0 => return,
                 _ if room == 0 && !other.is_closed() => return,
                 _ => {
-                    let most = self.dice.range_u64(1, PIECE_MAX) as usize;
+                    let most = self.dice.range_u64(1, self.piece_max) as usize;
                     self.drained.insert(from.host);
                     Travel::Bytes(kernel.take(most.min(room.max(1))))
                 }

@@ -24,6 +24,8 @@ pub struct Operator {
     reactor: Reactor,
     /// By worker: the role that it must have, and when to ask next.
     orders: BTreeMap<SocketAddr, (Role, Nanos)>,
+    /// The key that workers ask for.
+    bearer: Option<String>,
     open: BTreeMap<ConnId, Request>,
     /// Orders after which the worker had the role.
     pub done: usize,
@@ -38,10 +40,12 @@ struct Request {
 }
 
 impl Operator {
-    /// An operator without orders.
-    pub fn new(kernel: MemoryKernel) -> Operator {
+    /// An operator without orders, with this key.
+    pub fn new(kernel: MemoryKernel, key: Option<&str>) -> Operator {
         let reactor = Reactor::in_memory(kernel.clone()).expect("memory cannot fail");
-        Operator { kernel, reactor, orders: BTreeMap::new(), open: BTreeMap::new(), done: 0 }
+        let bearer = key.map(|key| format!("Bearer {key}"));
+        let (orders, open) = (BTreeMap::new(), BTreeMap::new());
+        Operator { kernel, reactor, orders, bearer, open, done: 0 }
     }
 
     /// Orders a role for the worker at this address.
@@ -84,7 +88,9 @@ impl Operator {
         let body = RoleChangeRequest { role, patience: PATIENCE }.to_json();
         let line = RequestLine { method: Method::Post, target: "/role", host: "worker" };
         let mut bytes = Vec::new();
-        write_request(&mut bytes, line, &[("connection", "close")], Some(&body));
+        let key = self.bearer.as_deref().map(|bearer| ("authorization", bearer));
+        let fields: Vec<_> = [("connection", "close")].into_iter().chain(key).collect();
+        write_request(&mut bytes, line, &fields, Some(&body));
         self.reactor.send(conn, &bytes).expect("a short request");
         let decoder = ResponseDecoder::new(Method::Post, HttpLimits::default());
         self.open.insert(conn, Request { worker, role, decoder, status: 0 });

@@ -1,5 +1,6 @@
 //! The plan of a seed: the cluster, its command lines, its requests and its faults.
 
+use super::keys::{ADMIN_KEY, API_KEY, KeyFiles, WRONG_KEY};
 use super::network::address_of;
 use super::operator::PATIENCE;
 use crate::ids::Role;
@@ -65,11 +66,75 @@ pub struct ServicePlan {
     pub requests: Vec<ServiceRequest>,
     /// The faults, and their times.
     pub faults: Vec<(Nanos, ServiceFault)>,
-    /// All faults are drains and role changes, one at a time, and each role has another worker: all
-    /// requests must succeed.
-    pub is_gentle: bool,
+    /// Which faults happen.
+    pub weather: Weather,
+    /// The keys of the processes.
+    pub keys: ClusterKeys,
     /// Time for which NICs send a request again.
     pub nic_patience: Nanos,
+}
+
+/// The keys of the processes of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterKeys {
+    /// Whether the processes have a cluster key.
+    pub has_cluster_key: bool,
+    /// Whether clients need an API key.
+    pub has_api_keys: bool,
+    /// Whether the operator needs an admin key.
+    pub has_admin_keys: bool,
+}
+
+impl ClusterKeys {
+    fn draw(mut dice: Rng) -> ClusterKeys {
+        let mut draw = || dice.one_in(2);
+        let (has_cluster_key, has_api_keys, has_admin_keys) = (draw(), draw(), draw());
+        ClusterKeys { has_cluster_key, has_api_keys, has_admin_keys }
+    }
+
+    /// The flags of each process.
+    fn flags(self) -> String {
+        let files = KeyFiles::get();
+        let mut flags = match self.has_cluster_key {
+            true => files.cluster_flag(),
+            false => " --insecure".to_owned(),
+        };
+        if self.has_api_keys {
+            flags += &files.api_flag();
+        }
+        if self.has_admin_keys {
+            flags += &files.admin_flag();
+        }
+        flags
+    }
+
+    /// The key that the operator sends.
+    pub fn operator_key(self) -> Option<&'static str> {
+        match (self.has_admin_keys, self.has_api_keys) {
+            (true, _) => Some(ADMIN_KEY),
+            (false, true) => Some(API_KEY),
+            (false, false) => None,
+        }
+    }
+}
+
+/// Which faults happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weather {
+    /// Drains and role changes, one at a time. Each role has another worker, so all requests must
+    /// succeed.
+    Gentle,
+    /// Faults of one prefill worker and of one decode worker. A pair of others is always well, so
+    /// all requests must succeed.
+    Narrow,
+    /// Faults of all processes and connections.
+    Storm,
+}
+
+impl Weather {
+    fn draw(mut dice: Rng) -> Weather {
+        dice.pick(&[Weather::Gentle, Weather::Narrow, Weather::Storm])
+    }
 }
 
 /// Where a process runs, and the memory that a worker has there.
@@ -94,8 +159,12 @@ pub struct HostSite {
 pub struct ServiceRequest {
     /// When it is sent.
     pub at: Nanos,
+    /// The key that its client sends.
+    pub key: Option<&'static str>,
     /// Whether its answer is a stream.
     pub stream: bool,
+    /// Whether its client may leave.
+    pub may_leave: bool,
     /// When its client leaves, if it has no answer by then.
     pub leaves: Option<Nanos>,
     /// What it asks for.
@@ -158,6 +227,19 @@ pub enum ServiceFault {
 }
 
 impl ServiceFault {
+    /// The host that it meets; `None` if it can meet any connection.
+    pub fn host(self) -> Option<usize> {
+        match self {
+            ServiceFault::Reset | ServiceFault::NicError => None,
+            ServiceFault::Hold { host, .. }
+            | ServiceFault::Drain { host, .. }
+            | ServiceFault::Stall { host, .. }
+            | ServiceFault::Cut { host, .. }
+            | ServiceFault::Role { host, .. }
+            | ServiceFault::Death { host, .. } => Some(host),
+        }
+    }
+
     /// Time from the fault until its effects are over.
     pub fn effect(self) -> Nanos {
         match self {
@@ -173,24 +255,39 @@ impl ServiceFault {
 }
 
 impl ServicePlan {
-    /// Whether a fault excuses the failure of a request in this time.
+    /// Whether a fault excuses the failure of a request in this time: it meets the router or a
+    /// connection, or no pair of workers was well for all of the time.
     pub fn excuses(&self, begun: Nanos, ended: Nanos) -> bool {
-        !self.is_gentle && self.is_near_fault(begun, ended)
+        if self.weather == Weather::Gentle {
+            return false;
+        }
+        let hosts: Vec<Option<usize>> =
+            self.faults_near(begun, ended).map(ServiceFault::host).collect();
+        let is_well = |host: usize| !hosts.contains(&Some(host));
+        let has_well = |role: Role| {
+            let mut hosts = (1..).zip(&self.roles);
+            hosts.any(|(host, &(first, _))| first == role && is_well(host))
+        };
+        hosts.contains(&None) || !is_well(0) || !has_well(Role::Prefill) || !has_well(Role::Decode)
     }
 
     /// Whether a fault, or the time after it, meets this time of a request.
     pub fn is_near_fault(&self, begun: Nanos, ended: Nanos) -> bool {
-        let meets = |&(at, fault): &(Nanos, ServiceFault)| {
+        self.faults_near(begun, ended).next().is_some()
+    }
+
+    fn faults_near(&self, begun: Nanos, ended: Nanos) -> impl Iterator<Item = ServiceFault> {
+        let meets = move |&&(at, fault): &&(Nanos, ServiceFault)| {
             at <= ended && begun <= at + fault.effect() + RETURNED
         };
-        self.faults.iter().any(meets)
+        self.faults.iter().filter(meets).map(|&(_, fault)| fault)
     }
 
     /// The plan of a seed.
     pub fn new(dice: &Rng, scale: ServiceScale) -> ServicePlan {
-        let is_gentle = scale.faults && dice.fork("weather").one_in(3);
+        let weather = Weather::draw(dice.fork("weather"));
         let mut shape = dice.fork("shape");
-        let least = if is_gentle { 2 } else { 1 };
+        let least = if scale.faults && weather != Weather::Storm { 2 } else { 1 };
         let mut count = || shape.range_u64(least, least.max(scale.workers as u64)) as usize;
         let (prefill, decode) = (count(), count());
         let roles: Vec<(Role, SocketAddr)> = (1..=prefill + decode)
@@ -199,12 +296,14 @@ impl ServicePlan {
                 false => (Role::Decode, SocketAddr::new(address_of(host), DECODE_PORT)),
             })
             .collect();
-        let (lines, sites) = draw_fleet(shape, dice.fork("machines"), &roles);
+        let keys = ClusterKeys::draw(dice.fork("keys"));
+        let (lines, sites) = draw_fleet(shape, dice.fork("machines"), &roles, keys);
         let nic_patience = NIC_PATIENCE * dice.fork("nics").pick(&[1, 4]);
-        let mut requests = draw_requests(dice, scale, is_gentle);
+        let mut requests = draw_requests(dice, scale, weather);
+        give_keys(&mut requests, keys, dice.fork("key of client"));
         let end = requests.last().map_or(0, |last| last.at);
         let faults = match scale.faults {
-            true => draw_faults(dice, end, &sites, is_gentle),
+            true => draw_faults(dice.fork("chaos"), end, (&sites, prefill), weather),
             false => Vec::new(),
         };
         if scale.faults {
@@ -215,9 +314,10 @@ impl ServicePlan {
             let last = requests.len().saturating_sub(CALM_REQUESTS);
             for (number, request) in requests[last..].iter_mut().enumerate() {
                 (request.at, request.leaves) = (calm + number as u64 * MILLI, None);
+                request.may_leave = false;
             }
         }
-        ServicePlan { lines, sites, roles, requests, faults, is_gentle, nic_patience }
+        ServicePlan { lines, sites, roles, requests, faults, weather, keys, nic_patience }
     }
 }
 
@@ -226,6 +326,7 @@ fn draw_fleet(
     mut shape: Rng,
     mut place: Rng,
     roles: &[(Role, SocketAddr)],
+    keys: ClusterKeys,
 ) -> (Vec<Vec<String>>, Vec<HostSite>) {
     let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
     let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
@@ -257,36 +358,48 @@ fn draw_fleet(
         },
         tcp_lanes: place.pick(&[1, 2, 4]),
     });
+    let sites = sites.collect();
+    let (key_flags, router_host) = (keys.flags(), address_of(0));
     let mut router = format!(
-        "baton router --host {} --port 30000 --insecure --flow {flow} --policy {policy} \
-         --first-token {first}",
-        address_of(0)
+        "baton router --host {router_host} --port 30000 --flow {flow} --policy {policy} \
+         --first-token {first}{key_flags}"
     );
-    for (role, address) in roles {
+    // A worker is named by a flag of the router, or enters itself in its registry.
+    let is_registered: Vec<bool> = roles.iter().map(|_| place.one_in(2)).collect();
+    for ((role, address), _) in roles.iter().zip(&is_registered).filter(|(_, is)| !**is) {
         router += &format!(" --{role} http://{address}");
     }
-    let worker = |(role, address): &(Role, SocketAddr)| {
+    let reads_alone = if place.one_in(3) { " --local-prefill" } else { "" };
+    let worker = |((role, address), is_registered): (&(Role, SocketAddr), bool)| {
         let (host, port) = (address.ip(), address.port());
+        let registry = match is_registered {
+            true => format!(" --registry http://{router_host}:30000"),
+            false => String::new(),
+        };
+        let reads_alone = if *role == Role::Decode { reads_alone } else { "" };
         format!(
-            "baton {role} model --host {host} --port {port} --insecure --transfer {transfer} \
+            "baton {role} model --host {host} --port {port} --transfer {transfer} \
              --page-size {PAGE_SIZE} --kv-memory 1MiB --threads 1 --bootstrap-allow 10.0.0.0/8 \
              --decode-allocation {allocation} --chunked-prefill-size {chunk}\
-             {data_threads}"
+             {data_threads}{reads_alone}{registry}{key_flags}"
         )
     };
-    let lines = std::iter::once(router).chain(roles.iter().map(worker));
+    let workers = roles.iter().zip(is_registered).map(worker);
+    let lines = std::iter::once(router).chain(workers);
     let split = |line: String| line.split(' ').map(str::to_owned).collect();
-    (lines.map(split).collect(), sites.collect())
+    (lines.map(split).collect(), sites)
 }
 
-/// The faults until `end` on these hosts: the router and the workers.
+/// The faults until `end` on these hosts: the router, `prefill` prefill workers, and decode
+/// workers.
 fn draw_faults(
-    dice: &Rng,
+    mut chaos: Rng,
     end: Nanos,
-    sites: &[HostSite],
-    is_gentle: bool,
+    (sites, prefill): (&[HostSite], usize),
+    weather: Weather,
 ) -> Vec<(Nanos, ServiceFault)> {
-    let (mut chaos, mut at, mut faults) = (dice.fork("chaos"), START, Vec::new());
+    let (mut at, mut faults) = (START, Vec::new());
+    let is_gentle = weather == Weather::Gentle;
     let lull = chaos.pick(&[50 * MILLI, 500 * MILLI, 3 * SECOND]);
     let changes_roles = chaos.one_in(2);
     let workers = sites.len() as u64 - 1;
@@ -296,8 +409,13 @@ fn draw_faults(
             true => chaos.range_u64(CHANGED, 2 * CHANGED),
             false => chaos.range_u64(MILLI, lull),
         };
-        let worker = chaos.range_u64(1, workers) as usize;
-        let any = chaos.range_u64(0, workers) as usize;
+        let (worker, any) = match weather {
+            Weather::Narrow => {
+                let victim = chaos.pick(&[1, prefill + 1]);
+                (victim, victim)
+            }
+            _ => (chaos.range_u64(1, workers) as usize, chaos.range_u64(0, workers) as usize),
+        };
         let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
         let silence_max = chaos.pick(&[SECOND, 10 * SECOND, 40 * SECOND]);
         let silence = chaos.range_u64(MILLI, silence_max);
@@ -309,8 +427,8 @@ fn draw_faults(
             3 if changes_roles => ServiceFault::Role { host: worker, role, pause },
             4 if !is_gentle => ServiceFault::Stall { host: any, pause: silence },
             5 if !is_gentle => ServiceFault::Cut { host: any, pause: silence },
-            6 | 7 if !is_gentle => ServiceFault::Reset,
-            8 if !is_gentle => ServiceFault::NicError,
+            6 | 7 if weather == Weather::Storm => ServiceFault::Reset,
+            8 if weather == Weather::Storm => ServiceFault::NicError,
             9 if !is_gentle => ServiceFault::Hold { host: worker, pause: silence },
             _ => ServiceFault::Drain { host: worker, pause },
         };
@@ -339,19 +457,28 @@ fn aim(requests: &mut [ServiceRequest], faults: &[(Nanos, ServiceFault)], mut di
     requests.sort_by_key(|request| request.at);
 }
 
-fn draw_requests(dice: &Rng, scale: ServiceScale, is_gentle: bool) -> Vec<ServiceRequest> {
+/// Gives clients their keys; some have a wrong one.
+fn give_keys(requests: &mut [ServiceRequest], keys: ClusterKeys, mut dice: Rng) {
+    for request in requests.iter_mut().filter(|_| keys.has_api_keys) {
+        request.key = Some(if dice.one_in(20) { WRONG_KEY } else { API_KEY });
+    }
+}
+
+fn draw_requests(dice: &Rng, scale: ServiceScale, weather: Weather) -> Vec<ServiceRequest> {
     let mut workload = Workload::new(dice.fork("workload"), 60 * SECOND, 60 * SECOND);
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
-    let gap = if is_gentle { 10 * SECOND } else { gap };
+    let gap = if scale.faults && weather == Weather::Gentle { 10 * SECOND } else { gap };
     let gap = gap.min(SPAN_MAX / scale.requests as u64);
-    let (leavers, stay) = (arrivals.pick(&[2, 8]), arrivals.pick(&[5, 200]) * MILLI);
+    let (leavers, stay) = (arrivals.pick(&[4, 16]), arrivals.pick(&[10, 30, 60, 200]) * MILLI);
     let draw = |_| {
         at += arrivals.range_u64(0, gap);
         let leaves = arrivals.range_u64(0, stay) + at;
         ServiceRequest {
             at,
             stream: arrivals.one_in(2),
+            key: None,
+            may_leave: scale.faults,
             leaves: (scale.faults && arrivals.one_in(leavers)).then_some(leaves),
             order: workload.draw(),
         }

@@ -179,6 +179,14 @@ impl ServiceProcess {
         is_woken || self.kernel.is_ready()
     }
 
+    /// Takes the prompts of the transfers to this process that have begun.
+    pub fn take_begun_transfers(&mut self) -> Vec<Vec<u32>> {
+        match &mut self.service {
+            Service::Router(_) => Vec::new(),
+            Service::Worker(worker) => worker.shadow.take_begun(),
+        }
+    }
+
     /// Checks a NIC's write of `bytes` bytes at this address.
     ///
     /// # Errors

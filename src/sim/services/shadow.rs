@@ -27,6 +27,8 @@ pub struct PoolShadow {
     held: BTreeMap<SlotId, Generation>,
     /// Leases that the mover has ended, and the scheduler does not know it.
     ended: BTreeSet<(SlotId, Generation)>,
+    /// The prompts of leases that the mover has taken since [`PoolShadow::take_begun`].
+    begun: Vec<Vec<u32>>,
 }
 
 impl PoolShadow {
@@ -66,12 +68,20 @@ impl PoolShadow {
         }
         let holds =
             |lease: &WriteLease<'_>| threads.held_lease(lease.slot) == Some(lease.generation);
-        let now: BTreeMap<_, _> =
-            leases.iter().filter(|lease| holds(lease)).map(|it| (it.slot, it.generation)).collect();
+        let held = || leases.iter().filter(|lease| holds(lease));
+        let is_new =
+            |lease: &&WriteLease<'_>| self.held.get(&lease.slot) != Some(&lease.generation);
+        self.begun.extend(held().filter(is_new).map(|lease| lease.prompt.to_vec()));
+        let now: BTreeMap<_, _> = held().map(|it| (it.slot, it.generation)).collect();
         let before = std::mem::replace(&mut self.held, now);
         let ended = before.into_iter().filter(|(slot, of)| self.held.get(slot) != Some(of));
         self.ended.extend(ended);
         Ok(())
+    }
+
+    /// Takes the prompts of the transfers that have begun.
+    pub fn take_begun(&mut self) -> Vec<Vec<u32>> {
+        std::mem::take(&mut self.begun)
     }
 
     /// Checks a NIC's write of `bytes` bytes at this address.

@@ -15,7 +15,7 @@ use crate::net::resolver::{Addresses, Resolver};
 use crate::net::{ConnId, Event, Reactor};
 use crate::peer::handoff::Source;
 use crate::registry::bootstrap::Topology;
-use std::collections::HashMap;
+use crate::stdx::hash_map::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -64,7 +64,7 @@ impl Directory {
 
     /// A directory that knows one worker and looks up no other.
     pub fn knowing(source: Source, control: SocketAddr) -> Directory {
-        Directory { known: HashMap::from([(source, control)]), ..Directory::closed() }
+        Directory { known: HashMap::from_iter([(source, control)]), ..Directory::closed() }
     }
 
     /// The directory of a process that looks up no workers.
@@ -72,8 +72,8 @@ impl Directory {
         Directory {
             allowed: Vec::new(),
             names: None,
-            known: HashMap::new(),
-            lookups: HashMap::new(),
+            known: HashMap::default(),
+            lookups: HashMap::default(),
         }
     }
 

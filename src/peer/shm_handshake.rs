@@ -12,6 +12,7 @@
 use crate::limits::{PASSING_CONNECTIONS_MAX, SESSION_SETUP_DEADLINE};
 use crate::net::{Address, ConnId, Event, ListenerId, Reactor};
 use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
+use crate::stdx::hash_map::HashMap;
 use crate::transfer::pages::Shape;
 use crate::transfer::transport::DestinationBinding;
 use crate::transfer::transport::shm::{
@@ -19,7 +20,6 @@ use crate::transfer::transport::shm::{
 };
 use crate::wire::message::{Rank, ShmGrant, SocketName, Token, Transport};
 use bytemuck::{Pod, Zeroable};
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;

@@ -11,13 +11,13 @@ use crate::limits::{
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
+use crate::stdx::hash_map::HashMap;
 use crate::sys::event::WaitSet;
 use crate::transfer::command::DestinationCommand;
 use crate::transfer::target::SessionId;
 use crate::transfer::transport::tcp::{Preamble, TcpDestination, TcpSource};
 use crate::transfer::transport::{Arrival, DestinationBinding};
 use crate::wire::message::{Rank, Transport};
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,9 +50,9 @@ impl TcpHandshake {
         TcpHandshake {
             listener,
             wait,
-            callers: HashMap::new(),
+            callers: HashMap::default(),
             early: Vec::new(),
-            open: HashMap::new(),
+            open: HashMap::default(),
         }
     }
 

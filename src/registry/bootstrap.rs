@@ -7,8 +7,9 @@
 //! contradict the registered ranks is refused. Rooms are bounded in number and time.
 
 use crate::limits::{REGISTRY_RANKS_MAX, REGISTRY_ROOM_LIFE, REGISTRY_ROOMS_MAX};
+use crate::stdx::hash_map::HashMap;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 /// A rank as it registers itself (`PUT /route`).

@@ -19,7 +19,8 @@ use crate::limits::{REGISTRY_ENTRIES_MAX, ROUTER_WORKERS_MAX};
 use crate::registry::entry::{Entry, WorkerAddress};
 use crate::routing::compatibility::CompatDigest;
 use crate::stdx::failpoint::is_failpoint_active;
-use std::collections::{HashMap, HashSet, VecDeque};
+use crate::stdx::hash_map::{HashMap, HashSet};
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
 
@@ -281,7 +282,7 @@ impl Membership {
     /// An address that is neither named nor in an entry is known, an entry is at another address,
     /// a process has two entries, or there are too many entries or workers.
     pub fn invariants(&self) {
-        let mut processes = HashSet::new();
+        let mut processes = HashSet::default();
         for (address, place) in &self.places {
             let is_used = place.named.is_some() || place.held.is_some();
             assert!(is_used, "an address is known by a name or an entry");

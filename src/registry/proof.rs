@@ -9,10 +9,11 @@
 
 use crate::config::secret::Secret;
 use crate::limits::{REGISTRY_NONCE_LIFE, REGISTRY_NONCES_USED_MAX};
+use crate::stdx::hash_map::HashSet;
 use crate::stdx::hex::{from_hex, to_hex};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
 
@@ -102,7 +103,7 @@ pub struct Nonces {
 impl Nonces {
     /// Creates the state without nonces. `secret` is random, and nothing else uses it.
     pub fn new(secret: [u8; 32], now: Instant) -> Nonces {
-        Nonces { secret, begun: now, count: 0, used: HashSet::new(), order: VecDeque::new() }
+        Nonces { secret, begun: now, count: 0, used: HashSet::default(), order: VecDeque::new() }
     }
 
     /// The answer to `POST /challenge`, as JSON: `{"nonce", "life_ms"}`.

@@ -8,7 +8,8 @@
 use crate::config::RequestConfig;
 use crate::net::ConnId;
 use crate::stdx::failpoint::is_failpoint_active;
-use std::collections::{HashSet, VecDeque};
+use crate::stdx::hash_map::HashSet;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Waiting requests, by their clients.

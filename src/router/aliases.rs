@@ -8,7 +8,8 @@
 use crate::limits::PAST_WORKERS_MAX;
 use crate::registry::entry::WorkerAddress;
 use crate::routing::load::WorkerNumber;
-use std::collections::{HashMap, VecDeque};
+use crate::stdx::hash_map::HashMap;
+use std::collections::VecDeque;
 use std::time::Instant;
 
 #[derive(Debug)]
@@ -112,7 +113,7 @@ mod tests {
         let (mut aliases, now) = (WorkerAliases::default(), Instant::now());
         let number = |number| WorkerNumber(number);
         aliases.left(number(1), address(Leg::Decode, 7), now);
-        let mut addresses = HashMap::from([
+        let mut addresses = HashMap::from_iter([
             (address(Leg::Prefill, 7), number(3)),
             (address(Leg::Prefill, 8), number(2)),
         ]);

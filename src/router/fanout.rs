@@ -13,9 +13,9 @@ use crate::router::call::Owner;
 use crate::router::pool::CallEvent;
 use crate::router::requests::RouterContext;
 use crate::routing::load::WorkerNumber;
+use crate::stdx::hash_map::HashMap;
 use crate::upstream::request::UpstreamHead;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 #[derive(Debug, Default)]

@@ -22,9 +22,9 @@ use crate::router::requests::RouterContext;
 use crate::routing::load::WorkerNumber;
 use crate::routing::role_balancer::{BalanceConfig, RoleBalancer, RoleChangeOrder};
 use crate::server::role_change::RoleChangeRequest;
+use crate::stdx::hash_map::HashMap;
 use crate::upstream::failure::UpstreamFailure;
 use crate::upstream::request::UpstreamHead;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 

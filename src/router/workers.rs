@@ -33,9 +33,9 @@ use crate::router::target::WorkerTarget;
 use crate::routing::compatibility::Difference;
 use crate::routing::load::WorkerNumber;
 use crate::server::role_change::RoleChangeRequest;
+use crate::stdx::hash_map::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -81,9 +81,9 @@ impl WorkerAdmin {
             trust,
             nonces,
             members: Membership::default(),
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             is_full: false,
-            unspoken: HashSet::new(),
+            unspoken: HashSet::default(),
             aliases: WorkerAliases::default(),
         }
     }

@@ -20,7 +20,8 @@ use crate::limits::{
 };
 use crate::net::{ConnId, Event, Reactor, SendError};
 use crate::stdx::failpoint::is_failpoint_active;
-use std::collections::{HashMap, VecDeque};
+use crate::stdx::hash_map::HashMap;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Events from clients.
@@ -92,7 +93,7 @@ impl Connections {
         Connections {
             limits,
             id_headers: Vec::new(),
-            clients: HashMap::new(),
+            clients: HashMap::default(),
             incoming: VecDeque::new(),
             held: 0,
             held_max: HTTP_BODIES_MAX,

@@ -6,6 +6,7 @@ pub mod disjoint_parts;
 pub mod event_count;
 pub mod event_queue;
 pub mod failpoint;
+pub mod hash_map;
 pub mod hex;
 pub mod rng;
 pub mod seal;

@@ -19,13 +19,13 @@ use crate::peer::directory::Directory;
 use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
 use crate::peer::shm_handshake::ShmHandshake;
 use crate::peer::tcp_handshake::TcpHandshake;
+use crate::stdx::hash_map::HashMap;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
 use crate::wire::auth::{Keyring, Side};
 use crate::wire::link::{self, ControlLink};
 use crate::wire::message::{Bye, Message, Transport};
 use peer_link::{LinkEnd, PeerLink};
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -95,7 +95,7 @@ impl ControlLinks {
         ControlLinks {
             own,
             control,
-            links: HashMap::new(),
+            links: HashMap::default(),
             directory,
             shm_handshake,
             tcp_handshake,

@@ -27,6 +27,7 @@ use crate::peer::local_worker::LocalWorker;
 use crate::sched::messages::{EngineCommand, TransferEvent};
 use crate::sched::request::EngineRequest;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::hash_map::HashMap;
 use crate::transfer::manager::destination::MissingPages;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::status::{Move, State};
@@ -37,7 +38,7 @@ use crate::wire::message::{HostId, Message, Transport};
 use actions::Action;
 use effects::Effects;
 use effects::Outbox;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::time::Instant;
@@ -93,11 +94,11 @@ impl Handoff {
         assert!(endpoints.iter().enumerate().all(is_sorted), "workers are in the order of ids");
         Handoff {
             endpoints,
-            rings: HashMap::new(),
-            bound: HashMap::new(),
+            rings: HashMap::default(),
+            bound: HashMap::default(),
             unresolved: Vec::new(),
-            tokens: HashMap::new(),
-            offers: HashMap::new(),
+            tokens: HashMap::default(),
+            offers: HashMap::default(),
             remote_actions: VecDeque::new(),
             pumping: false,
             outbox: Outbox { actions: VecDeque::new(), offer, entropy },

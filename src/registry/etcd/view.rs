@@ -17,9 +17,10 @@ use crate::config::secret::Secret;
 use crate::limits::{ETCD_LINE_MAX, ETCD_ODD_MAX, ETCD_PAGE_MAX, REGISTRY_RETRY};
 use crate::registry::call::{RegistryRequest, RegistryTask, Verb};
 use crate::registry::entry::{Entry, WorkerAddress};
+use crate::stdx::hash_map::{HashMap, HashSet};
 use serde::Deserialize;
 use serde_json::json;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 /// A change of the entries.
@@ -125,8 +126,8 @@ impl EtcdView {
             revision: None,
             from: None,
             page: ETCD_PAGE_MAX,
-            known: HashMap::new(),
-            odd: HashSet::new(),
+            known: HashMap::default(),
+            odd: HashSet::default(),
             line: Vec::new(),
             changes: VecDeque::new(),
         }
@@ -314,7 +315,7 @@ mod tests {
             matches!(&told[1], EtcdChange::Odd(key, _) if key == "/baton/workers/x"),
             "{told:?}"
         );
-        assert_eq!(told[2], EtcdChange::Whole(HashSet::from([a.address.clone()])));
+        assert_eq!(told[2], EtcdChange::Whole(HashSet::from_iter([a.address.clone()])));
         let watch = view.poll(now).unwrap();
         let body = String::from_utf8(watch.body).unwrap();
         assert!(watch.is_stream && body.contains(r#""start_revision":"42""#), "{body}");
@@ -359,7 +360,7 @@ mod tests {
         );
         // Entries that were put during the read have a later revision. The watch finds them.
         view.handle_answer(200, page(44, &b, false).as_bytes(), now).unwrap();
-        let whole = EtcdChange::Whole(HashSet::from([a.address.clone(), b.address.clone()]));
+        let whole = EtcdChange::Whole(HashSet::from_iter([a.address.clone(), b.address.clone()]));
         assert_eq!(changes(&mut view), [EtcdChange::Entered(b), whole]);
         assert_eq!(body_of(&mut view, now)["create_request"]["start_revision"], "42");
         view.handle_failure(now);
@@ -456,7 +457,7 @@ mod tests {
         assert!(matches!(&told[0], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{told:?}");
         assert_eq!(
             told[1..],
-            [EtcdChange::Entered(b.clone()), EtcdChange::Whole(HashSet::from([b.address]))]
+            [EtcdChange::Entered(b.clone()), EtcdChange::Whole(HashSet::from_iter([b.address]))]
         );
     }
 

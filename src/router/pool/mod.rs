@@ -26,9 +26,10 @@ use crate::router::call::{Call, Owner, Read};
 use crate::router::target::{Idle, WorkerTarget};
 use crate::routing::balancer::{LoadBalancer, Reservation};
 use crate::routing::load::{WorkerLoad, WorkerNumber};
+use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::upstream::answer::{CallError, UpstreamReply};
 use crate::upstream::request::{UpstreamHead, UpstreamRequest};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -94,8 +95,8 @@ impl WorkerPool {
             balancer,
             targets: BTreeMap::new(),
             names,
-            kept: HashMap::new(),
-            calls: HashMap::new(),
+            kept: HashMap::default(),
+            calls: HashMap::default(),
             news: VecDeque::new(),
             key: None,
             admin_key: None,
@@ -429,7 +430,7 @@ impl WorkerPool {
         let listed: usize = self.targets.values().map(|target| target.idle.len()).sum();
         assert_eq!(listed, self.kept.len(), "each idle connection is listed once");
         assert!(listed <= ROUTER_IDLE_MAX, "idle connections are bounded");
-        let mut probed = HashSet::new();
+        let mut probed = HashSet::default();
         for call in self.calls.values() {
             let worker = call.reservation.worker();
             assert!(self.targets.contains_key(&worker), "a worker is known while it has calls");

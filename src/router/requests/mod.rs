@@ -33,11 +33,12 @@ use crate::routing::attempts::{AttemptAction, AttemptContext, AttemptEvent, Atte
 use crate::routing::retries::RetryBudget;
 use crate::server::connections::Connections;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure;
 use proxied_request::ProxiedRequest;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::BinaryHeap;
 use std::time::Instant;
 
 /// The reactor, the connections and the time that one step works with.
@@ -97,7 +98,7 @@ impl ProxiedRequests {
     /// Creates the state without requests.
     pub fn new(retries: RetryBudget, metrics: RouterMetrics) -> ProxiedRequests {
         ProxiedRequests {
-            open: HashMap::new(),
+            open: HashMap::default(),
             line: AdmissionQueue::default(),
             flow: Flow::default(),
             first_token: FirstToken::default(),

@@ -18,8 +18,9 @@ use crate::limits::{
     EARLY_DESTINATION_LIFE, EARLY_DESTINATIONS_MAX, TOMBSTONE_LIFE, TOMBSTONES_MAX,
 };
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::hash_map::HashMap;
 use crate::transfer::target::Target;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -195,11 +196,11 @@ pub struct Rooms<L> {
 impl<L: Copy + PartialEq> Default for Rooms<L> {
     fn default() -> Rooms<L> {
         Rooms {
-            entries: HashMap::new(),
-            by_slot: HashMap::new(),
+            entries: HashMap::default(),
+            by_slot: HashMap::default(),
             early: 0,
             tombstones: VecDeque::new(),
-            unheard: HashMap::new(),
+            unheard: HashMap::default(),
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::peer::handoff::Handoff;
 use crate::sched::messages::EngineCommand;
 use crate::server::connections::Connections;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::hash_map::HashMap;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
@@ -36,7 +37,7 @@ use flushes::PendingFlushes;
 use legs::{ActiveLeg, LegKind, NewLeg};
 use placement::ChoicePlace;
 use remote_prefill::PendingPrefill;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -103,10 +104,10 @@ impl RequestTable {
             config,
             text,
             queue,
-            active: HashMap::new(),
-            converting: HashMap::new(),
-            by_conn: HashMap::new(),
-            legs: HashMap::new(),
+            active: HashMap::default(),
+            converting: HashMap::default(),
+            by_conn: HashMap::default(),
+            legs: HashMap::default(),
             awaiting_reply: VecDeque::new(),
             start_deadlines: VecDeque::new(),
             flushes: PendingFlushes::default(),

@@ -17,6 +17,7 @@ use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::limits::{ABORT_ANSWER_MAX, SESSION_SETUP_DEADLINE};
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::command::DestinationCommand;
 use crate::transfer::manager::identity::WorkerIdentity;
 use crate::transfer::manager::rooms::{Prompt, Slot};
@@ -26,7 +27,6 @@ use crate::transfer::target::SessionId;
 use crate::transfer::transport::DestinationBinding;
 use crate::wire::message::{Abort, Destination, Done, Interest, Message, TransferId, Transport};
 use sessions::{Source, Stage};
-use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -95,10 +95,10 @@ where
         DestinationManager {
             identity,
             status,
-            sources: HashMap::new(),
+            sources: HashMap::default(),
             sessions: (0..sessions).map(|_| None).collect(),
-            slots: HashMap::new(),
-            aborting: HashMap::new(),
+            slots: HashMap::default(),
+            aborting: HashMap::default(),
         }
     }
 

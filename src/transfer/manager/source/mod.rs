@@ -6,6 +6,7 @@ mod sessions;
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Room, SessionGeneration, SlotId};
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::command::SourceCommand;
 use crate::transfer::manager::choice::TransportChoice;
 use crate::transfer::manager::identity::{Mismatch, WorkerIdentity};
@@ -21,7 +22,6 @@ use crate::wire::message::{
     Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId,
     Transport,
 };
-use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             allocation,
             status,
             sessions: (0..sessions).map(|_| None).collect(),
-            by_link: HashMap::new(),
+            by_link: HashMap::default(),
             rooms: Rooms::default(),
             begun: SessionGeneration(0),
         }
@@ -241,7 +241,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     /// Destination belongs to a session that has ended.
     pub fn invariants(&self) {
         self.rooms.invariants();
-        let mut uses = HashSet::new();
+        let mut uses = HashSet::default();
         for (index, session) in self.sessions.iter().enumerate() {
             let Some(session) = session else { continue };
             let of_link = self.by_link.get(&session.link);

@@ -1,0 +1,35 @@
+//! Hash maps and sets with an order that a simulation can repeat.
+//!
+//! Invariant: the hash of a key depends on a secret of the process, so nobody outside can choose
+//! keys that collide. A simulation fixes the secret first.
+
+use std::collections::hash_map::{DefaultHasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::OnceLock;
+
+/// A map with [`ProcessHasher`].
+pub type HashMap<K, V> = std::collections::HashMap<K, V, ProcessHasher>;
+/// A set with [`ProcessHasher`].
+pub type HashSet<K> = std::collections::HashSet<K, ProcessHasher>;
+
+static SECRET: OnceLock<u64> = OnceLock::new();
+
+/// Makes hashers that begin with the secret of the process.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ProcessHasher;
+
+impl BuildHasher for ProcessHasher {
+    type Hasher = DefaultHasher;
+
+    fn build_hasher(&self) -> DefaultHasher {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(*SECRET.get_or_init(|| RandomState::new().hash_one(0)));
+        hasher
+    }
+}
+
+/// Fixes the secret, so that maps have the same order in each run. Without effect after the first
+/// map.
+pub fn fix_secret() {
+    let _ = SECRET.set(0);
+}

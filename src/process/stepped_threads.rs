@@ -118,13 +118,15 @@ impl SteppedThreads {
         self.nics.iter_mut().fold(true, step)
     }
 
-    /// Whether a thread parks and must wake, lanes apart.
-    pub fn is_woken(&self) -> bool {
-        let is_engine_woken = self.engine_parks_until.is_some() && !self.engine_bell.is_parked();
+    /// Whether the engine parks and must wake.
+    pub fn is_engine_woken(&self) -> bool {
+        self.engine_parks_until.is_some() && !self.engine_bell.is_parked()
+    }
+
+    /// Whether the mover, a poster or a poller parks and must wake, lanes apart.
+    pub fn is_data_woken(&self) -> bool {
         let mut nics = self.nics.iter();
-        is_engine_woken
-            || self.mover.is_woken()
-            || nics.any(|(poster, poller)| poster.is_woken() || poller.is_woken())
+        self.mover.is_woken() || nics.any(|(poster, poller)| poster.is_woken() || poller.is_woken())
     }
 
     /// The KV memory of a decode worker, into which its peers write.

@@ -50,7 +50,8 @@ pub fn run_seeds(flags: &SimFlags) -> Result<bool, ConfigError> {
     let ServiceReport { well, failed, refused, left, roles, turns, hash } = sum;
     say!(
         "{seeds} seeds from {first}: {well} requests ended well, {failed} failed because of \
-         injected faults, {refused} had a wrong key, {left} clients left, {roles} roles taken; {turns} turns, {:.1} s",
+         injected faults, {refused} had a wrong key, {left} clients left, {roles} roles taken; \
+         {turns} turns, {:.1} s",
         begun.elapsed().as_secs_f64()
     );
     if seeds == 1 {

@@ -11,6 +11,7 @@
 //! Invariant: the same seed gives the same run.
 
 mod campaign;
+mod checks;
 mod clients;
 mod keys;
 mod network;
@@ -25,13 +26,13 @@ pub use plan::ServiceScale;
 
 use crate::ids::Role;
 use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
+use crate::stdx::hash_map;
 use crate::stdx::rng::{Rng, scramble};
-use clients::{Clients, Outcome};
-use keys::WRONG_KEY;
+use clients::Clients;
 use network::Network;
 use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
-use plan::{ServiceFault, ServicePlan};
+use plan::{AIMED_DEATH, AIMED_SILENCE, ServiceFault, ServicePlan};
 use process::ServiceProcess;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,13 +47,16 @@ const TURNS_OF_REQUEST: u64 = 5_000;
 const SETTLED: Nanos = 90 * SECOND;
 /// The longest delay between a reason to wake and the turn of a process.
 const LATENESS: Nanos = 50 * MICRO;
-/// Errors that a fault can cause.
-const EXCUSED: [&str; 7] =
-    ["peer_lost", "other_leg", "draining", "overloaded", "no_worker", "unreachable", "flushed"];
 /// One in so many clients leaves while its KV is in transfer.
 const LEAVES_IN_TRANSFER: u64 = 6;
+/// After the start of one in so many transfers to a victim, the victim dies or falls silent.
+const FAULTS_IN_TRANSFER: u64 = 6;
+/// The usual time of an answer.
+const ANSWER: Nanos = 20 * MILLI;
 /// The usual time of a transfer.
 const TRANSFER: Nanos = 2 * MILLI;
+/// The longest time until the router lists its workers.
+const LISTED: Nanos = 10 * SECOND;
 /// The tables of a process are checked once in this many turns.
 const CHECK_TURNS: u64 = 64;
 /// Port of the router.
@@ -125,6 +129,7 @@ enum Event {
 /// A request has a wrong answer, no end, or an error without a fault; a process keeps something of
 /// a request that is over; an assertion fails.
 pub fn run(seed: u64, scale: ServiceScale) -> Result<ServiceReport, String> {
+    hash_map::fix_secret();
     let all = || Cluster::new(seed, scale)?.run();
     catch_unwind(AssertUnwindSafe(all)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -142,6 +147,7 @@ struct Cluster {
     processes: Vec<Option<ServiceProcess>>,
     clients: Clients,
     operator: Operator,
+    router: SocketAddr,
     /// By host: the time of its next turn.
     due: Vec<Option<Nanos>>,
     /// By host: its process takes no turn until this time.
@@ -188,6 +194,7 @@ impl Cluster {
             processes,
             clients,
             operator,
+            router,
             due: vec![Some(0); hosts],
             stalled_until: vec![0; hosts],
             pauses: vec![None; hosts],
@@ -210,10 +217,17 @@ impl Cluster {
             if end.is_none() && self.clients.is_done() && self.operator.is_done() {
                 end = Some(now + SETTLED);
             }
-            if end.is_some_and(|end| now > end) {
+            if end.is_some_and(|end| now > end) && self.operator.listed.is_some() {
                 break;
             }
+            if end.is_some_and(|end| now > end + LISTED) {
+                return Err("the router does not list its workers".into());
+            }
+            if end.is_some_and(|end| now > end) {
+                self.operator.list_workers(self.router);
+            }
         }
+        self.check_workers()?;
         self.check_idle()?;
         self.report()
     }
@@ -258,6 +272,11 @@ impl Cluster {
             }
             Event::Fault(ServiceFault::Stall { host, pause }) => {
                 self.stalled_until[host] = self.stalled_until[host].max(now + pause);
+            }
+            Event::Fault(ServiceFault::Hang { host, pause }) => {
+                if let Some(process) = &mut self.processes[host] {
+                    process.hang_engine(now + pause);
+                }
             }
             Event::Fault(ServiceFault::Cut { host, pause }) => {
                 self.network.cut(host, now + pause, &mut self.queue);
@@ -386,7 +405,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Lets some clients leave while their KV is in transfer.
+    /// Lets some clients leave, and some workers die or fall silent, while KV is in transfer or
+    /// soon after.
     fn aim_at_transfers(&mut self, host: usize, now: Nanos) {
         let Some(Some(process)) = self.processes.get_mut(host) else { return };
         for prompt in process.take_begun_transfers() {
@@ -394,6 +414,18 @@ impl Cluster {
                 let at = now + self.dice.range_u64(0, TRANSFER);
                 self.clients.leave(&prompt, at);
                 self.schedule(self.processes.len(), at);
+            }
+            let at = now + self.dice.range_u64(0, ANSWER);
+            let is_aimed = at < self.plan.faults_end && self.plan.victims.contains(&host);
+            if is_aimed && self.dice.one_in(FAULTS_IN_TRANSFER) {
+                let pause = AIMED_SILENCE;
+                let fault = self.dice.pick(&[
+                    ServiceFault::Death { host, pause: AIMED_DEATH },
+                    ServiceFault::Stall { host, pause },
+                    ServiceFault::Hang { host, pause },
+                ]);
+                self.plan.faults.push((at, fault));
+                self.queue.schedule(at, Event::Fault(fault));
             }
         }
     }
@@ -415,64 +447,5 @@ impl Cluster {
                 self.wake(other, now);
             }
         }
-    }
-
-    fn check_idle(&self) -> Result<(), String> {
-        for (host, process) in self.processes.iter().enumerate() {
-            let Some(process) = process else { continue };
-            process.check_invariants();
-            let empty = process.is_idle_and_empty();
-            empty.map_err(|held| format!("host {host} is idle and holds {held}"))?;
-        }
-        Ok(())
-    }
-
-    fn report(&self) -> Result<ServiceReport, String> {
-        let mut report = ServiceReport {
-            roles: self.operator.done,
-            hash: self.digest.hash,
-            turns: self.turns,
-            ..ServiceReport::default()
-        };
-        for (request, ended, outcome) in &self.clients.ended {
-            match outcome {
-                Outcome::Answered { ids, .. } if *ids != request.order.expected => {
-                    return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
-                }
-                Outcome::Answered { .. } if request.key == Some(WRONG_KEY) => {
-                    return Err("a request with a wrong key is answered".into());
-                }
-                Outcome::Answered { cached, .. } => {
-                    // After a fault, an earlier attempt can have filled the cache.
-                    let known = self.clients.known_prefix(request, *ended);
-                    if *cached > known && !self.plan.is_near_fault(request.at, *ended) {
-                        return Err(format!(
-                            "{cached} tokens came from the cache, but no other request with this \
-                             salt has more than {known} of them"
-                        ));
-                    }
-                    report.well += 1;
-                }
-                // A wrong key is refused.
-                Outcome::Refused(401, ..) if request.key == Some(WRONG_KEY) => report.refused += 1,
-                Outcome::Left => report.left += 1,
-                Outcome::Refused(_, code, _)
-                    if EXCUSED.contains(&&**code) && self.plan.excuses(request.at, *ended) =>
-                {
-                    report.failed += 1;
-                }
-                Outcome::Broken(_) if self.plan.excuses(request.at, *ended) => report.failed += 1,
-                other => {
-                    let ServicePlan { faults, weather, .. } = &self.plan;
-                    return Err(format!(
-                        "{other:?} without a fault: asked at {} ms, ended at {} ms; all faults \
-                         ({weather:?}): {faults:?}",
-                        request.at / MILLI,
-                        ended / MILLI
-                    ));
-                }
-            }
-        }
-        Ok(report)
     }
 }

@@ -9,6 +9,7 @@ use crate::ids::Role;
 use crate::net::{ConnId, Event, MemoryKernel, Reactor};
 use crate::server::role_change::RoleChangeRequest;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Time between two requests for the same order.
 const AGAIN: Nanos = 500 * MILLI;
 /// How long the running requests of a worker may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(8);
 
 /// The operator, on a host of its own.
 pub struct Operator {
@@ -27,16 +28,34 @@ pub struct Operator {
     /// The key that workers ask for.
     bearer: Option<String>,
     open: BTreeMap<ConnId, Request>,
+    /// The router's list of workers, as last read.
+    pub listed: Option<Value>,
+    /// The router to list workers, and when to ask next.
+    lists: Option<(SocketAddr, Nanos)>,
+    /// Since when each worker changes its role.
+    changing: BTreeMap<SocketAddr, Nanos>,
+    /// The longest change of a role.
+    pub longest_change: Nanos,
+    now: Nanos,
     /// Orders after which the worker had the role.
     pub done: usize,
 }
 
 /// A request that is under way.
 struct Request {
-    worker: SocketAddr,
-    role: Role,
+    about: About,
     decoder: ResponseDecoder,
     status: u16,
+    body: Vec<u8>,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy)]
+enum About {
+    /// A worker must have a role.
+    Role(SocketAddr, Role),
+    /// The router lists its workers.
+    Workers,
 }
 
 impl Operator {
@@ -45,12 +64,29 @@ impl Operator {
         let reactor = Reactor::in_memory(kernel.clone()).expect("memory cannot fail");
         let bearer = key.map(|key| format!("Bearer {key}"));
         let (orders, open) = (BTreeMap::new(), BTreeMap::new());
-        Operator { kernel, reactor, orders, bearer, open, done: 0 }
+        Operator {
+            kernel,
+            reactor,
+            orders,
+            bearer,
+            open,
+            listed: None,
+            lists: None,
+            changing: BTreeMap::new(),
+            longest_change: 0,
+            now: 0,
+            done: 0,
+        }
     }
 
     /// Orders a role for the worker at this address.
     pub fn order(&mut self, worker: SocketAddr, role: Role, now: Nanos) {
         self.orders.insert(worker, (role, now));
+    }
+
+    /// Reads the list of workers of the router at this address.
+    pub fn list_workers(&mut self, router: SocketAddr) {
+        self.lists.get_or_insert((router, 0));
     }
 
     /// Whether each worker has the role that was ordered last.
@@ -61,6 +97,7 @@ impl Operator {
     /// Sends due requests and reads answers. Returns the time of the next turn.
     pub fn turn(&mut self, now: Nanos, base: Instant) -> Nanos {
         self.kernel.set_now(base + Duration::from_nanos(now));
+        self.now = now;
         self.reactor.wait(None).expect("memory cannot fail");
         while let Some(event) = self.reactor.next_event() {
             match event {
@@ -77,23 +114,39 @@ impl Operator {
         for (worker, role) in due.collect::<Vec<_>>() {
             self.ask(worker, role);
         }
+        if let Some((router, at)) = self.lists.as_mut().filter(|(_, at)| *at <= now) {
+            let router = *router;
+            *at = now + AGAIN;
+            self.send(router, About::Workers, Method::Get, "/workers", None);
+        }
         let until = self.reactor.prepare(None).map(|until| (until - base).as_nanos() as Nanos);
         let next = self.orders.values().map(|(_, at)| *at).chain(until).min();
         next.unwrap_or(now + SECOND)
     }
 
     fn ask(&mut self, worker: SocketAddr, role: Role) {
-        let until = self.reactor.now() + Duration::from_nanos(AGAIN);
-        let conn = self.reactor.connect(&worker.into(), until).expect("few connections");
         let body = RoleChangeRequest { role, patience: PATIENCE }.to_json();
-        let line = RequestLine { method: Method::Post, target: "/role", host: "worker" };
+        self.send(worker, About::Role(worker, role), Method::Post, "/role", Some(&body));
+    }
+
+    fn send(
+        &mut self,
+        to: SocketAddr,
+        about: About,
+        method: Method,
+        target: &str,
+        body: Option<&[u8]>,
+    ) {
+        let until = self.reactor.now() + Duration::from_nanos(AGAIN);
+        let conn = self.reactor.connect(&to.into(), until).expect("few connections");
+        let line = RequestLine { method, target, host: "baton" };
         let mut bytes = Vec::new();
         let key = self.bearer.as_deref().map(|bearer| ("authorization", bearer));
         let fields: Vec<_> = [("connection", "close")].into_iter().chain(key).collect();
-        write_request(&mut bytes, line, &fields, Some(&body));
+        write_request(&mut bytes, line, &fields, body);
         self.reactor.send(conn, &bytes).expect("a short request");
-        let decoder = ResponseDecoder::new(Method::Post, HttpLimits::default());
-        self.open.insert(conn, Request { worker, role, decoder, status: 0 });
+        let decoder = ResponseDecoder::new(method, HttpLimits::default());
+        self.open.insert(conn, Request { about, decoder, status: 0, body: Vec::new() });
     }
 
     fn read(&mut self, conn: ConnId) {
@@ -105,22 +158,37 @@ impl Operator {
             rest = &rest[used..];
             match event {
                 ResponseEvent::Head(head) => request.status = head.status,
-                ResponseEvent::Body(_) => {}
+                ResponseEvent::Body(piece) => request.body.extend(piece),
                 ResponseEvent::End { .. } => {
-                    // 202: the change goes on. 200: the worker has the role.
-                    let has_role = request.status == 200;
-                    let (worker, role) = (request.worker, request.role);
+                    let (about, status) = (request.about, request.status);
+                    let body = std::mem::take(&mut request.body);
                     self.end(conn);
-                    // A request for an older order can still arrive, and change the role again.
-                    let is_last = self.open.values().all(|open| open.worker != worker);
-                    let is_order = self.orders.get(&worker).is_some_and(|order| order.0 == role);
-                    if has_role && is_last && is_order {
-                        self.orders.remove(&worker);
-                        self.done += 1;
-                    }
-                    return;
+                    return match about {
+                        About::Role(worker, role) => self.hear(worker, role, status),
+                        About::Workers => self.listed = serde_json::from_slice(&body).ok(),
+                    };
                 }
             }
+        }
+    }
+
+    /// Handles the answer of a worker to an order.
+    fn hear(&mut self, worker: SocketAddr, role: Role, status: u16) {
+        // 202: the change goes on. 200: the worker has the role.
+        if status == 202 {
+            let since = *self.changing.entry(worker).or_insert(self.now);
+            self.longest_change = self.longest_change.max(self.now - since);
+        } else {
+            self.changing.remove(&worker);
+        }
+        // A request for an older order can still arrive, and change the role again.
+        let is_of_worker =
+            |open: &Request| matches!(open.about, About::Role(at, _) if at == worker);
+        let is_last = !self.open.values().any(is_of_worker);
+        let is_order = self.orders.get(&worker).is_some_and(|order| order.0 == role);
+        if status == 200 && is_last && is_order {
+            self.orders.remove(&worker);
+            self.done += 1;
         }
     }
 

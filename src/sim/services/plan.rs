@@ -7,7 +7,7 @@ use crate::ids::Role;
 use crate::limits::KEPT_KV_LIFE;
 use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::sim::workload::{SimRequest, Workload};
-use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
+use crate::stdx::event_queue::{MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
 use crate::transfer::transport::rdma::Settings;
 use std::net::SocketAddr;
@@ -26,6 +26,8 @@ const CHANGED: Nanos = PATIENCE.as_nanos() as Nanos + DRAINED;
 const CALM: Nanos = 20 * SECOND;
 /// Requests that meet a fault are sent at most this long before or after it.
 const WINDOW: Nanos = 30 * MILLI;
+/// Time of one token of a batch. A worker has one of them.
+const TOKENS: [Nanos; 3] = [100 * MICRO, 100 * MICRO, 2 * MILLI];
 /// Tokens of a page.
 const PAGE_SIZE: u32 = 4;
 /// Pages of the longest request.
@@ -33,6 +35,10 @@ const LONGEST: u32 = (PROMPT_MAX + ANSWER_MAX).div_ceil(PAGE_SIZE) + 1;
 /// The HTTP ports of workers that start as prefill, and as decode.
 const PREFILL_PORT: u16 = 30_001;
 const DECODE_PORT: u16 = 30_002;
+/// Time until the next process after a death that was aimed.
+pub const AIMED_DEATH: Nanos = 200 * MILLI;
+/// How long a fault that was aimed silences a process: longer than any wait that is allowed.
+pub const AIMED_SILENCE: Nanos = 60 * SECOND;
 /// Fewest faults of a run with faults.
 const FAULTS_MIN: usize = 3;
 /// Requests that are sent after the last fault.
@@ -66,6 +72,12 @@ pub struct ServicePlan {
     pub requests: Vec<ServiceRequest>,
     /// The faults, and their times.
     pub faults: Vec<(Nanos, ServiceFault)>,
+    /// Whether decode workers compute prompts themselves if no prefill worker is left.
+    pub reads_alone: bool,
+    /// No fault happens after this time.
+    pub faults_end: Nanos,
+    /// The hosts that faults can meet.
+    pub victims: Vec<usize>,
     /// Which faults happen.
     pub weather: Weather,
     /// The keys of the processes.
@@ -146,6 +158,8 @@ pub struct HostSite {
     pub pages: u32,
     /// Pages for the KV of retracted requests.
     pub tier_pages: u32,
+    /// Time of one token of a batch.
+    pub token: Nanos,
     /// Whether the host has a NIC.
     pub has_nic: bool,
     /// Queue pairs of an RDMA session.
@@ -200,6 +214,13 @@ pub enum ServiceFault {
         /// The time.
         pause: Nanos,
     },
+    /// The engine of a worker takes no step for this time. Its other threads work.
+    Hang {
+        /// The host.
+        host: usize,
+        /// The time.
+        pause: Nanos,
+    },
     /// Nothing passes between a host and all others for this time. The kernels send the data again
     /// after the cut.
     Cut {
@@ -235,6 +256,7 @@ impl ServiceFault {
             | ServiceFault::Drain { host, .. }
             | ServiceFault::Stall { host, .. }
             | ServiceFault::Cut { host, .. }
+            | ServiceFault::Hang { host, .. }
             | ServiceFault::Role { host, .. }
             | ServiceFault::Death { host, .. } => Some(host),
         }
@@ -249,6 +271,7 @@ impl ServiceFault {
             ServiceFault::Death { pause, .. }
             | ServiceFault::Stall { pause, .. }
             | ServiceFault::Hold { pause, .. }
+            | ServiceFault::Hang { pause, .. }
             | ServiceFault::Cut { pause, .. } => pause,
         }
     }
@@ -268,7 +291,10 @@ impl ServicePlan {
             let mut hosts = (1..).zip(&self.roles);
             hosts.any(|(host, &(first, _))| first == role && is_well(host))
         };
-        hosts.contains(&None) || !is_well(0) || !has_well(Role::Prefill) || !has_well(Role::Decode)
+        hosts.contains(&None)
+            || !is_well(0)
+            || (!has_well(Role::Prefill) && !self.reads_alone)
+            || !has_well(Role::Decode)
     }
 
     /// Whether a fault, or the time after it, meets this time of a request.
@@ -297,27 +323,50 @@ impl ServicePlan {
             })
             .collect();
         let keys = ClusterKeys::draw(dice.fork("keys"));
-        let (lines, sites) = draw_fleet(shape, dice.fork("machines"), &roles, keys);
+        let reads_alone = dice.fork("alone").one_in(3);
+        let place = dice.fork("machines");
+        let (lines, sites) = draw_fleet(shape, place, &roles, (keys, reads_alone));
+        let victims = match weather {
+            _ if !scale.faults => Vec::new(),
+            Weather::Gentle => Vec::new(),
+            // Decode workers that are well need no prefill worker.
+            Weather::Narrow if reads_alone => (1..=prefill + 1).collect(),
+            Weather::Narrow => vec![1, prefill + 1],
+            Weather::Storm => (0..sites.len()).collect(),
+        };
         let nic_patience = NIC_PATIENCE * dice.fork("nics").pick(&[1, 4]);
         let mut requests = draw_requests(dice, scale, weather);
         give_keys(&mut requests, keys, dice.fork("key of client"));
         let end = requests.last().map_or(0, |last| last.at);
         let faults = match scale.faults {
-            true => draw_faults(dice.fork("chaos"), end, (&sites, prefill), weather),
+            true => draw_faults(dice.fork("chaos"), end, (&sites, &victims), weather),
             false => Vec::new(),
         };
+        let faults_end = faults.iter().map(|&(at, _)| at).max().unwrap_or(0);
         if scale.faults {
             aim(&mut requests, &faults, dice.fork("aim"));
             // The last requests come after the faults.
             let over = faults.iter().map(|(at, fault)| at + fault.effect());
-            let calm = over.fold(end, Nanos::max) + CHANGED + CALM;
+            let calm = over.fold(end, Nanos::max) + AIMED_SILENCE + CHANGED + CALM;
             let last = requests.len().saturating_sub(CALM_REQUESTS);
             for (number, request) in requests[last..].iter_mut().enumerate() {
                 (request.at, request.leaves) = (calm + number as u64 * MILLI, None);
                 request.may_leave = false;
             }
         }
-        ServicePlan { lines, sites, roles, requests, faults, weather, keys, nic_patience }
+        ServicePlan {
+            lines,
+            sites,
+            roles,
+            requests,
+            faults,
+            reads_alone,
+            faults_end,
+            victims,
+            weather,
+            keys,
+            nic_patience,
+        }
     }
 }
 
@@ -326,7 +375,7 @@ fn draw_fleet(
     mut shape: Rng,
     mut place: Rng,
     roles: &[(Role, SocketAddr)],
-    keys: ClusterKeys,
+    (keys, reads_alone): (ClusterKeys, bool),
 ) -> (Vec<Vec<String>>, Vec<HostSite>) {
     let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
     let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
@@ -350,6 +399,7 @@ fn draw_fleet(
         machine: place.range_u64(1, spread) as u8,
         pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
         tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
+        token: place.pick(&TOKENS),
         has_nic: place.one_in(nics),
         rdma: Settings {
             lanes: place.pick(&[1, 2, 3]),
@@ -369,7 +419,8 @@ fn draw_fleet(
     for ((role, address), _) in roles.iter().zip(&is_registered).filter(|(_, is)| !**is) {
         router += &format!(" --{role} http://{address}");
     }
-    let reads_alone = if place.one_in(3) { " --local-prefill" } else { "" };
+    let reserved = place.pick(&[1, 4, 512]);
+    let reads_alone = if reads_alone { " --local-prefill" } else { "" };
     let worker = |((role, address), is_registered): (&(Role, SocketAddr), bool)| {
         let (host, port) = (address.ip(), address.port());
         let registry = match is_registered {
@@ -381,7 +432,8 @@ fn draw_fleet(
             "baton {role} model --host {host} --port {port} --transfer {transfer} \
              --page-size {PAGE_SIZE} --kv-memory 1MiB --threads 1 --bootstrap-allow 10.0.0.0/8 \
              --decode-allocation {allocation} --chunked-prefill-size {chunk}\
-             {data_threads}{reads_alone}{registry}{key_flags}"
+             {data_threads}{reads_alone}{registry}{key_flags} \
+             --num-reserved-decode-tokens {reserved}"
         )
     };
     let workers = roles.iter().zip(is_registered).map(worker);
@@ -390,12 +442,12 @@ fn draw_fleet(
     (lines.map(split).collect(), sites)
 }
 
-/// The faults until `end` on these hosts: the router, `prefill` prefill workers, and decode
-/// workers.
+/// The faults until `end` on these hosts, the router first. In narrow weather, only victims have
+/// faults.
 fn draw_faults(
     mut chaos: Rng,
     end: Nanos,
-    (sites, prefill): (&[HostSite], usize),
+    (sites, victims): (&[HostSite], &[usize]),
     weather: Weather,
 ) -> Vec<(Nanos, ServiceFault)> {
     let (mut at, mut faults) = (START, Vec::new());
@@ -411,7 +463,7 @@ fn draw_faults(
         };
         let (worker, any) = match weather {
             Weather::Narrow => {
-                let victim = chaos.pick(&[1, prefill + 1]);
+                let victim = chaos.pick(victims);
                 (victim, victim)
             }
             _ => (chaos.range_u64(1, workers) as usize, chaos.range_u64(0, workers) as usize),

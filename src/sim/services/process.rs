@@ -34,7 +34,7 @@ use crate::server::drain::DrainOutcome;
 use crate::sim::model::{LAYERS, PseudoModel, VOCAB, Watch};
 use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::stdx::event_count::EventCount;
-use crate::stdx::event_queue::{MICRO, Nanos};
+use crate::stdx::event_queue::Nanos;
 use crate::stdx::rng::Rng;
 use crate::transfer::transport::rdma::Nic;
 use crate::wire::message::HostId;
@@ -47,9 +47,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Time of one token of a batch.
-const TOKEN: Nanos = 100 * MICRO;
 
 /// A process of the cluster.
 pub struct ServiceProcess {
@@ -173,7 +170,10 @@ impl ServiceProcess {
         let is_woken = match &self.service {
             Service::Router(_) => false,
             Service::Worker(worker) => {
-                worker.threads.as_ref().is_some_and(SteppedThreads::is_woken)
+                let is_computing = self.kernel.now() < worker.instant(worker.busy_until);
+                worker.threads.as_ref().is_some_and(|threads| {
+                    threads.is_data_woken() || (!is_computing && threads.is_engine_woken())
+                })
             }
         };
         is_woken || self.kernel.is_ready()
@@ -184,6 +184,13 @@ impl ServiceProcess {
         match &mut self.service {
             Service::Router(_) => Vec::new(),
             Service::Worker(worker) => worker.shadow.take_begun(),
+        }
+    }
+
+    /// Lets the engine take no step until this time.
+    pub fn hang_engine(&mut self, until: Nanos) {
+        if let Service::Worker(worker) = &mut self.service {
+            worker.busy_until = worker.busy_until.max(until);
         }
     }
 
@@ -259,6 +266,10 @@ impl Worker {
         let stood_still = self.service.reactor().now() - begun;
         self.service.finish_role_change(outcome, stood_still);
         Ok(())
+    }
+
+    fn instant(&self, at: Nanos) -> Instant {
+        self.base + Duration::from_nanos(at)
     }
 
     /// Steps the engine, unless it still computes. Returns the time of its next step.
@@ -370,7 +381,7 @@ fn start_worker(
     let mut loaded = derived.map_err(|error| error.to_string())?;
     (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
     (loaded.pages, loaded.tier_pages) = (site.pages, site.tier_pages);
-    let watch = Arc::new(Watch { token_ns: AtomicU64::new(TOKEN), ..Watch::default() });
+    let watch = Arc::new(Watch { token_ns: AtomicU64::new(site.token), ..Watch::default() });
     let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits);
     let waker = reactor.waker();
     let ctl = Arc::new(EventCount::new(move || waker.wake()));

@@ -1,6 +1,6 @@
 //! Hash maps and sets with an order that a simulation can repeat.
 //!
-//! Invariant: the hash of a key depends on a secret of the process, so nobody outside can choose
+//! Invariant: the hash of a key depends on a secret of the process, so a client cannot choose
 //! keys that collide. A simulation fixes the secret first.
 
 use std::collections::hash_map::{DefaultHasher, RandomState};

@@ -253,47 +253,11 @@ impl Cluster {
                 let event = nics.step((step, pair), network, queue, digest);
                 self.notice(event, now)?;
             }
-            Event::Fault(ServiceFault::NicError) => {
-                let event = self.nics.break_one();
-                self.notice(event, now)?;
-            }
-            Event::Fault(ServiceFault::Hold { host, pause }) => self.nics.hold(host, now + pause),
-            Event::Fault(ServiceFault::Reset) => {
-                let hosts = self.network.reset_one(&mut self.digest);
-                hosts.into_iter().flatten().for_each(|host| self.wake(host, now));
-            }
-            Event::Fault(ServiceFault::Drain { host, pause }) => {
-                if let Some(process) = self.processes[host].as_ref().filter(|_| !self.drains(host))
-                {
-                    process.terminate();
-                    self.pauses[host] = Some(pause);
-                    self.wake(host, now);
-                }
-            }
-            Event::Fault(ServiceFault::Stall { host, pause }) => {
-                self.stalled_until[host] = self.stalled_until[host].max(now + pause);
-            }
-            Event::Fault(ServiceFault::Hang { host, pause }) => {
-                if let Some(process) = &mut self.processes[host] {
-                    process.hang_engine(now + pause);
-                }
-            }
-            Event::Fault(ServiceFault::Cut { host, pause }) => {
-                self.network.cut(host, now + pause, &mut self.queue);
-            }
             Event::Silence { host, limit } => {
                 let hosts = self.network.reset_silent(host, limit, now, &mut self.digest);
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
-            Event::Fault(ServiceFault::Role { host, role, pause }) => {
-                self.order(host, role, now);
-                self.queue.schedule(now + pause, Event::FirstRole(host));
-            }
             Event::FirstRole(host) => self.order(host, self.plan.roles[host - 1].0, now),
-            Event::Fault(ServiceFault::Death { host, pause }) => {
-                self.network.freeze(host);
-                self.end(host, now + pause);
-            }
             Event::Restart(host) => {
                 self.stalled_until[host] = now;
                 let kernel = self.network.reboot(host, self.base, now);
@@ -302,6 +266,49 @@ impl Cluster {
                 let process = ServiceProcess::start(line, kernel, site, self.base)?;
                 (self.processes[host], self.pauses[host]) = (Some(process), None);
                 self.wake(host, now);
+            }
+            Event::Fault(fault) => self.break_something(fault, now)?,
+        }
+        Ok(())
+    }
+
+    fn break_something(&mut self, fault: ServiceFault, now: Nanos) -> Result<(), String> {
+        match fault {
+            ServiceFault::NicError => {
+                let event = self.nics.break_one();
+                self.notice(event, now)?;
+            }
+            ServiceFault::Hold { host, pause } => self.nics.hold(host, now + pause),
+            ServiceFault::Reset => {
+                let hosts = self.network.reset_one(&mut self.digest);
+                hosts.into_iter().flatten().for_each(|host| self.wake(host, now));
+            }
+            ServiceFault::Drain { host, pause } => {
+                if let Some(process) = self.processes[host].as_ref().filter(|_| !self.drains(host))
+                {
+                    process.terminate();
+                    self.pauses[host] = Some(pause);
+                    self.wake(host, now);
+                }
+            }
+            ServiceFault::Stall { host, pause } => {
+                self.stalled_until[host] = self.stalled_until[host].max(now + pause);
+            }
+            ServiceFault::Hang { host, pause } => {
+                if let Some(process) = &mut self.processes[host] {
+                    process.hang_engine(now + pause);
+                }
+            }
+            ServiceFault::Cut { host, pause } => {
+                self.network.cut(host, now + pause, &mut self.queue);
+            }
+            ServiceFault::Role { host, role, pause } => {
+                self.order(host, role, now);
+                self.queue.schedule(now + pause, Event::FirstRole(host));
+            }
+            ServiceFault::Death { host, pause } => {
+                self.network.freeze(host);
+                self.end(host, now + pause);
             }
         }
         Ok(())

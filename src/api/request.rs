@@ -145,7 +145,7 @@ pub struct GenerateRequest {
     /// Maximum tokens to generate, at least 1; `None`: until the context is full.
     pub max_tokens: Option<u32>,
     /// Minimum tokens before the answer can end; only the one of a request that keeps KV.
-    min_tokens: u32,
+    pub min_tokens: u32,
     /// Strings that end the answer. They are not part of it.
     pub stop: Vec<String>,
     /// Token ids that end the answer.

@@ -140,6 +140,27 @@ fn kept_kv_is_claimed_by_another_decode_worker_if_one_has_left() {
     drop(client);
 }
 
+/// The router forgets a worker that has left when its last call ends. Its KV is still there.
+#[test]
+fn kept_kv_is_claimed_although_its_prefill_worker_has_left() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &PREFILL_FIRST);
+    let mut client = router.post("/v1/completions", PROMPT);
+    let mut at_prefill = prefill.asked();
+    let mut operator = router.connect();
+    operator.ask("GET", "/workers", "", "");
+    let listed: Value = serde_json::from_str(&operator.answer().1).unwrap();
+    let workers = listed["workers"].as_array().unwrap();
+    let listed = workers.iter().find(|worker| worker["worker_type"] == "prefill").unwrap();
+    operator.ask("DELETE", &format!("/workers/{}", listed["id"].as_str().unwrap()), "", "");
+    assert_eq!(operator.answer().0, 202);
+    keep(&mut at_prefill, 5);
+    let mut at_decode = decode.asked();
+    assert_eq!(at_decode.json()["kv_transfer_params"], kept(5));
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+}
+
 /// KV that decode does not claim is dropped at once, and the prompt is computed again.
 #[test]
 fn kept_kv_that_decode_does_not_claim_is_released() {

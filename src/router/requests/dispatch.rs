@@ -15,7 +15,6 @@ use crate::router::call::Owner;
 use crate::router::target::WorkerTarget;
 use crate::routing::attempts::AttemptEvent;
 use crate::routing::balancer::{NoWorker, Reservation};
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure;
 use std::sync::Arc;
@@ -169,7 +168,6 @@ impl ProxiedRequests {
             bootstrap_port: source.registry_port(),
         };
         let place = match (self.flow, source, &proxied.kept) {
-            (_, None, _) if is_failpoint_active("kept KV is lost with its worker's entry") => None,
             // The prefill worker can have left since then. It keeps the KV all the same.
             (_, _, Some(kept)) => Some(KvLocation::Kept(&kept.params)),
             (_, None, None) => {

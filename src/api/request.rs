@@ -144,7 +144,7 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// Maximum tokens to generate, at least 1; `None`: until the context is full.
     pub max_tokens: Option<u32>,
-    /// Minimum tokens before the answer can end; only the one of a request that keeps KV.
+    /// Minimum tokens before the answer can end: 0, or 1 if the request keeps KV.
     pub min_tokens: u32,
     /// Strings that end the answer. They are not part of it.
     pub stop: Vec<String>,

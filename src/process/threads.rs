@@ -203,9 +203,10 @@ impl ProcessBuilder {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
         let mut rails = self.rails(loaded, &memory)?;
         if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
-            self.splits = rails
-                .split(&self.waiter.bell, loaded.spin)
-                .map_err(|error| RoleError::Io("cannot park posters and pollers", error))?;
+            let splits = rails.split(&self.waiter.bell, loaded.spin);
+            self.splits.extend(
+                splits.map_err(|error| RoleError::Io("cannot park posters and pollers", error))?,
+            );
         }
         worker.rails = rails.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);

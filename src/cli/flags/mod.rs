@@ -351,8 +351,9 @@ pub(super) struct RetractionFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Cores")]
 pub(super) struct CoreFlags {
-    /// Logical CPUs for all threads, such as 0-3,8. Compute threads get CPUs for themselves. `baton
-    /// doctor` shows the CPUs of each thread [default: all allowed CPUs]
+    /// Logical CPUs for all threads, such as 0-3,8. Compute threads get CPUs for themselves if the
+    /// list has one for each. `baton doctor` shows the CPUs of each thread [default: all allowed
+    /// CPUs]
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<CpuList>,
     /// Number of compute threads [default: one per CPU]

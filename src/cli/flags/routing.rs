@@ -149,8 +149,8 @@ pub(in crate::cli) struct RequestFlags {
     )]
     pub(in crate::cli) queue_timeout_secs: u32,
     /// Order in which the router calls the workers of a request. Flows other than dual need Baton's
-    /// own workers: the prefill worker keeps the KV for up to 30 s, until the
-    /// decode worker claims it
+    /// own workers: the prefill worker keeps the KV for up to 30 s, until the decode
+    /// worker claims it
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::cli) flow: Flow,
     /// Worker that sends the first token of a stream. prefill sends it as soon as it is sampled,

@@ -20,7 +20,6 @@ fn router(policy: impl Into<Policies>, prefill: usize, decode: usize) -> LoadBal
     router
 }
 
-/// A worker that is up.
 impl LoadBalancer {
     /// Chooses workers for a request that needs a pair.
     fn choose_pair(
@@ -34,6 +33,7 @@ impl LoadBalancer {
     }
 }
 
+/// A worker that is up.
 fn join(router: &mut LoadBalancer, role: Leg) -> WorkerNumber {
     let now = Instant::now();
     let worker = router.join(role, now);

@@ -59,32 +59,15 @@ impl Grant {
     }
 
     /// The byte offset of the first word in a page that differs from the KV to be sent. Only the
-    /// bits of `looked_at` count, because a stream can bring a part of a word.
+    /// bits of `looked_at` count.
     fn other_word(
         &self,
         memory: &Memory,
         page: PageId,
         looked_at: impl Fn(usize) -> u64,
     ) -> Option<usize> {
-        let layout = &memory.layout;
         let place = self.pages.iter().position(|&granted| granted == page).unwrap_or(0);
-        let before = (self.first + place) as u32 * layout.page_size;
-        let kv = Written::of(&self.prompt);
-        let places =
-            (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
-        let mut words =
-            places.flat_map(|place| (0..layout.page_size).map(move |token| (token, place)));
-        words.find_map(|(token, (layer, which))| {
-            let at = layout.offset(page, layer, which, 0, token) as usize;
-            let position = before + token;
-            // After the prompt's end, the last page has the bytes of the source's page.
-            let bits = looked_at(at);
-            let is_right = || {
-                let other = || memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
-                position >= self.tokens.end || position >= self.tokens.start && other() & bits == 0
-            };
-            (bits != 0 && !is_right()).then_some(at)
-        })
+        other_word(memory, (page, self.first + place), &self.prompt, &self.tokens, looked_at)
     }
 
     /// The finding for a page with wrong KV.
@@ -191,13 +174,42 @@ pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Che
     Ok(())
 }
 
+/// The byte offset of the first word in a page that differs from the KV of `tokens` of this
+/// prompt. The page is the one with this index in the sequence. Only the bits of `looked_at` count,
+/// because a stream can bring a part of a word.
+pub fn other_word(
+    memory: &Memory,
+    (page, index): (PageId, usize),
+    prompt: &[u32],
+    tokens: &Range<u32>,
+    looked_at: impl Fn(usize) -> u64,
+) -> Option<usize> {
+    let layout = &memory.layout;
+    let before = index as u32 * layout.page_size;
+    let kv = Written::of(prompt);
+    let places = (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
+    let mut words = places.flat_map(|place| (0..layout.page_size).map(move |token| (token, place)));
+    words.find_map(|(token, (layer, which))| {
+        let at = layout.offset(page, layer, which, 0, token) as usize;
+        let position = before + token;
+        // After the prompt's end, the last page has the bytes of the source's page.
+        let bits = looked_at(at);
+        let is_right = || {
+            let other = || memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
+            position >= tokens.end || position >= tokens.start && other() & bits == 0
+        };
+        (bits != 0 && !is_right()).then_some(at)
+    })
+}
+
 /// All bits of each byte that has a bit set.
-fn whole_bytes(bits: u64) -> u64 {
+pub fn whole_bytes(bits: u64) -> u64 {
     let bytes = bits.to_ne_bytes();
     u64::from_ne_bytes(bytes.map(|byte| if byte == 0 { 0 } else { u8::MAX }))
 }
 
-fn words(memory: &Memory) -> impl Iterator<Item = u64> {
+/// The words of a pool.
+pub fn words(memory: &Memory) -> impl Iterator<Item = u64> {
     let bytes = memory.layout.page_stride as usize * memory.pages as usize;
     (0..bytes / 8).map(|word| memory.region.word(word * 8).load(Relaxed))
 }

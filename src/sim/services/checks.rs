@@ -16,8 +16,9 @@ const EXCUSED: [&str; 7] =
 /// The longest role change in gentle weather: the patience of the operator, and the time between
 /// two of its requests.
 const CHANGE: Nanos = PATIENCE.as_nanos() as Nanos + 2 * SECOND;
-/// The longest request without faults, and if two workers fall silent, one after the other.
+/// The longest request without faults.
 const WAIT: Nanos = 4 * SECOND;
+/// The longest request if one worker after the other falls silent, or an engine hangs.
 const WAIT_NEAR_FAULT: Nanos = WAIT + 2 * KNOWN + ENGINE_STILL_MAX.as_nanos() as Nanos;
 
 impl Cluster {
@@ -68,7 +69,7 @@ impl Cluster {
         let most = match self.plan.weather {
             Weather::Storm if is_near_fault => return Ok(()),
             Weather::Narrow if is_near_fault => WAIT_NEAR_FAULT,
-            _ => WAIT,
+            Weather::Gentle | Weather::Narrow | Weather::Storm => WAIT,
         };
         let waited = ended - request.at;
         match waited > most {

@@ -170,7 +170,8 @@ impl ServiceProcess {
         let is_woken = match &self.service {
             Service::Router(_) => false,
             Service::Worker(worker) => {
-                let is_computing = self.kernel.now() < worker.instant(worker.busy_until);
+                let busy_until = self.base + Duration::from_nanos(worker.busy_until);
+                let is_computing = self.kernel.now() < busy_until;
                 worker.threads.as_ref().is_some_and(|threads| {
                     threads.is_data_woken() || (!is_computing && threads.is_engine_woken())
                 })
@@ -268,10 +269,6 @@ impl Worker {
         Ok(())
     }
 
-    fn instant(&self, at: Nanos) -> Instant {
-        self.base + Duration::from_nanos(at)
-    }
-
     /// Steps the engine, unless it still computes. Returns the time of its next step.
     fn turn_engine(&mut self, now: Nanos) -> Nanos {
         if now < self.busy_until {
@@ -308,9 +305,7 @@ impl Worker {
             }
         }
     }
-}
 
-impl Worker {
     fn is_idle_and_empty(&self) -> Result<(), String> {
         self.service.is_idle_and_empty()?;
         let threads = self.threads.as_ref().expect("a role has threads");

@@ -6,10 +6,9 @@
 //! write outside the pool is an aux record, which movers check.
 
 use crate::ids::{Generation, PageId, SlotId};
-use crate::kv::layout::KeyValue;
 use crate::process::stepped_threads::SteppedThreads;
 use crate::sched::worker::WriteLease;
-use crate::sim::model::{LAYERS, Written};
+use crate::sim::checkers::shadow::{self, whole_bytes, words};
 use crate::transfer::transport::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -125,47 +124,21 @@ impl PoolShadow {
     }
 }
 
-/// Checks the words of a page that were written. Only the bits of `written` count, because a stream
-/// can bring a part of a word.
+/// Checks the words of a page that were written: only the bits of `written` count.
 fn check_content(
     memory: &Memory,
     lease: &WriteLease<'_>,
     page: PageId,
     written: impl Fn(usize) -> u64,
 ) -> Result<(), String> {
-    let layout = &memory.layout;
-    let place = lease.pages.iter().position(|&leased| leased == page).expect("it covers the page");
-    let first = place as u32 * layout.page_size;
-    let kv = Written::of(lease.prompt);
-    let places = (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
-    for (layer, which) in places {
-        for token in 0..layout.page_size {
-            let (at, position) =
-                (layout.offset(page, layer, which, 0, token) as usize, first + token);
-            // After the prompt's end, the last page has the bytes of the source's page.
-            if written(at) == 0 || position as usize >= lease.prompt.len() {
-                continue;
-            }
-            let other = memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
-            if other & written(at) != 0 {
-                let slot = lease.slot;
-                return Err(format!("page {page} of slot {slot} was written with other KV"));
-            }
-        }
+    let index = lease.pages.iter().position(|&leased| leased == page).expect("it is covered");
+    let tokens = 0..lease.prompt.len() as u32;
+    match shadow::other_word(memory, (page, index), lease.prompt, &tokens, written) {
+        Some(_) => Err(format!("page {page} of slot {} was written with other KV", lease.slot)),
+        None => Ok(()),
     }
-    Ok(())
-}
-
-/// All bits of each byte that has a bit set.
-fn whole_bytes(bits: u64) -> u64 {
-    let bytes = bits.to_ne_bytes();
-    u64::from_ne_bytes(bytes.map(|byte| if byte == 0 { 0 } else { u8::MAX }))
 }
 
 fn bytes(memory: &Memory) -> usize {
     memory.layout.page_stride as usize * memory.pages as usize
-}
-
-fn words(memory: &Memory) -> impl Iterator<Item = u64> {
-    (0..bytes(memory) / 8).map(|word| memory.region.word(word * 8).load(Relaxed))
 }

@@ -1,14 +1,14 @@
 //! Why a request failed: one taxonomy for the wire, HTTP status, metrics and log.
 //!
-//! Owns: the table of causes. It says which causes permit a retry; `routing::attempts` decides
-//! about it.
+//! Owns: the table of causes, with the retries that each permits. `routing::attempts` decides which
+//! workers the retry avoids.
 
 use std::fmt;
 
 macro_rules! causes {
     ($(
         $(#[$doc:meta])*
-        $name:ident = $number:literal, $text:literal, $status:literal, $retry:literal;
+        $name:ident = $number:literal, $text:literal, $status:literal, $retry:ident;
     )*) => {
         /// A typed failure. The number has five bits and travels in the status word and in
         /// messages.
@@ -52,46 +52,57 @@ macro_rules! causes {
             }
 
             /// Whether another pair can be tried.
-            pub const fn may_be_retried(self) -> bool {
-                match self { $(Cause::$name => $retry,)* }
+            pub const fn retry(self) -> Retry {
+                match self { $(Cause::$name => Retry::$retry,)* }
             }
         }
     };
 }
 
+/// Whether a request that failed can be tried on another pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Retry {
+    /// No: every worker would fail it, or it is not wanted any more.
+    Never,
+    /// At most once.
+    Once,
+    /// As often as the retry limits permit.
+    Allowed,
+}
+
 causes! {
     /// The client has closed its connection.
-    ClientGone = 1, "client_gone", 499, false;
+    ClientGone = 1, "client_gone", 499, Never;
     /// The request itself is wrong. Every worker would refuse it.
-    Refused = 2, "refused", 400, false;
+    Refused = 2, "refused", 400, Never;
     /// A queue or a pool is full; another worker may have room.
-    Overloaded = 3, "overloaded", 429, true;
+    Overloaded = 3, "overloaded", 429, Allowed;
     /// The worker at the other end of the hand-off is dead or cut off.
-    PeerLost = 4, "peer_lost", 502, true;
+    PeerLost = 4, "peer_lost", 502, Allowed;
     /// A deadline passed.
-    Deadline = 5, "deadline", 408, false;
+    Deadline = 5, "deadline", 408, Never;
     /// The two legs describe different requests: token count, hash or page count differ.
-    Mismatch = 6, "mismatch", 400, false;
+    Mismatch = 6, "mismatch", 400, Never;
     /// Bytes or a record failed their check.
-    Corrupt = 7, "corrupt", 502, true;
+    Corrupt = 7, "corrupt", 502, Allowed;
     /// The other leg of the request ended first.
-    OtherLeg = 8, "other_leg", 502, true;
+    OtherLeg = 8, "other_leg", 502, Allowed;
     /// The worker is draining.
-    Draining = 9, "draining", 503, true;
-    /// A fault of Baton.
-    Internal = 10, "internal", 500, true;
+    Draining = 9, "draining", 503, Allowed;
+    /// A fault of Baton. The request itself is the likely reason and would fail again.
+    Internal = 10, "internal", 500, Once;
     /// The two workers cannot transfer KV: key, role, model, KV layout or transports differ. The
     /// logs of both workers name the field.
-    Incompatible = 11, "incompatible", 502, true;
+    Incompatible = 11, "incompatible", 502, Allowed;
     /// The NIC of the other worker denied a write to its own address: key, bounds or permission.
-    Denied = 12, "denied", 502, true;
+    Denied = 12, "denied", 502, Allowed;
     /// A NIC could not send, or its retries were never acknowledged. The two workers reach each
     /// other over their control link, but not over the fabric.
-    Unreachable = 13, "unreachable", 502, true;
+    Unreachable = 13, "unreachable", 502, Allowed;
     /// The transfer was stopped because another transfer of the same session failed.
-    Flushed = 14, "flushed", 502, true;
+    Flushed = 14, "flushed", 502, Allowed;
     /// The worker received an abort for the request.
-    Aborted = 15, "aborted", 499, false;
+    Aborted = 15, "aborted", 499, Never;
 }
 
 impl fmt::Display for Cause {

@@ -406,20 +406,3 @@ pub enum Policy {
     /// tokens are missing.
     Conditional,
 }
-
-impl Policy {
-    /// Whether the policy uses the prefixes cached in workers.
-    pub fn reads_prompts(self) -> bool {
-        matches!(self, Policy::CacheAware | Policy::Lmetric | Policy::Slo | Policy::Conditional)
-    }
-
-    /// Whether the policy uses the workers' loads.
-    pub fn compares_loads(self) -> bool {
-        !matches!(self, Policy::Random | Policy::RoundRobin)
-    }
-
-    /// Whether the policy predicts latencies and refuses requests that would miss their limits.
-    pub fn forecasts(self) -> bool {
-        matches!(self, Policy::Slo | Policy::Conditional)
-    }
-}

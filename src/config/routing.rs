@@ -18,6 +18,13 @@ pub struct Policies {
     pub decode: Policy,
 }
 
+impl Policies {
+    /// Both policies.
+    pub fn all(&self) -> [Policy; 2] {
+        [self.prefill, self.decode]
+    }
+}
+
 impl From<Policy> for Policies {
     fn from(both: Policy) -> Policies {
         Policies { prefill: both, decode: both }

@@ -122,16 +122,16 @@ impl Region {
         }
     }
 
-    /// Copies `bytes` bytes from another region. Only the caller uses the two ranges: they are
-    /// pages of one request, and no transfer reads or writes them. Panics if a range leaves its
-    /// region: offsets are this process's own arithmetic.
-    pub fn copy_from(&self, to: usize, source: &Region, from: usize, bytes: usize) {
+    /// Copies `bytes` bytes from another region. Only `kv` can call it, for pages of one request
+    /// that no transfer reads or writes. Panics if a range leaves its region: offsets are this
+    /// process's own arithmetic.
+    pub(super) fn copy_from(&self, to: usize, source: &Region, from: usize, bytes: usize) {
         let within =
             |start: usize, len: usize| start.checked_add(bytes).is_some_and(|end| end <= len);
         assert!(within(to, self.len()) && within(from, source.len()), "a copy leaves its region");
         assert!(self.base() != source.base(), "a copy is between two regions");
-        // SAFETY: both ranges lie in their mappings, which are different; as the caller guarantees,
-        // no other thread touches them during the copy.
+        // SAFETY: both ranges lie in their mappings, which are different. The only caller is
+        // the host tier: the engine's thread copies pages that one request holds without a lease.
         unsafe {
             let from = source.base().as_ptr().add(from);
             from.copy_to_nonoverlapping(self.base().as_ptr().add(to), bytes);

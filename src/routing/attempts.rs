@@ -24,7 +24,7 @@
 //! open. Each attempt has its own room. A request ends once.
 //! Not here: the choice of workers (`balancer`), the retry limits of all requests (`retries`).
 
-use crate::cause::Cause;
+use crate::cause::{Cause, Retry};
 use crate::ids::Leg;
 use crate::limits::{RETRY_TIME_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX};
 use crate::routing::load::WorkerNumber;
@@ -435,7 +435,7 @@ impl Attempts {
             Cause::Overloaded | Cause::Draining | Cause::Incompatible => {
                 self.avoid.unwilling.extend(self.worker(role));
             }
-            cause if cause.may_be_retried() => self.shun(role),
+            cause if cause.retry() != Retry::Never => self.shun(role),
             _ => {}
         }
         self.again(cause, terms)
@@ -453,7 +453,7 @@ impl Attempts {
                 return self.again(Cause::PeerLost, terms);
             }
             Cause::Internal => self.shun(role),
-            cause if cause.may_be_retried() => {
+            cause if cause.retry() != Retry::Never => {
                 // The leg lost the other worker. The network fault can be at either of them.
                 self.shun(other);
                 self.shun(role);
@@ -470,13 +470,13 @@ impl Attempts {
     }
 
     fn again(&mut self, cause: Cause, terms: &mut AttemptContext<'_>) -> AttemptAction {
-        let most = match cause {
-            // The request itself is the likely cause and would fail again.
-            Cause::Internal => terms.retries.most().min(1),
-            _ => terms.retries.most(),
+        let most = match cause.retry() {
+            Retry::Never => return self.end(AttemptAction::Fail(cause)),
+            Retry::Once => terms.retries.most().min(1),
+            Retry::Allowed => terms.retries.most(),
         };
         let lost = self.begun && !self.resumable;
-        if !cause.may_be_retried() || lost || self.tries > most {
+        if lost || self.tries > most {
             return self.end(AttemptAction::Fail(cause));
         }
         let until = self.failing.map_or(terms.now + RETRY_TIME_MAX, |(until, _)| until);

@@ -17,7 +17,8 @@ use crate::transfer::plan::Run;
 const AHEAD_MAX: u64 = 16 << 10;
 
 /// Copies runs from a peer's region, mapped read-only, into pages leased to this transfer. The last
-/// added run is held back until [`Pull::finish`].
+/// added run is held back until [`Pull::finish`]. Only the crate can make one, because the lease is
+/// the rule that makes it sound.
 #[derive(Debug)]
 #[must_use = "the last run is copied by finish"]
 pub struct Pull<'a> {
@@ -28,7 +29,7 @@ pub struct Pull<'a> {
 
 impl<'a> Pull<'a> {
     /// A copy without runs.
-    pub fn new(from: &'a PeerRegion, to: &'a Region) -> Pull<'a> {
+    pub(crate) fn new(from: &'a PeerRegion, to: &'a Region) -> Pull<'a> {
         Pull { from, to, held: None }
     }
 

@@ -14,6 +14,7 @@ use crate::config::{
     Policies, Policy, PrefillEndpoint, RequestConfig, RetryConfig, RouterConfig,
 };
 use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
+use crate::routing::policy::PolicyNeeds;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -92,7 +93,7 @@ impl Resolver<'_> {
         rebalances: bool,
     ) {
         let no_prefill = times.prefill_ms.is_empty();
-        if [policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
+        if policies.all().into_iter().any(|policy| PolicyNeeds::of(policy).forecast)
             && (no_prefill || times.decode_ms.is_empty())
         {
             let why = "the forecast uses the step times of Qwen3-32B-FP8 on two H200";
@@ -235,7 +236,7 @@ fn cache(
         ("--balance-rel-threshold", ratio.is_some()),
     ];
     if let Some((flag, _)) = typed.into_iter().find(|(_, typed)| *typed)
-        && ![policies.prefill, policies.decode].contains(&Policy::CacheAware)
+        && !policies.all().contains(&Policy::CacheAware)
     {
         let why = format!("{flag} has no effect with other policies");
         return Err(ConfigError::Missing { flag: "--policy cache_aware", why });
@@ -270,7 +271,7 @@ fn forecast(
         ("--nic-gigabytes", flags.nic_gigabytes.is_some()),
     ];
     if let Some((flag, _)) = typed.into_iter().find(|(_, typed)| *typed)
-        && ![policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
+        && !policies.all().into_iter().any(|policy| PolicyNeeds::of(policy).forecast)
     {
         let why = format!("{flag} has no effect with a policy without forecast");
         return Err(ConfigError::Missing { flag: "--policy slo or conditional", why });

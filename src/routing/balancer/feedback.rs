@@ -6,6 +6,7 @@
 use super::{LoadBalancer, Member};
 use crate::routing::health::{Health, HealthChange};
 use crate::routing::load::{ForeignLoad, LoadReport, WorkerNumber};
+use crate::routing::policy::PolicyNeeds;
 use crate::stdx::failpoint::is_failpoint_active;
 use std::time::Instant;
 
@@ -53,7 +54,7 @@ impl LoadBalancer {
 
     /// Whether a policy compares the load of workers.
     pub fn compares_loads(&self) -> bool {
-        self.policies.prefill.compares_loads() || self.policies.decode.compares_loads()
+        self.policies.all().into_iter().any(|policy| PolicyNeeds::of(policy).loads)
     }
 
     /// Records that a load report is requested now. The caller passes it to

@@ -22,6 +22,7 @@ use crate::routing::compatibility::{CompatDigest, Compatibility, CompatibilityMa
 use crate::routing::forecast::Forecast;
 use crate::routing::health::Health;
 use crate::routing::load::{ReservedLoad, WorkerLoad, WorkerNumber};
+use crate::routing::policy::PolicyNeeds;
 use crate::routing::prefixes::Prefixes;
 use crate::stdx::failpoint::is_failpoint_active;
 pub use reservation::{NoWorker, Reservation, ReservedPair};
@@ -121,7 +122,7 @@ impl LoadBalancer {
 
     /// Whether a policy compares the beginnings of prompts.
     pub fn reads_prompts(&self) -> bool {
-        self.policies.prefill.reads_prompts() || self.policies.decode.reads_prompts()
+        self.policies.all().into_iter().any(|policy| PolicyNeeds::of(policy).caches)
     }
 
     /// Sets the limits of health probes and circuit breakers.

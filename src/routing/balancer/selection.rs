@@ -12,7 +12,7 @@ use crate::routing::attempts::AvoidList;
 use crate::routing::demand::Demand;
 use crate::routing::load::{WorkerLoad, WorkerNumber};
 use crate::routing::policy::slo::{self, Prediction, foretell};
-use crate::routing::policy::{self, Candidate, PolicyInput, Purpose, conditional};
+use crate::routing::policy::{self, Candidate, PolicyInput, PolicyNeeds, Purpose, conditional};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::rng::mix;
 use std::time::{Duration, Instant};
@@ -237,7 +237,8 @@ impl LoadBalancer {
         self.drawn += 1;
         let chance = mix(self.seed ^ mix(self.drawn));
         let (table, prefixes) = (&mut self.tables[role as usize], &self.prefixes[role as usize]);
-        let is_compared = policy::compares_caches(policy, leg);
+        let needs = PolicyNeeds::of(policy);
+        let is_compared = needs.compares_caches(leg);
         let common = match is_compared {
             true => prefixes.matches(&work.blocks, |worker, blocks| table.mark(worker, blocks)),
             false => 0,
@@ -280,7 +281,7 @@ impl LoadBalancer {
                 !avoid.unwilling.contains(&seat.number),
                 "a worker that refused the request is not chosen"
             );
-            if !is_compared && policy::keeps_in_mind(policy, leg) {
+            if !is_compared && needs.records_prompts(leg) {
                 worker.cached = prefixes.depth(seat.number, &work.blocks);
             }
             picked(policy, &question, &seat, &worker)
@@ -363,7 +364,7 @@ impl LoadBalancer {
         before: Duration,
         avoid: &AvoidList,
     ) -> Result<(), NoWorker> {
-        if !policy.forecasts() || !avoid.is_empty() {
+        if !PolicyNeeds::of(policy).forecast || !avoid.is_empty() {
             return Ok(());
         }
         let check = |until, foretold: Duration, flag, limit: Option<Duration>| match limit {
@@ -403,7 +404,7 @@ impl LoadBalancer {
         now: Instant,
     ) -> Reservation {
         let role = role_of(leg);
-        let is_kept = policy::keeps_in_mind(self.policy(role), leg);
+        let is_kept = PolicyNeeds::of(self.policy(role)).records_prompts(leg);
         let Picked { worker, missing, reading, .. } = picked;
         self.last[role as usize] = Some(worker);
         let place = self.place(worker).expect("a picked worker is present");
@@ -489,8 +490,10 @@ fn picked(
     worker: &Candidate,
 ) -> Picked {
     let missing = question.missing(worker);
-    let foretold =
-        if policy.forecasts() { foretell(question, worker) } else { Prediction::default() };
+    let foretold = match PolicyNeeds::of(policy).forecast {
+        true => foretell(question, worker),
+        false => Prediction::default(),
+    };
     let reading =
         question.forecast.reading(missing, question.demand.tokens.saturating_sub(missing));
     Picked { worker: seat.number, class: seat.class, missing, reading, foretold }

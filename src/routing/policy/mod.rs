@@ -71,21 +71,51 @@ pub struct PolicyInput<'a> {
     pub cache: CacheAwareConfig,
 }
 
-/// Whether the policy compares the cached part of the prompt of each worker.
-pub fn compares_caches(policy: Policy, leg: Purpose) -> bool {
-    match policy {
-        Policy::LeastLoaded | Policy::RoundRobin | Policy::Random | Policy::PowerOfTwo => false,
-        Policy::CacheAware => true,
-        Policy::Lmetric | Policy::Slo | Policy::Conditional => leg != Purpose::Decode,
-    }
+/// What the balancer prepares for a policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PolicyNeeds {
+    /// Reports of the workers' loads.
+    pub loads: bool,
+    /// The cached part of the prompt of each worker, when the leg computes a prompt.
+    pub caches: bool,
+    /// The same, when the leg only generates.
+    pub decode_caches: bool,
+    /// A record of the prompts that a decode leg gets, because its worker can compute prompts.
+    pub decode_record: bool,
+    /// A prediction of latencies. A request that would miss its limits is refused.
+    pub forecast: bool,
 }
 
-/// Whether a router records the prompts that it sends for this leg. For a decode leg, that helps
-/// only if the worker can compute prompts itself, or if its cache decides the choice.
-pub fn keeps_in_mind(policy: Policy, leg: Purpose) -> bool {
-    match policy {
-        Policy::CacheAware | Policy::Conditional => true,
-        _ => compares_caches(policy, leg),
+impl PolicyNeeds {
+    /// The needs of this policy.
+    pub const fn of(policy: Policy) -> PolicyNeeds {
+        let nothing = PolicyNeeds {
+            loads: false,
+            caches: false,
+            decode_caches: false,
+            decode_record: false,
+            forecast: false,
+        };
+        let loads = PolicyNeeds { loads: true, ..nothing };
+        let caches = PolicyNeeds { caches: true, ..loads };
+        match policy {
+            Policy::RoundRobin | Policy::Random => nothing,
+            Policy::LeastLoaded | Policy::PowerOfTwo => loads,
+            Policy::Lmetric => caches,
+            Policy::CacheAware => PolicyNeeds { decode_caches: true, ..caches },
+            Policy::Slo => PolicyNeeds { forecast: true, ..caches },
+            Policy::Conditional => PolicyNeeds { forecast: true, decode_record: true, ..caches },
+        }
+    }
+
+    /// Whether the policy compares the cached part of the prompt of each worker for this leg.
+    pub fn compares_caches(&self, leg: Purpose) -> bool {
+        if leg == Purpose::Decode { self.decode_caches } else { self.caches }
+    }
+
+    /// Whether the router records the prompts that it sends for this leg.
+    pub fn records_prompts(&self, leg: Purpose) -> bool {
+        self.compares_caches(leg) || (leg == Purpose::Decode && self.decode_record)
     }
 }
 

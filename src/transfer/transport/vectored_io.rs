@@ -3,7 +3,8 @@
 //! Thread: `move`. It never waits: descriptors are non-blocking.
 //! Invariants: pieces come from a plan over checked page numbers. The assertion on each piece is
 //! cheap beside a system call, and it stops a bug before it writes.
-//! Not here: the right to read or write the pages (leases, the mover).
+//! Not here: the right to read or write the pages. The mover calls a transport only under a lease,
+//! so these functions are visible to the transports alone.
 #![allow(unsafe_code)]
 
 use crate::kv::region::Region;
@@ -19,7 +20,7 @@ const PIECES_MAX: usize = 64;
 
 /// Sends `head`, then the bytes of `pieces`, as far as the stream takes them. Returns how many
 /// bytes.
-pub fn send(
+pub(super) fn send(
     stream: BorrowedFd<'_>,
     head: &[u8],
     region: &Region,
@@ -38,7 +39,7 @@ pub fn send(
 
 /// Receives into `pieces`, which are leased to this transfer. Returns how many bytes came. 0: the
 /// stream has ended, or there are no pieces.
-pub fn receive(
+pub(super) fn receive(
     stream: BorrowedFd<'_>,
     region: &Region,
     pieces: impl Iterator<Item = Piece>,
@@ -52,7 +53,7 @@ pub fn receive(
 }
 
 /// Appends the bytes of `pieces` to `into`, up to `most` bytes. Returns how many.
-pub fn gather(
+pub(super) fn gather(
     into: &mut VecDeque<u8>,
     most: usize,
     region: &Region,
@@ -73,7 +74,7 @@ pub fn gather(
 }
 
 /// Copies bytes that were received elsewhere into `pieces`. Returns how many fitted.
-pub fn fill(bytes: &[u8], region: &Region, pieces: impl Iterator<Item = Piece>) -> usize {
+pub(super) fn fill(bytes: &[u8], region: &Region, pieces: impl Iterator<Item = Piece>) -> usize {
     let mut filled = 0;
     for piece in pieces {
         let (at, room) = within(region, &piece);

@@ -56,7 +56,7 @@ impl Transport {
     }
 
     /// Whether the source writes directly into its destination's memory.
-    pub const fn writes(self) -> bool {
+    pub const fn writes_remotely(self) -> bool {
         matches!(self, Transport::Rdma)
     }
 }

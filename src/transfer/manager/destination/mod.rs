@@ -223,7 +223,7 @@ where
         let Some(waiting) = self.slots.remove(&slot.id) else { return };
         let Some(cause) = failure else { return };
         let source = self.sources.get(&waiting.source);
-        let writes = source.and_then(Source::transport).is_some_and(Transport::writes);
+        let writes = source.and_then(Source::transport).is_some_and(Transport::writes_remotely);
         match source.and_then(Source::link).filter(|_| waiting.sent) {
             Some(link) => {
                 let Waiting { generation, asked: PromptRequest { room, .. }, source, .. } = waiting;
@@ -424,7 +424,7 @@ where
         }
         for (slot, asked) in &self.aborting {
             let transport = self.sources.get(&asked.source).and_then(Source::transport);
-            let writes = transport.is_some_and(Transport::writes);
+            let writes = transport.is_some_and(Transport::writes_remotely);
             assert!(writes, "only a source that can write owes an answer");
             let next = self.slots.get(slot).map(|waiting| waiting.generation);
             assert_ne!(next, Some(asked.generation), "a slot that was aborted has left");

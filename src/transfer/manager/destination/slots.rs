@@ -46,8 +46,11 @@ where
         } else {
             return;
         }
-        let writes =
-            self.sources.get(source).and_then(Source::transport).is_some_and(Transport::writes);
+        let writes = self
+            .sources
+            .get(source)
+            .and_then(Source::transport)
+            .is_some_and(Transport::writes_remotely);
         match (writes, ack.quiet) {
             (false, _) => {}
             (true, true) => {

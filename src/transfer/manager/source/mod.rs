@@ -207,7 +207,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     // The destination can miss the loss, for example if a lane never reached it. If
                     // the source writes into its pages, the destination must also reset the session
                     // before it reuses them.
-                    if transport.writes() && !is_failpoint_active("link outlives its queue pairs") {
+                    if transport.writes_remotely()
+                        && !is_failpoint_active("link outlives its queue pairs")
+                    {
                         self.tell_causes(link, effects);
                         effects.hang_up(link);
                     } else if transport == Transport::Tcp
@@ -294,8 +296,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let TransferId { room, slot, generation } = asked.id;
         let target = Target { session: id, slot, generation, room, prefix: asked.prefix_tokens };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
-        let pages =
-            if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
+        let pages = if session.transport.writes_remotely() {
+            asked.pages.iter().collect()
+        } else {
+            Arc::default()
+        };
         let first = (asked.prefix_tokens / session.page_size) as usize;
         let left = Duration::from_millis(asked.deadline_ms.into());
         let wanted = DestinationRequest {

@@ -5,7 +5,7 @@ use super::keys::WRONG_KEY;
 use super::operator::PATIENCE;
 use super::plan::{ServicePlan, ServiceRequest, Weather};
 use super::{Cluster, ServiceReport};
-use crate::limits::ENGINE_STILL_MAX;
+use crate::limits::{EARLY_DESTINATION_LIFE, ENGINE_STILL_MAX};
 use crate::sim::checkers::silence::KNOWN;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Errors that a fault can cause.
 const EXCUSED: [&str; 7] =
     ["peer_lost", "other_leg", "draining", "overloaded", "no_worker", "unreachable", "flushed"];
-/// The longest role change in gentle weather: the patience of the operator, and the time between
+/// The longest role change: the patience of the operator, and the time between
 /// two of its requests.
 const CHANGE: Nanos = PATIENCE.as_nanos() as Nanos + 2 * SECOND;
 /// The longest request without faults.
@@ -41,7 +41,7 @@ impl Cluster {
             return Err(format!("a worker is listed twice: {listed:?}"));
         }
         let longest = self.operator.longest_change;
-        match self.plan.weather == Weather::Gentle && longest > CHANGE {
+        match longest > CHANGE {
             true => Err(format!("a role change takes {} ms", longest / MILLI)),
             false => Ok(()),
         }
@@ -68,15 +68,22 @@ impl Cluster {
         let is_near_fault = self.plan.is_near_fault(request.at, ended);
         let most = match self.plan.weather {
             Weather::Storm if is_near_fault => return Ok(()),
+            // A prefill worker that has started again waits for the prompt of KV that is lost.
+            Weather::Narrow if is_near_fault && self.plan.keeps_kv() => {
+                WAIT_NEAR_FAULT + EARLY_DESTINATION_LIFE.as_nanos() as Nanos
+            }
             Weather::Narrow if is_near_fault => WAIT_NEAR_FAULT,
             Weather::Gentle | Weather::Narrow | Weather::Storm => WAIT,
         };
         let waited = ended - request.at;
         match waited > most {
             true => Err(format!(
-                "a request waits for {} ms, at most {} ms are needed: {outcome:?}",
+                "a request waits for {} ms from {} ms, at most {} ms are needed: {outcome:?}; all \
+                 faults: {:?}",
                 waited / MILLI,
-                most / MILLI
+                request.at / MILLI,
+                most / MILLI,
+                self.plan.faults
             )),
             false => Ok(()),
         }

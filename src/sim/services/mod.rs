@@ -29,7 +29,7 @@ use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::hash_map;
 use crate::stdx::rng::{Rng, scramble};
 use clients::Clients;
-use network::Network;
+use network::{CutPlace, Network};
 use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
 use plan::{AIMED_DEATH, AIMED_SILENCE, ServiceFault, ServicePlan};
@@ -55,7 +55,7 @@ const FAULTS_IN_TRANSFER: u64 = 6;
 const ANSWER: Nanos = 20 * MILLI;
 /// The usual time of a transfer.
 const TRANSFER: Nanos = 2 * MILLI;
-/// The longest time until the router lists its workers.
+/// The longest time until the router lists its workers, and all processes are idle.
 const LISTED: Nanos = 10 * SECOND;
 /// The tables of a process are checked once in this many turns.
 const CHECK_TURNS: u64 = 64;
@@ -113,8 +113,8 @@ enum Event {
     Nic(NicStep, u32),
     /// What has travelled to this end of a connection arrives.
     Arrival { connection: usize, end: usize },
-    /// A host may have been cut off for the longest silence of its streams.
-    Silence { host: usize, limit: Duration },
+    /// Nothing may have passed at this place for the longest silence of its streams.
+    Silence { place: CutPlace, limit: Duration },
     /// A fault of the plan.
     Fault(ServiceFault),
     /// A new process starts on a host.
@@ -217,10 +217,13 @@ impl Cluster {
             if end.is_none() && self.clients.is_done() && self.operator.is_done() {
                 end = Some(now + SETTLED);
             }
-            if end.is_some_and(|end| now > end) && self.operator.listed.is_some() {
+            let is_listed = end.is_some_and(|end| now > end) && self.operator.listed.is_some();
+            // A worker that renews its entry sends a body.
+            if is_listed && self.check_idle().is_ok() {
                 break;
             }
             if end.is_some_and(|end| now > end + LISTED) {
+                self.check_idle()?;
                 return Err("the router does not list its workers".into());
             }
             if end.is_some_and(|end| now > end) {
@@ -228,7 +231,6 @@ impl Cluster {
             }
         }
         self.check_workers()?;
-        self.check_idle()?;
         self.report()
     }
 
@@ -253,8 +255,8 @@ impl Cluster {
                 let event = nics.step((step, pair), network, queue, digest);
                 self.notice(event, now)?;
             }
-            Event::Silence { host, limit } => {
-                let hosts = self.network.reset_silent(host, limit, now, &mut self.digest);
+            Event::Silence { place, limit } => {
+                let hosts = self.network.reset_silent(place, limit, now, &mut self.digest);
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
             Event::FirstRole(host) => self.order(host, self.plan.roles[host - 1].0, now),
@@ -280,8 +282,8 @@ impl Cluster {
             }
             ServiceFault::Hold { host, pause } => self.nics.hold(host, now + pause),
             ServiceFault::Reset => {
-                let hosts = self.network.reset_one(&mut self.digest);
-                hosts.into_iter().flatten().for_each(|host| self.wake(host, now));
+                let hosts = self.network.reset_one(&mut self.queue, &mut self.digest);
+                hosts.into_iter().for_each(|host| self.wake(host, now));
             }
             ServiceFault::Drain { host, pause } => {
                 if let Some(process) = self.processes[host].as_ref().filter(|_| !self.drains(host))
@@ -300,7 +302,10 @@ impl Cluster {
                 }
             }
             ServiceFault::Cut { host, pause } => {
-                self.network.cut(host, now + pause, &mut self.queue);
+                self.network.cut(CutPlace::Host(host), now + pause, &mut self.queue);
+            }
+            ServiceFault::Part { hosts: (one, other), pause } => {
+                self.network.cut(CutPlace::Between(one, other), now + pause, &mut self.queue);
             }
             ServiceFault::Role { host, role, pause } => {
                 self.order(host, role, now);

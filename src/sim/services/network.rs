@@ -3,8 +3,9 @@
 //! Invariants: a stream's bytes arrive once and in order, before its end. A reader that does not
 //! read stops its writer. If a program closes a stream with unread bytes, the stream is reset, as
 //! on Linux. An abstract name leads to a process on the same machine. Nothing arrives at a host, or
-//! from it, while it is cut off. A stream with a limit of silence is reset after that time. Its
-//! other end hears of that with the next piece that it sends.
+//! from it, while it is cut off, and nothing passes between two hosts that are cut from each other.
+//! A stream with a limit of silence is reset after that time. Its other end hears of that with the
+//! next piece that it sends.
 
 use super::{Event, RunDigest};
 use crate::net::{Address, Dial, MemoryKernel};
@@ -23,6 +24,10 @@ const PIECES: [u64; 4] = [60, 300, 1500, 1500];
 const DELAY: (Nanos, Nanos) = (20 * MICRO, 300 * MICRO);
 /// The longest delay of some pieces: of a packet that was sent twice.
 const LATE: Nanos = 20 * MILLI;
+/// The longest delay of a few pieces: of a packet that was sent again after a timeout.
+const SENT_AGAIN: Nanos = 300 * MILLI;
+/// One end of a stream can be reset so long before the other.
+const HALF_RESET: Nanos = 500 * MILLI;
 
 /// The address of a host.
 pub fn address_of(host: usize) -> IpAddr {
@@ -39,8 +44,8 @@ pub struct Network {
     connections: BTreeMap<usize, Connection>,
     /// By host: its connections.
     of_host: Vec<BTreeSet<usize>>,
-    /// By host: its last cut.
-    cuts: Vec<Cut>,
+    /// The last cut of each place.
+    cuts: BTreeMap<CutPlace, Cut>,
     /// Number of connections dialled so far.
     dialled: usize,
     /// Hosts that have sent bytes, so that their programs can write again.
@@ -50,6 +55,24 @@ pub struct Network {
     /// The longest piece in bytes.
     piece_max: u64,
     dice: Rng,
+}
+
+/// Where nothing passes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum CutPlace {
+    /// Between this host and all others.
+    Host(usize),
+    /// Between these two hosts.
+    Between(usize, usize),
+}
+
+impl CutPlace {
+    fn covers(self, one: usize, other: usize) -> bool {
+        match self {
+            CutPlace::Host(host) => host == one || host == other,
+            CutPlace::Between(near, far) => [(one, other), (other, one)].contains(&(near, far)),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default, Debug)]
@@ -105,6 +128,11 @@ impl End {
         }
     }
 
+    fn reset(&mut self) {
+        (self.finished, self.is_reset) = (true, true);
+        self.kernel.iter().for_each(StreamKernel::reset);
+    }
+
     fn is_open(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| !kernel.is_closed() && !kernel.is_reset())
     }
@@ -115,6 +143,11 @@ impl Connection {
     fn is_local(&self) -> bool {
         let [near, far] = &self.ends;
         near.host == far.host || !matches!(self.address, Address::Tcp(_))
+    }
+
+    fn is_at(&self, place: CutPlace) -> bool {
+        let [near, far] = &self.ends;
+        place.covers(near.host, far.host)
     }
 
     /// Both programs have closed it, and nothing travels.
@@ -134,7 +167,7 @@ impl Network {
             machines: Vec::new(),
             connections: BTreeMap::new(),
             of_host: Vec::new(),
-            cuts: Vec::new(),
+            cuts: BTreeMap::new(),
             dialled: 0,
             drained: BTreeSet::new(),
             room: dice.fork("room").pick(&ROOMS),
@@ -149,7 +182,6 @@ impl Network {
         self.hosts.push(kernel.clone());
         self.machines.push(machine);
         self.of_host.push(BTreeSet::new());
-        self.cuts.push(Cut::default());
         kernel
     }
 
@@ -162,63 +194,76 @@ impl Network {
         kernel
     }
 
-    /// Resets a random open TCP connection at both ends. Returns its hosts.
-    pub fn reset_one(&mut self, digest: &mut RunDigest) -> Option<[usize; 2]> {
+    /// Resets a random open TCP connection. One of its ends can notice it later. Returns the hosts
+    /// that notice it now.
+    pub fn reset_one(
+        &mut self,
+        queue: &mut EventQueue<Event>,
+        digest: &mut RunDigest,
+    ) -> BTreeSet<usize> {
         let can_reset = |(&at, connection): (&usize, &Connection)| {
             let is_open = connection.ends.iter().all(End::is_open);
             (is_open && matches!(connection.address, Address::Tcp(_))).then_some(at)
         };
         let open: Vec<usize> = self.connections.iter().filter_map(can_reset).collect();
         if open.is_empty() {
-            return None;
+            return BTreeSet::new();
         }
-        let chosen = self.dice.pick(&open);
-        digest.note([3, chosen as u64]);
-        let connection = self.connections.get_mut(&chosen)?;
-        for end in &mut connection.ends {
-            (end.finished, end.is_reset) = (true, true);
-            if let Some(kernel) = &end.kernel {
-                kernel.reset();
+        let number = self.dice.pick(&open);
+        let first = self.dice.pick(&[None, Some(0), Some(1)]);
+        let delay = self.dice.range_u64(MILLI, HALF_RESET);
+        digest.note([3, number as u64]);
+        let connection = self.connections.get_mut(&number).expect("it was just listed");
+        let mut noticed = BTreeSet::new();
+        for (place, end) in connection.ends.iter_mut().enumerate() {
+            if first.is_none_or(|first| first == place) {
+                end.reset();
+                noticed.insert(end.host);
+            } else {
+                let last = end.travelling.back().map_or(0, |(at, _)| *at);
+                let at = (queue.now() + delay).max(last + 1);
+                end.travelling.push_back((at, Travel::Reset));
+                queue.schedule(at, Event::Arrival { connection: number, end: place });
             }
         }
-        Some(connection.ends.each_ref().map(|end| end.host))
+        noticed
     }
 
-    /// Lets nothing pass to or from a host until this time. Streams that limit the silence of the
-    /// other side are reset in time.
-    pub fn cut(&mut self, host: usize, until: Nanos, queue: &mut EventQueue<Event>) {
+    /// Lets nothing pass at this place until this time. Streams that limit the silence of the other
+    /// side are reset in time.
+    pub fn cut(&mut self, place: CutPlace, until: Nanos, queue: &mut EventQueue<Event>) {
         let now = queue.now();
-        let Cut { since, until: end } = &mut self.cuts[host];
+        let Cut { since, until: end } = self.cuts.entry(place).or_default();
         if *end <= now {
             *since = now;
         }
         *end = (*end).max(until);
         let since = *since;
-        let ends = self.of_host[host].iter().flat_map(|at| &self.connections[at].ends);
+        let connections = self.connections.values().filter(|connection| connection.is_at(place));
+        let ends = connections.flat_map(|connection| &connection.ends);
         let limits = ends.filter_map(|end| end.kernel.as_ref()?.silence_max());
         for limit in limits.collect::<BTreeSet<_>>() {
             let at = (since + limit.as_nanos() as Nanos).max(now);
-            queue.schedule(at, Event::Silence { host, limit });
+            queue.schedule(at, Event::Silence { place, limit });
         }
     }
 
-    /// Resets the streams to and from this host that have this limit of silence, if the host was
-    /// cut off for so long. Returns the hosts that notice it.
+    /// Resets the streams at this place that have this limit of silence, if nothing has passed
+    /// there for so long. Returns the hosts that notice it.
     pub fn reset_silent(
         &mut self,
-        host: usize,
+        place: CutPlace,
         limit: Duration,
         now: Nanos,
         digest: &mut RunDigest,
     ) -> BTreeSet<usize> {
         let mut noticed = BTreeSet::new();
-        let Cut { since, until } = self.cuts[host];
+        let Cut { since, until } = self.cuts[&place];
         if until <= now || now - since < limit.as_nanos() as Nanos {
             return noticed;
         }
-        for number in &self.of_host[host] {
-            let connection = self.connections.get_mut(number).expect("a host's connection");
-            if connection.is_local() {
+        for (number, connection) in &mut self.connections {
+            if connection.is_local() || !connection.is_at(place) {
                 continue;
             }
             for end in &mut connection.ends {
@@ -244,7 +289,9 @@ impl Network {
 
     /// The end of the last cut between two hosts.
     pub fn cut_end(&self, one: usize, other: usize) -> Nanos {
-        if one == other { 0 } else { self.cuts[one].until.max(self.cuts[other].until) }
+        let places = self.cuts.iter().filter(|(place, _)| place.covers(one, other));
+        let until = places.map(|(_, cut)| cut.until).max().unwrap_or(0);
+        if one == other { 0 } else { until }
     }
 
     /// Returns the event, unless it is an arrival during a cut: that happens again after the cut.
@@ -332,10 +379,7 @@ impl Network {
                 }
             }
             Travel::End => end.kernel.iter().for_each(StreamKernel::end),
-            Travel::Reset => {
-                (end.finished, end.is_reset) = (true, true);
-                end.kernel.iter().for_each(StreamKernel::reset);
-            }
+            Travel::Reset => end.reset(),
         }
         end.host
     }
@@ -426,7 +470,11 @@ impl Network {
 
     fn delay(&mut self) -> Nanos {
         let (least, most) = DELAY;
-        let most = if self.dice.one_in(30) { LATE } else { most };
+        let most = match self.dice.range_u64(0, 999) {
+            0 => SENT_AGAIN,
+            1..=33 => LATE,
+            _ => most,
+        };
         self.dice.range_u64(least, most)
     }
 }

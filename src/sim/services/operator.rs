@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two requests for the same order.
 const AGAIN: Nanos = 500 * MILLI;
+/// A worker that changes its role answers more often than this.
+const SILENT: Nanos = 2 * AGAIN;
 /// How long the running requests of a worker may take.
 pub const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -32,8 +34,8 @@ pub struct Operator {
     pub listed: Option<Value>,
     /// The router to list workers, and when to ask next.
     lists: Option<(SocketAddr, Nanos)>,
-    /// Since when each worker changes its role.
-    changing: BTreeMap<SocketAddr, Nanos>,
+    /// By worker: since when it says that it changes its role, and when it said so last.
+    changing: BTreeMap<SocketAddr, (Nanos, Nanos)>,
     /// The longest change of a role.
     pub longest_change: Nanos,
     now: Nanos,
@@ -176,8 +178,13 @@ impl Operator {
     fn hear(&mut self, worker: SocketAddr, role: Role, status: u16) {
         // 202: the change goes on. 200: the worker has the role.
         if status == 202 {
-            let since = *self.changing.entry(worker).or_insert(self.now);
-            self.longest_change = self.longest_change.max(self.now - since);
+            let (since, last) = self.changing.entry(worker).or_insert((self.now, self.now));
+            // A worker that was silent may have been dead, or have stood still.
+            if self.now - *last > SILENT {
+                *since = self.now;
+            }
+            *last = self.now;
+            self.longest_change = self.longest_change.max(self.now - *since);
         } else {
             self.changing.remove(&worker);
         }

@@ -11,11 +11,14 @@ use crate::stdx::event_queue::{MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
 use crate::transfer::transport::rdma::Settings;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 /// The router knows all workers after this time.
 const START: Nanos = 5 * SECOND;
 /// After this time, a worker that has started again serves again.
 const RETURNED: Nanos = 10 * SECOND;
+/// After this time, a lost connection or session is replaced.
+const RECONNECTED: Nanos = 4 * SECOND;
 /// After this time, a worker that was drained has ended and serves again. If a client leaves as the
 /// drain begins, its kept KV can hold the drain for its life.
 const DRAINED: Nanos = RETURNED + KEPT_KV_LIFE.as_nanos() as Nanos;
@@ -45,6 +48,12 @@ const FAULTS_MIN: usize = 3;
 const CALM_REQUESTS: usize = 5;
 /// A NIC sends a request again six times, each after 67 ms (`Route`). Some multiply that.
 const NIC_PATIENCE: Nanos = (7 << 14) * 4096;
+/// In one of so many runs, many requests need few pages of decode workers at once.
+const CROWDED: u64 = 4;
+/// The longest time between two requests of such a run.
+const CROWDED_GAP: Nanos = 2 * MILLI;
+/// Time of one token of a batch of a decode worker of such a run.
+const CROWDED_TOKEN: Nanos = 2 * MILLI;
 /// The longest time between the first and the last request, without the calm ones.
 const SPAN_MAX: Nanos = 300 * SECOND;
 
@@ -168,6 +177,14 @@ pub struct HostSite {
     pub tcp_lanes: u16,
 }
 
+impl HostSite {
+    /// Few pages, and slow steps, so that many requests need them at once.
+    fn crowd(&mut self) {
+        self.pages = self.pages.min(2 * LONGEST);
+        self.token = CROWDED_TOKEN;
+    }
+}
+
 /// A request of a client.
 #[derive(Clone, Debug)]
 pub struct ServiceRequest {
@@ -229,6 +246,13 @@ pub enum ServiceFault {
         /// The time.
         pause: Nanos,
     },
+    /// Nothing passes between a prefill and a decode host for this time.
+    Part {
+        /// The hosts.
+        hosts: (usize, usize),
+        /// The time.
+        pause: Nanos,
+    },
     /// The operator orders this role for a worker, and its first role again after this time.
     Role {
         /// The host.
@@ -248,31 +272,34 @@ pub enum ServiceFault {
 }
 
 impl ServiceFault {
-    /// The host that it meets; `None` if it can meet any connection.
-    pub fn host(self) -> Option<usize> {
+    /// Whether it meets this host.
+    fn meets(self, other: usize) -> bool {
         match self {
-            ServiceFault::Reset | ServiceFault::NicError => None,
+            ServiceFault::Reset | ServiceFault::NicError => true,
+            ServiceFault::Part { hosts: (one, two), .. } => one == other || two == other,
             ServiceFault::Hold { host, .. }
             | ServiceFault::Drain { host, .. }
             | ServiceFault::Stall { host, .. }
             | ServiceFault::Cut { host, .. }
             | ServiceFault::Hang { host, .. }
             | ServiceFault::Role { host, .. }
-            | ServiceFault::Death { host, .. } => Some(host),
+            | ServiceFault::Death { host, .. } => host == other,
         }
     }
 
     /// Time from the fault until its effects are over.
     pub fn effect(self) -> Nanos {
         match self {
-            ServiceFault::Reset | ServiceFault::NicError => 0,
-            ServiceFault::Role { pause, .. } => pause + CHANGED,
-            ServiceFault::Drain { pause, .. } => pause + DRAINED,
+            ServiceFault::Reset | ServiceFault::NicError => RECONNECTED,
+            ServiceFault::Role { pause, .. } => pause + CHANGED + RETURNED,
+            ServiceFault::Drain { pause, .. } => pause + DRAINED + RETURNED,
+            ServiceFault::Hold { pause, .. } | ServiceFault::Part { pause, .. } => {
+                pause + RECONNECTED
+            }
             ServiceFault::Death { pause, .. }
             | ServiceFault::Stall { pause, .. }
-            | ServiceFault::Hold { pause, .. }
             | ServiceFault::Hang { pause, .. }
-            | ServiceFault::Cut { pause, .. } => pause,
+            | ServiceFault::Cut { pause, .. } => pause + RETURNED,
         }
     }
 }
@@ -284,17 +311,18 @@ impl ServicePlan {
         if self.weather == Weather::Gentle {
             return false;
         }
-        let hosts: Vec<Option<usize>> =
-            self.faults_near(begun, ended).map(ServiceFault::host).collect();
-        let is_well = |host: usize| !hosts.contains(&Some(host));
+        let faults: Vec<ServiceFault> = self.faults_near(begun, ended).collect();
+        let is_well = |host: usize| !faults.iter().any(|fault| fault.meets(host));
         let has_well = |role: Role| {
             let mut hosts = (1..).zip(&self.roles);
             hosts.any(|(host, &(first, _))| first == role && is_well(host))
         };
-        hosts.contains(&None)
-            || !is_well(0)
-            || (!has_well(Role::Prefill) && !self.reads_alone)
-            || !has_well(Role::Decode)
+        !is_well(0) || (!has_well(Role::Prefill) && !self.reads_alone) || !has_well(Role::Decode)
+    }
+
+    /// Whether prefill workers keep KV for decode workers.
+    pub fn keeps_kv(&self) -> bool {
+        self.lines[0].iter().any(|word| word == "prefill-first")
     }
 
     /// Whether a fault, or the time after it, meets this time of a request.
@@ -304,7 +332,7 @@ impl ServicePlan {
 
     fn faults_near(&self, begun: Nanos, ended: Nanos) -> impl Iterator<Item = ServiceFault> {
         let meets = move |&&(at, fault): &&(Nanos, ServiceFault)| {
-            at <= ended && begun <= at + fault.effect() + RETURNED
+            at <= ended && begun <= at + fault.effect()
         };
         self.faults.iter().filter(meets).map(|&(_, fault)| fault)
     }
@@ -325,7 +353,11 @@ impl ServicePlan {
         let keys = ClusterKeys::draw(dice.fork("keys"));
         let reads_alone = dice.fork("alone").one_in(3);
         let place = dice.fork("machines");
-        let (lines, sites) = draw_fleet(shape, place, &roles, (keys, reads_alone));
+        let is_crowded = dice.fork("crowd").one_in(CROWDED);
+        let (lines, mut sites) = draw_fleet(shape, place, &roles, (keys, reads_alone));
+        if is_crowded {
+            sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
+        }
         let victims = match weather {
             _ if !scale.faults => Vec::new(),
             Weather::Gentle => Vec::new(),
@@ -335,11 +367,11 @@ impl ServicePlan {
             Weather::Storm => (0..sites.len()).collect(),
         };
         let nic_patience = NIC_PATIENCE * dice.fork("nics").pick(&[1, 4]);
-        let mut requests = draw_requests(dice, scale, weather);
+        let mut requests = draw_requests(dice, scale, (weather, is_crowded));
         give_keys(&mut requests, keys, dice.fork("key of client"));
         let end = requests.last().map_or(0, |last| last.at);
         let faults = match scale.faults {
-            true => draw_faults(dice.fork("chaos"), end, (&sites, &victims), weather),
+            true => draw_faults(dice.fork("chaos"), end, (&sites, &victims, prefill), weather),
             false => Vec::new(),
         };
         let faults_end = faults.iter().map(|&(at, _)| at).max().unwrap_or(0);
@@ -442,12 +474,12 @@ fn draw_fleet(
     (lines.map(split).collect(), sites)
 }
 
-/// The faults until `end` on these hosts, the router first. In narrow weather, only victims have
-/// faults.
+/// The faults until `end` on these hosts: the router, this number of prefill workers, and decode
+/// workers. In narrow weather, only victims have faults.
 fn draw_faults(
     mut chaos: Rng,
     end: Nanos,
-    (sites, victims): (&[HostSite], &[usize]),
+    (sites, victims, prefill): (&[HostSite], &[usize], usize),
     weather: Weather,
 ) -> Vec<(Nanos, ServiceFault)> {
     let (mut at, mut faults) = (START, Vec::new());
@@ -455,7 +487,12 @@ fn draw_faults(
     let lull = chaos.pick(&[50 * MILLI, 500 * MILLI, 3 * SECOND]);
     let changes_roles = chaos.one_in(2);
     let workers = sites.len() as u64 - 1;
-    let most = if sites.iter().any(|site| site.has_nic) { 9 } else { 7 };
+    let victims_of = |hosts: RangeInclusive<usize>| {
+        let victims = victims.iter().copied();
+        victims.filter(|victim| hosts.contains(victim)).collect::<Vec<usize>>()
+    };
+    let (sources, destinations) = (victims_of(1..=prefill), victims_of(prefill + 1..=sites.len()));
+    let most = if sites.iter().any(|site| site.has_nic) { 10 } else { 8 };
     while at < end || faults.len() < FAULTS_MIN {
         at += match is_gentle {
             true => chaos.range_u64(CHANGED, 2 * CHANGED),
@@ -480,8 +517,14 @@ fn draw_faults(
             4 if !is_gentle => ServiceFault::Stall { host: any, pause: silence },
             5 if !is_gentle => ServiceFault::Cut { host: any, pause: silence },
             6 | 7 if weather == Weather::Storm => ServiceFault::Reset,
-            8 if weather == Weather::Storm => ServiceFault::NicError,
-            9 if !is_gentle => ServiceFault::Hold { host: worker, pause: silence },
+            8 if !is_gentle => {
+                let hosts = (chaos.pick(&sources), chaos.pick(&destinations));
+                ServiceFault::Part { hosts, pause: silence }
+            }
+            9 if weather == Weather::Storm => ServiceFault::NicError,
+            // No probe sees a NIC that is slow, so in narrow weather it is slow for a short time.
+            10 if weather == Weather::Narrow => ServiceFault::Hold { host: worker, pause },
+            10 if weather == Weather::Storm => ServiceFault::Hold { host: worker, pause: silence },
             _ => ServiceFault::Drain { host: worker, pause },
         };
         faults.push((at, fault));
@@ -516,10 +559,15 @@ fn give_keys(requests: &mut [ServiceRequest], keys: ClusterKeys, mut dice: Rng) 
     }
 }
 
-fn draw_requests(dice: &Rng, scale: ServiceScale, weather: Weather) -> Vec<ServiceRequest> {
+fn draw_requests(
+    dice: &Rng,
+    scale: ServiceScale,
+    (weather, is_crowded): (Weather, bool),
+) -> Vec<ServiceRequest> {
     let mut workload = Workload::new(dice.fork("workload"), 60 * SECOND, 60 * SECOND);
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
+    let gap = if is_crowded { CROWDED_GAP } else { gap };
     let gap = if scale.faults && weather == Weather::Gentle { 10 * SECOND } else { gap };
     let gap = gap.min(SPAN_MAX / scale.requests as u64);
     let (leavers, stay) = (arrivals.pick(&[4, 16]), arrivals.pick(&[10, 30, 60, 200]) * MILLI);

@@ -131,7 +131,11 @@ impl ServiceProcess {
             Service::Router(router) => {
                 match router.finish_wait(self.until).map_err(|error| error.to_string())? {
                     None => {}
-                    Some(DrainOutcome::Drained) => return Ok(None),
+                    Some(DrainOutcome::Drained) => {
+                        let held = router.is_idle_and_empty();
+                        held.map_err(|held| format!("the router has drained and holds {held}"))?;
+                        return Ok(None);
+                    }
                     Some(other) => return Err(format!("the router has ended: {other:?}")),
                 }
                 self.until = router.prepare_wait();
@@ -245,8 +249,14 @@ impl Worker {
         let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
         match outcome {
             None => Ok(ControlFlow::Continue(())),
-            Some(RunOutcome::Ended(DrainOutcome::Drained)) => Ok(ControlFlow::Break(())),
+            Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
+                let held = self.is_idle_and_empty();
+                held.map_err(|held| format!("the worker has drained and holds {held}"))?;
+                Ok(ControlFlow::Break(()))
+            }
             Some(RunOutcome::ChangeRole(to)) => {
+                let held = self.is_idle_and_empty();
+                held.map_err(|held| format!("the worker leaves its role and holds {held}"))?;
                 self.change_role(to).map_err(|error| error.to_string())?;
                 Ok(ControlFlow::Continue(()))
             }

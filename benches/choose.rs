@@ -30,7 +30,7 @@ const ROUNDS: usize = 7;
 fn main() {
     println!(
         "{WORKERS} prefill and {WORKERS} decode workers, {OPEN} requests open; \
-         a decision is a pair, booked"
+         a decision is a pair, reserved"
     );
     println!(
         "{:<14} {:>9} {:>9} {:>9} {:>9} {:>12}",
@@ -60,11 +60,11 @@ fn main() {
 
 fn scans() -> Vec<[Duration; 2]> {
     let table: Vec<WorkerLoad> = (0..2 * WORKERS)
-        .map(|at| WorkerLoad { usable: true, booked: at as u32, ..WorkerLoad::default() })
+        .map(|at| WorkerLoad { usable: true, reserved: at as u32, ..WorkerLoad::default() })
         .collect();
     let scan = || {
         let least =
-            black_box(&table).iter().filter(|load| load.usable).min_by_key(|load| load.booked);
+            black_box(&table).iter().filter(|load| load.usable).min_by_key(|load| load.reserved);
         black_box(least);
     };
     (0..DECISIONS).map(|_| timed(scan).0).collect()

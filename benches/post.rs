@@ -24,7 +24,7 @@ use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
 use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::rdma::{
-    Nic, Poller, Poster, Rails, RdmaOffer, RdmaSource, Settings, Split,
+    Nic, PendingQueuePairs, Poller, Poster, Rails, RdmaSource, Settings, Split,
 };
 use baton::transfer::transport::{Memory, Post, SourceHalf};
 use std::sync::Arc;
@@ -145,8 +145,10 @@ impl Session {
         let threads =
             if split { from.split(&bell, true).expect("descriptors").pop() } else { None };
         let (poster, poller) = threads.map(|made: Split| (made.poster.0, made.poller.0)).unzip();
-        let (offer, wait) =
-            (RdmaOffer::new(&to, || 1).expect("queue pairs"), WaitSet::new().expect("epoll"));
+        let (offer, wait) = (
+            PendingQueuePairs::new(&to, || 1).expect("queue pairs"),
+            WaitSet::new().expect("epoll"),
+        );
         let template = Template::new(&source.layout, &destination.layout).expect("they fit");
         let from = Arc::new(from);
         let (half, _) =

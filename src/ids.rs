@@ -69,7 +69,7 @@ index!(
 pub struct Peer {
     /// Stays the same over restarts with the same address, also if its role changes.
     pub id: [u8; 16],
-    /// Random at each start.
+    /// Random at each start and each role change.
     pub incarnation: [u8; 16],
 }
 

@@ -528,11 +528,11 @@ pub const REGISTRY_RETRY: Duration = Duration::from_millis(500);
 pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_millis(1500);
 /// Bytes of a registry's answer, or of a line of etcd's watch: the maximum number of entries in
 /// base 64.
-pub const ERRAND_ANSWER_MAX: usize = 4 << 20;
-/// See [`ERRAND_ANSWER_MAX`].
-pub const ETCD_LINE_MAX: usize = ERRAND_ANSWER_MAX;
+pub const REGISTRY_TASK_ANSWER_MAX: usize = 4 << 20;
+/// See [`REGISTRY_TASK_ANSWER_MAX`].
+pub const ETCD_LINE_MAX: usize = REGISTRY_TASK_ANSWER_MAX;
 /// Keys of etcd that are read at once. As many entries of 1 KiB take about a tenth of
-/// [`ERRAND_ANSWER_MAX`].
+/// [`REGISTRY_TASK_ANSWER_MAX`].
 pub const ETCD_PAGE_MAX: usize = 256;
 /// Keys under etcd's prefix that are not worker entries and get a log line each. So many lines
 /// suffice to find the cause.

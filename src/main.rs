@@ -69,14 +69,14 @@ fn run(command: &RoleConfig) -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
-            failed(error.is_of_usage())
+            failed(error.is_usage_error())
         }
     }
 }
 
 /// The exit status of a failure: 2 for an unusable command line, else 1.
-fn failed(is_of_usage: bool) -> ExitCode {
-    if is_of_usage { ExitCode::from(2) } else { ExitCode::FAILURE }
+fn failed(is_usage_error: bool) -> ExitCode {
+    if is_usage_error { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 fn run_drain(config: &DrainConfig) -> ExitCode {
@@ -84,7 +84,7 @@ fn run_drain(config: &DrainConfig) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}: {error}", config.url);
-            failed(error.is_of_usage())
+            failed(error.is_usage_error())
         }
     }
 }
@@ -106,7 +106,7 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
         Some(SimCommand::Place(place)) => {
             planner::place::Search::new(place).and_then(|search| planner::place::run(&search))
         }
-        None if flags.load.is_asked_for => {
+        None if flags.load.has_destination_request => {
             planner::plan::LoadPlan::new(flags).and_then(|plan| planner::run(&plan))
         }
         None if flags.services => services::run_seeds(flags),

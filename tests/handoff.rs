@@ -11,7 +11,7 @@ use baton::model::logprobs::{Sampled, TopLogprobs};
 use baton::model::sampler::SamplingParams;
 use baton::net::Entropy;
 use baton::peer::handoff::{
-    EndpointKind, Handoff, LinkId, Source, TransportOffer, WorkerEndpoint, prompt_of,
+    EndpointKind, Handoff, LinkId, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
 };
 use baton::peer::local_worker::{LocalWorker, Ring};
 use baton::sched::first_token::FirstTokenRecord;
@@ -165,7 +165,7 @@ impl Cluster {
         };
         let handoff = Handoff::new(
             members,
-            TransportOffer {
+            TransportCapabilities {
                 transports: vec![transport],
                 host: HostId([7; 16]),
                 data: None,

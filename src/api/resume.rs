@@ -136,7 +136,7 @@ impl Resume {
     }
 
     /// The part of a choice that the client has.
-    pub fn told(&self, choice: usize) -> Option<&ChoiceProgress> {
+    pub fn progress_of(&self, choice: usize) -> Option<&ChoiceProgress> {
         self.choices.get(choice)?.as_ref()
     }
 }
@@ -202,7 +202,11 @@ mod tests {
         assert_eq!(sent, r#"{"created":7,"choices":[null,{"ids":[5,6,7],"end":"length"}]}"#);
         assert_eq!(parse(&sent, true).unwrap(), Some(resume.clone()));
         assert_eq!(
-            (resume.told(0), resume.told(1).unwrap().ids.len(), resume.told(2)),
+            (
+                resume.progress_of(0),
+                resume.progress_of(1).unwrap().ids.len(),
+                resume.progress_of(2)
+            ),
             (None, 3, None)
         );
     }

@@ -60,7 +60,7 @@ impl std::error::Error for DrainError {}
 
 impl DrainError {
     /// Whether nothing was sent, because the command line is unusable.
-    pub fn is_of_usage(&self) -> bool {
+    pub fn is_usage_error(&self) -> bool {
         matches!(self, DrainError::File(_))
     }
 }

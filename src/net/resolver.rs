@@ -83,7 +83,7 @@ impl Resolver {
     }
 
     /// Whether an answer has arrived.
-    pub fn has_news(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         !self.answers.is_empty()
     }
 
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(names.resolve("a", now), None, "its look-up is in progress");
         assert_eq!(names.poll(now), None);
         server.answer(Ok(vec![HOME]));
-        assert!(names.has_news());
+        assert!(names.has_events());
         assert_eq!(names.poll(now), Some(("a".into(), Ok(vec![HOME]))));
         assert_eq!(names.poll(now), None);
         assert_eq!(names.resolve("a", now), Some(Ok(vec![HOME])));

@@ -78,8 +78,8 @@ impl Directory {
     }
 
     /// Whether a resolved name waits for [`Directory::resolved`].
-    pub fn has_news(&self) -> bool {
-        self.names.as_ref().is_some_and(Resolver::has_news)
+    pub fn has_events(&self) -> bool {
+        self.names.as_ref().is_some_and(Resolver::has_events)
     }
 
     /// Whether an event belongs to one of these connections.

@@ -68,7 +68,8 @@ pub struct SlotRequest {
     pub prompt: Prompt,
     /// When the request fails.
     pub deadline: Instant,
-    /// Transport of its KV. `None` before a decode worker has asked for it.
+    /// On a decode worker: the transport of its KV, once Destination is sent. Always `None` on a
+    /// prefill worker.
     pub transport: Option<Transport>,
     /// Prompt tokens of which decode already has the KV, so that it does not ask for them.
     pub prefix: u32,
@@ -95,7 +96,7 @@ pub struct LocalWorker {
     /// Its registration with RDMA NICs.
     pub rails: Option<Arc<Rails>>,
     free: Vec<SlotId>,
-    tenants: Vec<Option<SlotRequest>>,
+    slot_requests: Vec<Option<SlotRequest>>,
 }
 
 impl LocalWorker {
@@ -114,7 +115,7 @@ impl LocalWorker {
             memory,
             rails: None,
             free: (0..slots).rev().map(SlotId).collect(),
-            tenants: (0..slots).map(|_| None).collect(),
+            slot_requests: (0..slots).map(|_| None).collect(),
         }
     }
 
@@ -125,7 +126,7 @@ impl LocalWorker {
 
     /// Number of all slots.
     pub fn slots(&self) -> usize {
-        self.tenants.len()
+        self.slot_requests.len()
     }
 
     /// Number of tokens that the whole pool holds.
@@ -146,34 +147,36 @@ impl LocalWorker {
     /// Takes a slot for a new request, in `Bootstrapping`. `None`: no slot is free.
     pub fn take_slot(&mut self, prompt: Prompt, deadline: Instant) -> Option<Slot> {
         let id = self.free.pop()?;
-        debug_assert!(self.tenants[id.index()].is_none(), "a free slot has no request");
+        debug_assert!(self.slot_requests[id.index()].is_none(), "a free slot has no request");
         let generation = self.status.open(id);
-        self.tenants[id.index()] =
+        self.slot_requests[id.index()] =
             Some(SlotRequest { generation, prompt, deadline, transport: None, prefix: 0 });
         Some(Slot { id, generation })
     }
 
     /// The request in this generation of a slot.
-    pub fn tenant(&self, slot: Slot) -> Option<&SlotRequest> {
-        self.tenants[slot.id.index()].as_ref().filter(|tenant| tenant.generation == slot.generation)
+    pub fn slot_request(&self, slot: Slot) -> Option<&SlotRequest> {
+        self.slot_requests[slot.id.index()]
+            .as_ref()
+            .filter(|slot_request| slot_request.generation == slot.generation)
     }
 
-    /// Records that a decode worker has asked for the KV of this slot after its own prefix.
+    /// Records that this decode worker has sent Destination for the KV after its own prefix.
     pub fn record_transport(&mut self, slot: Slot, prefix: u32, transport: Option<Transport>) {
-        if let Some(tenant) = self.tenants[slot.id.index()].as_mut()
-            && tenant.generation == slot.generation
+        if let Some(slot_request) = self.slot_requests[slot.id.index()].as_mut()
+            && slot_request.generation == slot.generation
         {
-            debug_assert!(prefix <= tenant.prompt.tokens, "a prefix is a part of the prompt");
-            (tenant.transport, tenant.prefix) = (transport, prefix);
+            debug_assert!(prefix <= slot_request.prompt.tokens, "a prefix is a part of the prompt");
+            (slot_request.transport, slot_request.prefix) = (transport, prefix);
         }
     }
 
     /// Frees a slot: the engine has returned the request, its pages and its lease.
     pub fn release(&mut self, slot: Slot) {
-        debug_assert!(self.tenant(slot).is_some(), "a slot is released by its request, once");
-        if self.tenant(slot).is_some() && !is_failpoint_active("slot is not given back") {
+        debug_assert!(self.slot_request(slot).is_some(), "a slot is released by its request, once");
+        if self.slot_request(slot).is_some() && !is_failpoint_active("slot is not given back") {
             if !is_failpoint_active("free slot keeps its request") {
-                self.tenants[slot.id.index()] = None;
+                self.slot_requests[slot.id.index()] = None;
             }
             self.free.push(slot.id);
         }
@@ -181,13 +184,13 @@ impl LocalWorker {
 
     /// Panics unless each slot is either free or has a request.
     pub fn invariants(&self) {
-        assert_eq!(self.tenants.len(), self.status.slots(), "each slot has a place");
-        let mut is_free = vec![false; self.tenants.len()];
+        assert_eq!(self.slot_requests.len(), self.status.slots(), "each slot has a place");
+        let mut is_free = vec![false; self.slot_requests.len()];
         for slot in &self.free {
             assert!(!std::mem::replace(&mut is_free[slot.index()], true), "a slot is free once");
         }
-        for (tenant, is_free) in self.tenants.iter().zip(is_free) {
-            assert!(tenant.is_some() != is_free, "a slot is free or has a request");
+        for (slot_request, is_free) in self.slot_requests.iter().zip(is_free) {
+            assert!(slot_request.is_some() != is_free, "a slot is free or has a request");
         }
     }
 

@@ -91,7 +91,7 @@ impl ShmHandshake {
     }
 
     /// Prepares a source's half and returns the rank for Welcome.
-    pub fn offer(
+    pub fn prepare_source(
         &mut self,
         control: ConnId,
         session: SourceSession,

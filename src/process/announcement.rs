@@ -3,7 +3,7 @@
 //! Thread: the thread that starts the process and becomes `ctl`. Not here: the sending
 //! (`process::worker`).
 
-use super::RoleError;
+use super::ProcessError;
 use super::model::LoadedModel;
 use crate::api::info::HandoffInfo;
 use crate::config::secret::Secret;
@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 
 /// A prefill worker's entry in its bootstrap registry.
-pub fn registration(
+pub fn rank_registration(
     config: &ClusterWorkerConfig,
     layout: &KvLayout,
     http_port: Option<u16>,
@@ -74,9 +74,9 @@ pub fn peer_identity(
 ///
 /// # Errors
 /// A key cannot be used.
-pub fn keyring(secrets: &[Secret]) -> Result<Keyring, RoleError> {
+pub fn keyring(secrets: &[Secret]) -> Result<Keyring, ProcessError> {
     let keys = reload::keyring(secrets);
-    let keys = keys.map_err(|error| RoleError::Config("--cluster-key-file", error))?;
+    let keys = keys.map_err(|error| ProcessError::Config("--cluster-key-file", error))?;
     for id in keys.ids().into_iter().filter(|&id| id != KeyId::NONE) {
         event!(Info, "ctl", "a cluster key is accepted", key = id, proven = id == keys.ids()[0]);
     }

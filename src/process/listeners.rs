@@ -4,7 +4,7 @@
 //! Thread: the thread that starts the process and becomes `ctl`. Not here: the acceptance of peers
 //! (`peer`).
 
-use super::RoleError;
+use super::ProcessError;
 use super::ports::Port;
 use crate::config::ClusterWorkerConfig;
 use crate::config::values::parse_host;
@@ -61,7 +61,7 @@ impl Listeners {
         config: &ClusterWorkerConfig,
         role: Role,
         reactor: &mut Reactor,
-    ) -> Result<Listeners, RoleError> {
+    ) -> Result<Listeners, ProcessError> {
         let mut listeners = Listeners::default();
         match listeners.fill(config, role, reactor) {
             Ok(()) => Ok(listeners),
@@ -77,9 +77,9 @@ impl Listeners {
         config: &ClusterWorkerConfig,
         role: Role,
         reactor: &mut Reactor,
-    ) -> Result<(), RoleError> {
+    ) -> Result<(), ProcessError> {
         let host = config.worker.server.host;
-        let mut open = |port: Port| -> Result<BoundPort, RoleError> {
+        let mut open = |port: Port| -> Result<BoundPort, ProcessError> {
             let listener = port.listen(host, CONTROL_CONNECTIONS_MAX, reactor)?;
             Ok((listener, reactor.local_address(listener).map_or(0, |address| address.port())))
         };
@@ -88,7 +88,8 @@ impl Listeners {
                 self.control = Some(open(control(config))?);
                 self.registry = Some(open(registry(config))?);
                 let listened = self.passing.listen(reactor);
-                listened.map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
+                listened
+                    .map_err(|error| ProcessError::Io("cannot listen on a unix socket", error))?;
             }
             Role::Decode if config.handoff.transfer.takes_tcp() => {
                 self.data = Some(open(data(config))?)

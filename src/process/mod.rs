@@ -42,7 +42,7 @@ use threads::{ProcessBuilder, Threads};
 
 /// Why a process could not start, or failed.
 #[derive(Debug)]
-pub enum RoleError {
+pub enum ProcessError {
     /// The model's files cannot be used.
     Model(LoadError),
     /// A system call failed: the action, and the error.
@@ -62,36 +62,36 @@ pub enum RoleError {
     Absent(&'static str, String),
 }
 
-impl RoleError {
+impl ProcessError {
     /// Whether another try would fail in the same way, because the command line or a file that it
     /// names cannot be used.
-    pub fn is_of_usage(&self) -> bool {
-        matches!(self, RoleError::Model(_) | RoleError::Config(..))
+    pub fn is_usage_error(&self) -> bool {
+        matches!(self, ProcessError::Model(_) | ProcessError::Config(..))
     }
 }
 
-impl fmt::Display for RoleError {
+impl fmt::Display for ProcessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RoleError::Model(error) => error.fmt(f),
-            RoleError::Io(doing, error) => write!(f, "{doing}: {error}"),
-            RoleError::Listen { flag, address, error } => {
+            ProcessError::Model(error) => error.fmt(f),
+            ProcessError::Io(doing, error) => write!(f, "{doing}: {error}"),
+            ProcessError::Listen { flag, address, error } => {
                 let is_elsewhere = error.kind() == io::ErrorKind::AddrNotAvailable;
                 let flag = if is_elsewhere { "--host" } else { flag };
                 write!(f, "{flag}: cannot listen on {address}: {error}")
             }
-            RoleError::Config(flag, reason) | RoleError::Absent(flag, reason) => {
+            ProcessError::Config(flag, reason) | ProcessError::Absent(flag, reason) => {
                 write!(f, "{flag}: {reason}")
             }
         }
     }
 }
 
-impl std::error::Error for RoleError {}
+impl std::error::Error for ProcessError {}
 
-impl From<LoadError> for RoleError {
-    fn from(error: LoadError) -> RoleError {
-        RoleError::Model(error)
+impl From<LoadError> for ProcessError {
+    fn from(error: LoadError) -> ProcessError {
+        ProcessError::Model(error)
     }
 }
 
@@ -99,7 +99,7 @@ impl From<LoadError> for RoleError {
 ///
 /// # Errors
 /// The process could not start, or failed.
-pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
+pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, ProcessError> {
     let begun = Instant::now();
     let (credentials, reload) = secrets(&config.worker.server, &[])?;
     let starting = StartupSignals::install(!reload.is_empty())?;
@@ -152,7 +152,8 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
     starting.finish();
     thread_cpus::become_ctl(&loaded.plan);
     threads::announce_ready(&service, &config.worker, begun);
-    let end = match service.run().map_err(|error| RoleError::Io("the event loop failed", error)) {
+    let end = match service.run().map_err(|error| ProcessError::Io("the event loop failed", error))
+    {
         Ok(RunOutcome::Ended(end)) => Ok(end),
         Ok(RunOutcome::ChangeRole(_) | RunOutcome::KeepRole) => {
             unreachable!("workers of `baton serve` have one role")
@@ -166,8 +167,8 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, RoleError> {
 fn shut_down(
     service: WorkerService,
     threads: Threads,
-    end: Result<DrainOutcome, RoleError>,
-) -> Result<DrainOutcome, RoleError> {
+    end: Result<DrainOutcome, ProcessError>,
+) -> Result<DrainOutcome, ProcessError> {
     // The service ends first, so that it sends its last answers.
     drop(service);
     threads.stop();
@@ -175,9 +176,9 @@ fn shut_down(
 }
 
 /// The reactor, and the event count that wakes its thread.
-fn reactor() -> Result<(Reactor, Arc<EventCount>), RoleError> {
+fn reactor() -> Result<(Reactor, Arc<EventCount>), ProcessError> {
     let reactor =
-        Reactor::new().map_err(|error| RoleError::Io("cannot create a reactor", error))?;
+        Reactor::new().map_err(|error| ProcessError::Io("cannot create a reactor", error))?;
     let waker = reactor.waker();
     Ok((reactor, Arc::new(EventCount::new(move || waker.wake()))))
 }
@@ -187,18 +188,20 @@ fn reactor() -> Result<(Reactor, Arc<EventCount>), RoleError> {
 fn secrets(
     server: &ServerConfig,
     cluster_keys: &[Secret],
-) -> Result<(Option<Credentials>, Reload), RoleError> {
+) -> Result<(Option<Credentials>, Reload), ProcessError> {
     let reload = Reload::new(server, cluster_keys, Instant::now());
     let read = |(certificates, key): &(PathBuf, PathBuf)| Credentials::read(certificates, key);
     let credentials = server.tls.as_ref().map(read).transpose();
     let credentials =
-        credentials.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
+        credentials.map_err(|why| ProcessError::Config("--tls-cert-file, --tls-key-file", why))?;
     Ok((credentials, reload))
 }
 
 /// Reads the CA certificates, if a file was given.
-fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, RoleError> {
-    file.map(Authorities::read).transpose().map_err(|why| RoleError::Config("--tls-ca-file", why))
+fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, ProcessError> {
+    file.map(Authorities::read)
+        .transpose()
+        .map_err(|why| ProcessError::Config("--tls-ca-file", why))
 }
 
 /// Gives certificates and reload rules to a service.
@@ -206,11 +209,11 @@ fn install_secrets(
     service: &mut WorkerService,
     credentials: Option<Credentials>,
     reload: Reload,
-) -> Result<(), RoleError> {
+) -> Result<(), ProcessError> {
     if let Some(credentials) = credentials {
         service.secure(credentials);
     }
-    service.renew_from(reload).map_err(|error| RoleError::Io("cannot handle signals", error))
+    service.renew_from(reload).map_err(|error| ProcessError::Io("cannot handle signals", error))
 }
 
 fn http_port(config: &WorkerConfig) -> Port {

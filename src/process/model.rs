@@ -1,8 +1,9 @@
-//! A loaded model and its derived values: weights, KV layout, limits, fingerprint.
+//! The values that a process derives from its model: KV layout, limits, fingerprint.
 //!
-//! Thread: the thread that starts the process. Invariants: no value changes after the load.
+//! Thread: the thread that starts the process. Invariants: model, layout and fingerprint do not
+//! change after the load. A role sets its own fields in its copy (`process::worker`).
 
-use super::RoleError;
+use super::ProcessError;
 use super::cpu_plan::CpuPlan;
 use crate::config::{self, ChunkConfig, CoreConfig, KvConfig, RetractionConfig, WorkerConfig};
 use crate::ids::DecodeAllocation;
@@ -80,7 +81,7 @@ impl LoadedModel {
         retraction: RetractionConfig,
         transports: Vec<Transport>,
         plan: CpuPlan,
-    ) -> Result<(ModelFiles, Box<dyn Forward>, LoadedModel), RoleError> {
+    ) -> Result<(ModelFiles, Box<dyn Forward>, LoadedModel), ProcessError> {
         let format = match worker.model.load_format {
             config::LoadFormat::Auto => WeightFormat::Auto,
             config::LoadFormat::Dummy => WeightFormat::Dummy,
@@ -116,7 +117,7 @@ impl LoadedModel {
         retraction: RetractionConfig,
         transports: Vec<Transport>,
         (host, plan): (HostId, CpuPlan),
-    ) -> Result<LoadedModel, RoleError> {
+    ) -> Result<LoadedModel, ProcessError> {
         let model = &files.config;
         let context = context(model, worker.model.max_model_len)?;
         let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
@@ -236,12 +237,12 @@ pub fn tell_excess(kv: &KvConfig, workers: u32) {
 ///
 /// # Errors
 /// The memory is smaller than one page.
-fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
+fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, ProcessError> {
     match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX) {
         0 => {
             let reason =
                 format!("is less than one page, which takes {} bytes", layout.page_bytes());
-            Err(RoleError::Config("--kv-memory", reason))
+            Err(ProcessError::Config("--kv-memory", reason))
         }
         pages => Ok(pages),
     }
@@ -251,7 +252,7 @@ fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
 ///
 /// # Errors
 /// The size is neither 0 nor at least one page.
-fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
+fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, ProcessError> {
     // u32::MAX marks the end of a page chain.
     match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1) {
         0 if bytes > 0 => {
@@ -259,7 +260,7 @@ fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
                 "is less than one page, which takes {} bytes; 0 for none",
                 layout.page_bytes()
             );
-            Err(RoleError::Config("--swap-memory", reason))
+            Err(ProcessError::Config("--swap-memory", reason))
         }
         pages => Ok(pages),
     }
@@ -309,11 +310,11 @@ fn tell_shortage(layout: &KvLayout, pages: u32, context: usize) {
     }
 }
 
-fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> {
+fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, ProcessError> {
     match asked {
         Some(asked) if asked as usize > model.context => {
             let reason = format!("is {asked}; the model's context has {} tokens", model.context);
-            Err(RoleError::Config("--max-model-len", reason))
+            Err(ProcessError::Config("--max-model-len", reason))
         }
         Some(asked) => Ok(asked as usize),
         None => Ok(model.context),

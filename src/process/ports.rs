@@ -3,7 +3,7 @@
 //!
 //! During the load they are closed, because a client takes an open port for a server that answers.
 
-use super::RoleError;
+use super::ProcessError;
 use crate::net::{ListenerId, Reactor};
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,10 +31,10 @@ impl Port {
         host: IpAddr,
         limit: usize,
         reactor: &mut Reactor,
-    ) -> Result<ListenerId, RoleError> {
+    ) -> Result<ListenerId, ProcessError> {
         let address = SocketAddr::new(host, self.number);
         let listener = reactor.listen(&address.into(), limit);
-        listener.map_err(|error| RoleError::Listen { flag: self.flag, address, error })
+        listener.map_err(|error| ProcessError::Listen { flag: self.flag, address, error })
     }
 }
 
@@ -42,7 +42,7 @@ impl Port {
 ///
 /// # Errors
 /// The first port that is not free.
-pub fn check(host: IpAddr, ports: &[Port], reactor: &mut Reactor) -> Result<(), RoleError> {
+pub fn check(host: IpAddr, ports: &[Port], reactor: &mut Reactor) -> Result<(), ProcessError> {
     // All ports are open at the same time, so that two flags with the same number are an error.
     let opened: Vec<_> = ports.iter().map(|port| port.listen(host, 1, reactor)).collect();
     opened.iter().flatten().for_each(|&listener| reactor.stop_listening(listener));

@@ -1,6 +1,6 @@
 //! A worker's entries in registries: their content, and the clients that renew them.
 
-use super::RoleError;
+use super::ProcessError;
 use crate::config::ClusterWorkerConfig;
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::Secret;
@@ -24,9 +24,9 @@ use std::net::SocketAddr;
 pub fn names(
     hosts: &[WorkerUrl],
     wake: impl Fn() + Send + Sync + 'static,
-) -> Result<Option<Resolver>, RoleError> {
+) -> Result<Option<Resolver>, ProcessError> {
     let names = needs_names(hosts).then(|| Resolver::start(wake)).transpose();
-    names.map_err(|error| RoleError::Io("cannot start a thread", error))
+    names.map_err(|error| ProcessError::Io("cannot start a thread", error))
 }
 
 /// Announces the worker of `service` at the configured registry, in its current role. The client
@@ -34,7 +34,7 @@ pub fn names(
 ///
 /// # Errors
 /// The resolver's thread cannot be started.
-pub fn enrol(
+pub fn register_worker(
     config: &ClusterWorkerConfig,
     key: Option<&Secret>,
     service: &mut WorkerService,
@@ -42,7 +42,7 @@ pub fn enrol(
     role: Role,
     bootstrap_port: Option<u16>,
     kind: CompatDigest,
-) -> Result<(), RoleError> {
+) -> Result<(), ProcessError> {
     let (Some(registry), Some(address)) = (&config.handoff.registry, service.address()) else {
         return Ok(());
     };
@@ -77,7 +77,7 @@ pub fn enrol(
     };
     let waker = service.reactor().waker();
     let names = names(hosts, move || waker.wake())?;
-    service.enrol(Registrar::new(entries, names));
+    service.set_registrar(Registrar::new(entries, names));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! `baton router`: one thread, `ctl`, and the threads that resolve names. It needs no model.
 
-use super::{RoleError, registration};
+use super::{ProcessError, registration};
 use crate::config::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::ids::Leg;
@@ -27,23 +27,23 @@ use std::net::{SocketAddr, ToSocketAddrs};
 ///
 /// # Errors
 /// A worker's name cannot be resolved, a port cannot be opened, or a file cannot be used.
-pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
+pub fn router(config: &RouterConfig) -> Result<DrainOutcome, ProcessError> {
     let (credentials, reload) = super::secrets(&config.server, &config.cluster_keys)?;
     let reload = reload.with_authorities(config.tls_ca.as_ref());
     let authorities = super::authorities(config.tls_ca.as_deref())?;
     let targets = targets(config)?;
     let reactor =
-        Reactor::new().map_err(|error| RoleError::Io("cannot create a reactor", error))?;
+        Reactor::new().map_err(|error| ProcessError::Io("cannot create a reactor", error))?;
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
-    let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
+    let names = names.map_err(|error| ProcessError::Io("cannot start a thread", error))?;
     let (waker, now) = (reactor.waker(), reactor.now());
     let mut service = build_service(config, reactor, names, authorities, targets)?;
     if let Some(credentials) = credentials {
         service.secure(credentials);
     }
     let renewed = service.renew_from(reload);
-    renewed.map_err(|error| RoleError::Io("cannot handle signals", error))?;
+    renewed.map_err(|error| ProcessError::Io("cannot handle signals", error))?;
     if !config.etcd.is_empty() {
         let names = registration::names(&config.etcd, move || waker.wake())?;
         let view = EtcdView::new(config.cluster_keys.clone(), now);
@@ -57,7 +57,7 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, RoleError> {
         prefill = config.prefill.len(),
         decode = config.decode.len(),
     );
-    service.run().map_err(|error| RoleError::Io("cannot wait for sockets", error))
+    service.run().map_err(|error| ProcessError::Io("cannot wait for sockets", error))
 }
 
 /// A worker named on the command line: its URL, its bootstrap port, and its address.
@@ -73,7 +73,7 @@ pub fn build_service(
     names: Resolver,
     authorities: Option<Authorities>,
     targets: Vec<NamedWorker>,
-) -> Result<RouterService, RoleError> {
+) -> Result<RouterService, ProcessError> {
     let now = reactor.now();
     let mut registry = Registry::default();
     let metrics = RouterMetrics::register(&mut registry);
@@ -87,7 +87,7 @@ pub fn build_service(
     let mut workers = WorkerAdmin::new(trust(config), reactor.entropy().bytes(), now);
     for (worker, port, socket) in targets {
         let named = workers.name(worker, port, socket, &mut pool, &mut reactor, now);
-        named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
+        named.map_err(|full| ProcessError::Config("--prefill, --decode", full.to_string()))?;
     }
     let keys = AccessKeys::of(&config.server);
     let routes = RouterRoutes::new(keys, registry, workers, reactor.entropy())
@@ -96,7 +96,8 @@ pub fn build_service(
     let requests = ProxiedRequests::new(retries, metrics).within(&config.requests);
     let address = config.server.address();
     let service = RouterService::new(reactor, address, pool, requests, routes, now);
-    let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+    let service =
+        service.map_err(|error| ProcessError::Listen { flag: "--port", address, error })?;
     let mut service = service.within(config.server.body_max, &config.requests);
     if let Some(terms) = config.balance {
         service.balance(terms, now);
@@ -118,13 +119,13 @@ fn trust(config: &RouterConfig) -> RegistryTrust {
 fn balancer(config: &RouterConfig, entropy: &mut Entropy) -> LoadBalancer {
     LoadBalancer::new(config.policies)
         .on(config.health, config.breaker)
-        .foretelling(config.forecast)
+        .with_forecast(config.forecast)
         .weighing(config.cache)
         .seeded(entropy.next_u64())
 }
 
-fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result<(), RoleError> {
-    service.tell_metrics(address).map_err(|error| RoleError::Listen {
+fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result<(), ProcessError> {
+    service.open_metrics_port(address).map_err(|error| ProcessError::Listen {
         flag: "--prometheus-port",
         address,
         error,
@@ -136,7 +137,7 @@ fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result
 
 /// Resolves the workers' names. At the start, an unknown name is an error. Later, the router
 /// resolves each name again.
-pub fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, RoleError> {
+pub fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, ProcessError> {
     let prefill =
         config.prefill.iter().map(|end| ("--prefill", Leg::Prefill, &end.url, end.bootstrap_port));
     let decode = config.decode.iter().map(|url| ("--decode", Leg::Decode, url, None));
@@ -146,8 +147,8 @@ pub fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, RoleError> {
     found.collect()
 }
 
-fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, RoleError> {
-    let nowhere = |why: String| RoleError::Absent(flag, format!("cannot resolve {url}: {why}"));
+fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, ProcessError> {
+    let nowhere = |why: String| ProcessError::Absent(flag, format!("cannot resolve {url}: {why}"));
     let mut addresses = (url.host.as_str(), url.port)
         .to_socket_addrs()
         .map_err(|error| nowhere(error.to_string()))?;

@@ -5,7 +5,7 @@
 //! certificates and keys later, it is ignored until then; the process notices changed files when it
 //! serves.
 
-use super::RoleError;
+use super::ProcessError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ impl StartupSignals {
     ///
     /// # Errors
     /// The system refuses a handler.
-    pub fn install(reloads: bool) -> Result<StartupSignals, RoleError> {
-        let io = |error| RoleError::Io("cannot handle signals", error);
+    pub fn install(reloads: bool) -> Result<StartupSignals, ProcessError> {
+        let io = |error| ProcessError::Io("cannot handle signals", error);
         let ends = Arc::new(AtomicBool::new(true));
         for signal in [SIGTERM, SIGINT] {
             flag::register_conditional_shutdown(signal, 0, ends.clone()).map_err(io)?;

@@ -1,5 +1,5 @@
 //! The threads of a worker, stepped by a caller: the simulator. They take the same steps as the
-//! threads that `Cores::start` starts, and they park and wake by the same rules.
+//! threads that `ThreadParts::start` starts, and they park and wake by the same rules.
 //!
 //! Thread: the caller's. Invariant: a parked mover, poster or poller takes no step until its bell,
 //! its doorbell, a NIC or a lane wakes it. It parks without a time limit, so a lost wake-up shows.

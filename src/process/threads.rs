@@ -2,7 +2,7 @@
 //!
 //! Thread: the thread that starts the process and becomes `ctl`.
 
-use super::RoleError;
+use super::ProcessError;
 use super::helpers::Helpers;
 use super::model::LoadedModel;
 use super::stepped_threads::SteppedThreads;
@@ -21,7 +21,7 @@ use crate::net::Entropy;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::registry as figures;
-use crate::peer::handoff::{EndpointKind, Handoff, TransportOffer, WorkerEndpoint};
+use crate::peer::handoff::{EndpointKind, Handoff, TransportCapabilities, WorkerEndpoint};
 use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
@@ -88,7 +88,7 @@ impl ProcessBuilder {
         loaded: &LoadedModel,
         config: &WorkerConfig,
         ctl: Arc<EventCount>,
-    ) -> Result<ProcessBuilder, RoleError> {
+    ) -> Result<ProcessBuilder, ProcessError> {
         let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
         let unpark = engine_thread.clone();
         let engine_bell = Arc::new(EventCount::new(move || {
@@ -97,7 +97,7 @@ impl ProcessBuilder {
             }
         }));
         let waiter = Waiter::new(loaded.spin)
-            .map_err(|error| RoleError::Io("cannot park the mover", error))?;
+            .map_err(|error| ProcessError::Io("cannot park the mover", error))?;
         Ok(ProcessBuilder {
             members: Vec::new(),
             workers: Vec::new(),
@@ -114,8 +114,8 @@ impl ProcessBuilder {
         })
     }
 
-    fn memory(&self, loaded: &LoadedModel) -> Result<Memory, RoleError> {
-        let io = |error| RoleError::Io("cannot map KV memory", error);
+    fn memory(&self, loaded: &LoadedModel) -> Result<Memory, ProcessError> {
+        let io = |error| ProcessError::Io("cannot map KV memory", error);
         let bytes = u64::from(loaded.pages) * loaded.layout.page_stride;
         let pages_of_context = loaded.layout.pages_for(loaded.sched.context) as usize;
         Ok(Memory {
@@ -132,7 +132,7 @@ impl ProcessBuilder {
     fn worker(
         &mut self,
         loaded: &LoadedModel,
-    ) -> Result<(WorkerId, Memory, Arc<StatusTable>, LocalWorker), RoleError> {
+    ) -> Result<(WorkerId, Memory, Arc<StatusTable>, LocalWorker), ProcessError> {
         let id = WorkerId(self.members.len() as u32);
         let memory = self.memory(loaded)?;
         let status = Arc::new(StatusTable::new(loaded.slots));
@@ -143,7 +143,7 @@ impl ProcessBuilder {
 
     /// Registers the memory with the NICs. If that fails, the worker continues with its other
     /// transports, if there are any.
-    fn rails(&self, loaded: &LoadedModel, memory: &Memory) -> Result<Option<Rails>, RoleError> {
+    fn rails(&self, loaded: &LoadedModel, memory: &Memory) -> Result<Option<Rails>, ProcessError> {
         if loaded.nics.is_empty() {
             return Ok(None);
         }
@@ -156,7 +156,7 @@ impl ProcessBuilder {
                 Ok(Some(rails))
             }
             Err(error) if loaded.transports == [Transport::Rdma] => {
-                Err(RoleError::Io("cannot register KV memory with the NIC", error))
+                Err(ProcessError::Io("cannot register KV memory with the NIC", error))
             }
             Err(error) => {
                 event!(Warn, "ctl", "RDMA not used: KV memory cannot be registered", why = error);
@@ -188,7 +188,7 @@ impl ProcessBuilder {
     }
 
     /// Adds a mixed worker.
-    pub fn add_mixed(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
+    pub fn add_mixed(&mut self, loaded: &LoadedModel) -> Result<WorkerId, ProcessError> {
         let (id, memory, _, worker) = self.worker(loaded)?;
         let mixed =
             MixedWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, loaded.slots);
@@ -199,13 +199,14 @@ impl ProcessBuilder {
     }
 
     /// Adds a prefill worker.
-    pub fn add_prefill(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
+    pub fn add_prefill(&mut self, loaded: &LoadedModel) -> Result<WorkerId, ProcessError> {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
         let mut rails = self.rails(loaded, &memory)?;
         if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
             let splits = rails.split(&self.waiter.bell, loaded.spin);
             self.splits.extend(
-                splits.map_err(|error| RoleError::Io("cannot park posters and pollers", error))?,
+                splits
+                    .map_err(|error| ProcessError::Io("cannot park posters and pollers", error))?,
             );
         }
         worker.rails = rails.map(Arc::new);
@@ -232,11 +233,11 @@ impl ProcessBuilder {
     }
 
     /// Adds a decode worker.
-    pub fn add_decode(&mut self, loaded: &LoadedModel) -> Result<WorkerId, RoleError> {
+    pub fn add_decode(&mut self, loaded: &LoadedModel) -> Result<WorkerId, ProcessError> {
         let (id, mut memory, status, mut worker) = self.worker(loaded)?;
         let plan = &loaded.plan;
         memory.copy_pool = start_on(plan, &plan.copiers, || CopyPool::new(loaded.copy_lanes))
-            .map_err(|error| RoleError::Io("cannot start a copy thread", error))?;
+            .map_err(|error| ProcessError::Io("cannot start a copy thread", error))?;
         worker.rails = self.rails(loaded, &memory)?.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
@@ -255,7 +256,7 @@ impl ProcessBuilder {
             .waiter
             .doorbell
             .duplicate()
-            .map_err(|error| RoleError::Io("cannot duplicate a doorbell", error))?;
+            .map_err(|error| ProcessError::Io("cannot duplicate a doorbell", error))?;
         let role = EndpointKind::Decode { manager: Box::new(manager), mover, doorbell };
         self.members.push(WorkerEndpoint { worker, kind: role, reports: Some(reports) });
         Ok(id)
@@ -269,12 +270,12 @@ impl ProcessBuilder {
         ctl: Arc<EventCount>,
         entropy: Entropy,
         clock: EngineClock,
-    ) -> (Workers, Cores) {
+    ) -> (Workers, ThreadParts) {
         let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
         let channel = EngineChannel::new(self.engine_commands.1, events, ctl);
         let engine = Engine::new(&loaded.sched, self.workers, forward, channel, clock);
         let progress = engine.progress().clone();
-        let offer = TransportOffer {
+        let offer = TransportCapabilities {
             transports: loaded.transports.clone(),
             host: loaded.host,
             data: loaded.data,
@@ -284,7 +285,7 @@ impl ProcessBuilder {
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
         let telemetry = Telemetry::new(self.registry, self.watched);
         let workers = Workers { handoff, metrics, telemetry, events: events_in, progress };
-        let cores = Cores {
+        let cores = ThreadParts {
             engine,
             mover: self.mover,
             waiter: self.waiter,
@@ -297,7 +298,7 @@ impl ProcessBuilder {
 }
 
 /// The parts that the threads of a process's workers run.
-pub struct Cores {
+pub struct ThreadParts {
     engine: Engine,
     mover: Mover,
     waiter: Waiter,
@@ -306,7 +307,7 @@ pub struct Cores {
     engine_thread: Arc<OnceLock<Thread>>,
 }
 
-impl Cores {
+impl ThreadParts {
     /// The set of descriptors on which the mover parks.
     pub fn wait(&self) -> &Arc<WaitSet> {
         &self.waiter.set
@@ -322,10 +323,11 @@ impl Cores {
     ///
     /// # Errors
     /// A thread cannot be started; the model is lost with it.
-    pub fn start(self, loaded: &LoadedModel) -> Result<Threads, RoleError> {
-        let Cores { mut engine, mut mover, waiter, splits, engine_bell, engine_thread } = self;
+    pub fn start(self, loaded: &LoadedModel) -> Result<Threads, ProcessError> {
+        let ThreadParts { mut engine, mut mover, waiter, splits, engine_bell, engine_thread } =
+            self;
         let stop = Arc::new(AtomicBool::new(false));
-        let io = |error| RoleError::Io("cannot start a thread", error);
+        let io = |error| ProcessError::Io("cannot start a thread", error);
         let round = engine_loop(loaded);
         let (bell, stopped) = (engine_bell.clone(), stop.clone());
         let plan = &loaded.plan;
@@ -391,8 +393,8 @@ pub fn build_service(
     workers: Workers,
     (placement, mode): (Placement, DisaggregationMode),
     (ctl, helpers): (Arc<EventCount>, &dyn Helpers),
-) -> Result<WorkerService, RoleError> {
-    let io = |error| RoleError::Io("cannot start a thread", error);
+) -> Result<WorkerService, ProcessError> {
+    let io = |error| ProcessError::Io("cannot start a thread", error);
     let added = if mode.handoff.is_some() { HTTP_BODY_ADDED } else { 0 };
     let about = about(config, &files, loaded, mode, reactor.since_epoch().as_secs());
     let (tokenizer, chat, context) =
@@ -420,7 +422,8 @@ pub fn build_service(
         ctl,
         now,
     );
-    let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+    let service =
+        service.map_err(|error| ProcessError::Listen { flag: "--port", address, error })?;
     Ok(service.within(config.server.body_max + added))
 }
 
@@ -446,9 +449,9 @@ fn kv_memory(memory: &Memory) -> KvMemory {
 }
 
 /// The memory for the KV of retracted requests.
-fn tier(loaded: &LoadedModel) -> Result<Tier, RoleError> {
+fn tier(loaded: &LoadedModel) -> Result<Tier, ProcessError> {
     Tier::new(loaded.tier_pages, &loaded.layout)
-        .map_err(|error| RoleError::Io("cannot map memory for retracted requests", error))
+        .map_err(|error| ProcessError::Io("cannot map memory for retracted requests", error))
 }
 
 fn about(

@@ -10,14 +10,14 @@
 //! registries; if a role cannot be set up, the worker keeps the former one. Not here: the wait for
 //! the end of the old role (`server::role_change`).
 
-use super::announcement::{handoff_info, keyring, peer_identity, registration};
+use super::announcement::{handoff_info, keyring, peer_identity, rank_registration};
 use super::helpers::{HelperThreads, Helpers};
 use super::listeners::{self, Listeners};
 use super::model::{LoadedModel, compat_digest};
 use super::startup::StartupSignals;
-use super::threads::{self, Cores, EngineClock, ProcessBuilder};
+use super::threads::{self, EngineClock, ProcessBuilder, ThreadParts};
 use super::{
-    RoleError, http_port, install_secrets, ports, reactor, registration, shut_down, thread_cpus,
+    ProcessError, http_port, install_secrets, ports, reactor, registration, shut_down, thread_cpus,
 };
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
@@ -51,7 +51,7 @@ use std::time::Instant;
 ///
 /// # Errors
 /// The worker cannot be set up, or fails.
-pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, RoleError> {
+pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, ProcessError> {
     let begun = Instant::now();
     let (credentials, reload) =
         super::secrets(&config.worker.server, &config.handoff.cluster_keys)?;
@@ -83,7 +83,8 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
     thread_cpus::become_ctl(&plan);
     threads::announce_ready(&service, &config.worker, begun);
     loop {
-        let outcome = service.run().map_err(|error| RoleError::Io("the event loop failed", error));
+        let outcome =
+            service.run().map_err(|error| ProcessError::Io("the event loop failed", error));
         part.renew(&service);
         match outcome {
             Ok(RunOutcome::Ended(end)) => return shut_down(service, threads, Ok(end)),
@@ -91,7 +92,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Rol
                 if let Some(begun) = part.leave_role(&mut service, to)? {
                     let forward = threads.stop().ok_or_else(|| {
                         let panicked = io::Error::other("a thread panicked");
-                        RoleError::Io("the engine has ended", panicked)
+                        ProcessError::Io("the engine has ended", panicked)
                     })?;
                     let clock = Box::new(Instant::now);
                     let (cores, outcome) = part.take_role(&mut service, to, forward, clock)?;
@@ -169,7 +170,7 @@ impl WorkerProcess {
         files: ModelFiles,
         forward: Box<dyn Forward>,
         clock: EngineClock,
-    ) -> Result<(WorkerService, Cores), RoleError> {
+    ) -> Result<(WorkerService, ThreadParts), ProcessError> {
         let config = self.config.clone();
         let PreparedRole { loaded, process, placement, mode, listeners, rest } =
             self.prepare(self.role, &mut reactor)?;
@@ -192,7 +193,7 @@ impl WorkerProcess {
     }
 
     /// Allocates the memory and opens the ports of this role.
-    fn prepare(&self, role: Role, reactor: &mut Reactor) -> Result<PreparedRole, RoleError> {
+    fn prepare(&self, role: Role, reactor: &mut Reactor) -> Result<PreparedRole, ProcessError> {
         let config = &self.config;
         let mut loaded = self.loaded.clone();
         loaded.split = role == Role::Prefill && config.data_threads == DataThreadMode::Split;
@@ -210,7 +211,7 @@ impl WorkerProcess {
         };
         let names = (role == Role::Decode).then(|| self.helpers.start_resolver(self.ctl.clone()));
         let names =
-            names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
+            names.transpose().map_err(|error| ProcessError::Io("cannot start a thread", error))?;
         let listeners = Listeners::open(config, role, reactor)?;
         loaded.data = listeners.data_address(config);
         let bootstrap_port = listeners.registry.map(|(_, port)| port);
@@ -219,8 +220,8 @@ impl WorkerProcess {
             Role::Decode => self.decode_placement(worker, &loaded.transports),
             Role::Mixed => Placement::Mixed(vec![worker]),
         };
-        let reads_alone = role == Role::Decode && config.local_prefill;
-        let info = Some(handoff_info(&loaded, &keys, reads_alone));
+        let local_prefill = role == Role::Decode && config.local_prefill;
+        let info = Some(handoff_info(&loaded, &keys, local_prefill));
         let mode = DisaggregationMode {
             bootstrap_port,
             handoff: info,
@@ -255,7 +256,7 @@ impl WorkerProcess {
             fake_bootstrap: self.config.handoff.fake_bootstrap || fake_by_default,
             fake_by_default,
             proven: !self.secrets.is_empty(),
-            reads_alone: self.config.local_prefill,
+            local_prefill: self.config.local_prefill,
         }
     }
 
@@ -266,7 +267,7 @@ impl WorkerProcess {
         listeners: Listeners,
         rest: PeerSetup,
         wait: Arc<WaitSet>,
-    ) -> Result<(), RoleError> {
+    ) -> Result<(), ProcessError> {
         let (config, PeerSetup { keys, kind, names }) = (self.config.clone(), rest);
         let (address, entropy) = (service.address(), service.reactor().entropy());
         let place = (address, self.loaded.host);
@@ -300,13 +301,14 @@ impl WorkerProcess {
                 // If the configured port is 0, the number is known only now.
                 let http_port = service.address().map(|address| address.port());
                 let mut table = BootstrapRegistry::default();
-                let entered = table.register(registration(
+                let entered = table.register(rank_registration(
                     &config,
                     &self.loaded.layout,
                     http_port,
                     control_port,
                 ));
-                entered.map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
+                entered
+                    .map_err(|refusal| ProcessError::Config("registry", format!("{refusal:?}")))?;
                 event!(
                     Info,
                     "ctl",
@@ -328,15 +330,23 @@ impl WorkerProcess {
     /// Announces the worker at the configured registry, in its current role.
     ///
     /// # Errors
-    /// The registry cannot be asked.
-    pub fn register(&self, service: &mut WorkerService) -> Result<(), RoleError> {
+    /// The resolver's thread cannot be started.
+    pub fn register(&self, service: &mut WorkerService) -> Result<(), ProcessError> {
         let Some(Advertisement { peer, bootstrap_port, kind }) = self.advertisement else {
             return Ok(());
         };
         let (key, plan) = (self.secrets.first(), &self.loaded.plan);
         // It can start threads that resolve names.
         thread_cpus::start_on(plan, &plan.text, || {
-            registration::enrol(&self.config, key, service, peer, self.role, bootstrap_port, kind)
+            registration::register_worker(
+                &self.config,
+                key,
+                service,
+                peer,
+                self.role,
+                bootstrap_port,
+                kind,
+            )
         })
     }
 
@@ -356,7 +366,7 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// The first port that cannot be opened.
-    fn check_ports(&self, to: Role, reactor: &mut Reactor) -> Result<(), RoleError> {
+    fn check_ports(&self, to: Role, reactor: &mut Reactor) -> Result<(), ProcessError> {
         let held = listeners::ports(&self.config, self.role);
         let mut wanted = listeners::ports(&self.config, to);
         // The current role closes its ports first.
@@ -375,7 +385,7 @@ impl WorkerProcess {
         &mut self,
         service: &mut WorkerService,
         to: Role,
-    ) -> Result<Option<Instant>, RoleError> {
+    ) -> Result<Option<Instant>, ProcessError> {
         if let Err(why) = self.check_ports(to, service.reactor()) {
             // The old role is still intact.
             service.fail_role_change(why.to_string());
@@ -399,7 +409,7 @@ impl WorkerProcess {
         to: Role,
         forward: Box<dyn Forward>,
         clock: EngineClock,
-    ) -> Result<(Cores, Result<(), String>), RoleError> {
+    ) -> Result<(ThreadParts, Result<(), String>), ProcessError> {
         let (prepared, outcome) = match self.prepare(to, service.reactor()) {
             Ok(prepared) => {
                 self.role = to;
@@ -421,7 +431,7 @@ impl WorkerProcess {
 ///
 /// # Errors
 /// RDMA is required, or devices are named, and no NIC can be used.
-fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleError> {
+fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, ProcessError> {
     let asked = config.transfer;
     if !matches!(asked, Transfer::Auto | Transfer::Rdma) {
         return Ok(Vec::new());
@@ -432,10 +442,10 @@ fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleE
             Ok(nics)
         }
         Err(why) if !config.rdma_devices.is_empty() => {
-            Err(RoleError::Absent("--rdma-devices", why))
+            Err(ProcessError::Absent("--rdma-devices", why))
         }
         Err(why) if asked == Transfer::Rdma => {
-            Err(RoleError::Absent("--transfer", format!("rdma: {why}")))
+            Err(ProcessError::Absent("--transfer", format!("rdma: {why}")))
         }
         Err(why) => {
             event!(Info, "ctl", "RDMA is not used", why = why);

@@ -10,7 +10,7 @@ use crate::config::values::WorkerUrl;
 use crate::http::client::{self, RequestLine, ResponseDecoder};
 use crate::http::response::JSON;
 use crate::http::{HttpLimits, Method};
-use crate::limits::{ERRAND_ANSWER_MAX, REGISTRY_ANSWER_TIME, REGISTRY_STREAM_LIFE};
+use crate::limits::{REGISTRY_ANSWER_TIME, REGISTRY_STREAM_LIFE, REGISTRY_TASK_ANSWER_MAX};
 use crate::net::resolver::Resolver;
 use crate::net::{Authorities, ConnId, Event, Reactor};
 use crate::obs::log::event;
@@ -39,7 +39,7 @@ impl Open {
 /// A task and its connection.
 #[derive(Debug)]
 pub struct RegistryClient<E> {
-    errand: E,
+    task: E,
     hosts: Vec<WorkerUrl>,
     /// Certificate authorities for hosts that are reached over TLS.
     authorities: Option<Authorities>,
@@ -58,9 +58,9 @@ pub struct RegistryClient<E> {
 
 impl<E: RegistryTask> RegistryClient<E> {
     /// Runs a task at a registry with these hosts. There must be at least one.
-    pub fn new(errand: E, hosts: Vec<WorkerUrl>) -> RegistryClient<E> {
+    pub fn new(task: E, hosts: Vec<WorkerUrl>) -> RegistryClient<E> {
         RegistryClient {
-            errand,
+            task,
             hosts,
             authorities: None,
             at: 0,
@@ -79,14 +79,14 @@ impl<E: RegistryTask> RegistryClient<E> {
 
     /// The task.
     pub fn task(&mut self) -> &mut E {
-        &mut self.errand
+        &mut self.task
     }
 
     /// Cancels the request in progress, and lets the task start again.
     pub fn begin_anew(&mut self, reactor: &mut Reactor, now: Instant) {
         if self.open.take().is_some() {
             self.close(reactor);
-            self.errand.handle_failure(now);
+            self.task.handle_failure(now);
         }
     }
 
@@ -118,12 +118,12 @@ impl<E: RegistryTask> RegistryClient<E> {
     }
 
     /// Starts a request that is due and ends one that is overdue.
-    pub fn turn(&mut self, names: &mut Option<Resolver>, reactor: &mut Reactor, now: Instant) {
+    pub fn step(&mut self, names: &mut Option<Resolver>, reactor: &mut Reactor, now: Instant) {
         match self.open.take_if(|open| open.until <= now) {
             // A stream is restarted from time to time, so that a missed change is found soon.
             Some(open) if open.is_streaming() => {
                 self.close(reactor);
-                self.errand.handle_failure(now);
+                self.task.handle_failure(now);
             }
             Some(open) => {
                 self.open = Some(open);
@@ -132,7 +132,7 @@ impl<E: RegistryTask> RegistryClient<E> {
             None => {}
         }
         if self.open.is_none() {
-            let Some(request) = self.errand.poll(now) else { return };
+            let Some(request) = self.task.poll(now) else { return };
             let decoder = ResponseDecoder::new(
                 Method::Post,
                 HttpLimits { body: usize::MAX, ..HttpLimits::default() },
@@ -229,10 +229,10 @@ impl<E: RegistryTask> RegistryClient<E> {
                     }
                 }
                 Some(client::ResponseEvent::Body(piece)) if open.is_streaming() => {
-                    bad = self.errand.handle_piece(piece, now).err();
+                    bad = self.task.handle_piece(piece, now).err();
                 }
                 Some(client::ResponseEvent::Body(piece))
-                    if open.body.len() + piece.len() <= ERRAND_ANSWER_MAX =>
+                    if open.body.len() + piece.len() <= REGISTRY_TASK_ANSWER_MAX =>
                 {
                     open.body.extend_from_slice(piece);
                 }
@@ -260,14 +260,14 @@ impl<E: RegistryTask> RegistryClient<E> {
             self.close(reactor);
         }
         if open.is_streaming() {
-            self.errand.handle_failure(now);
+            self.task.handle_failure(now);
             return self.tell(Err("its stream has ended"));
         }
-        match self.errand.handle_answer(open.status, &open.body, now) {
+        match self.task.handle_answer(open.status, &open.body, now) {
             Ok(()) => {
                 self.tell(Ok(()));
                 self.refused.take_if(|(path, _)| *path == open.request.path);
-                if self.errand.is_first_kept() {
+                if self.task.is_first_kept() {
                     event!(Info, "registry", "registry entry added", registry = self.host());
                 }
             }
@@ -284,7 +284,7 @@ impl<E: RegistryTask> RegistryClient<E> {
     /// Sends the next request over the same connection if it is due at once.
     fn go_on(&mut self, reactor: &mut Reactor, now: Instant) {
         if self.conn.is_some() && self.open.is_none() {
-            self.turn(&mut None, reactor, now);
+            self.step(&mut None, reactor, now);
             if self.open.is_some() {
                 self.send(reactor, now);
             } else {
@@ -300,7 +300,7 @@ impl<E: RegistryTask> RegistryClient<E> {
         if self.open.take().is_some() {
             self.tell(Err(why));
             self.next_host();
-            self.errand.handle_failure(now);
+            self.task.handle_failure(now);
         }
     }
 
@@ -322,7 +322,7 @@ impl<E: RegistryTask> RegistryClient<E> {
 
     /// The current host, with the scheme of `--registry`. The scheme on the wire can differ.
     fn host(&self) -> String {
-        self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1)
+        self.hosts[self.at].to_string().replacen("http", self.task.scheme(), 1)
     }
 
     /// Logs why the registry refuses a request: once, until it accepts such a request.

@@ -25,7 +25,8 @@ pub struct WorkerAddress {
 /// An entry of a worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// The worker's ID and incarnation. The incarnation is new at each start.
+    /// The worker's ID and incarnation. The incarnation is new at each start and each
+    /// role change.
     pub peer: Peer,
     /// The worker's role and URL.
     pub address: WorkerAddress,

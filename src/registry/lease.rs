@@ -48,7 +48,7 @@ impl RegistryLease {
         }
     }
 
-    fn errand(&mut self) -> &mut dyn RegistryTask {
+    fn task(&mut self) -> &mut dyn RegistryTask {
         match self {
             RegistryLease::Router(enrolment) => enrolment,
             RegistryLease::Etcd(enrolment) => enrolment,
@@ -65,22 +65,22 @@ impl RegistryTask for RegistryLease {
     }
 
     fn poll(&mut self, now: Instant) -> Option<RegistryRequest> {
-        self.errand().poll(now)
+        self.task().poll(now)
     }
 
     fn handle_answer(&mut self, status: u16, body: &[u8], now: Instant) -> Result<(), String> {
-        self.errand().handle_answer(status, body, now)
+        self.task().handle_answer(status, body, now)
     }
 
     fn handle_piece(&mut self, bytes: &[u8], now: Instant) -> Result<(), String> {
-        self.errand().handle_piece(bytes, now)
+        self.task().handle_piece(bytes, now)
     }
 
     fn is_first_kept(&mut self) -> bool {
-        self.errand().is_first_kept()
+        self.task().is_first_kept()
     }
 
     fn handle_failure(&mut self, now: Instant) {
-        self.errand().handle_failure(now);
+        self.task().handle_failure(now);
     }
 }

@@ -36,7 +36,7 @@ pub enum MembershipAction {
         /// Its compatibility digest, if it has an entry.
         kind: Option<CompatDigest>,
         /// Whether it was named with another role and has then reported this role.
-        has_turned: bool,
+        has_changed_role: bool,
     },
     /// A worker leaves.
     Leave {
@@ -61,7 +61,7 @@ pub enum LeaveReason {
     /// Another incarnation has its address.
     Replaced,
     /// It has another role.
-    Turned,
+    RoleChanged,
     /// It moved to a URL that this router cannot reach, because the router has no TLS.
     Unspoken,
 }
@@ -74,7 +74,7 @@ impl fmt::Display for LeaveReason {
             LeaveReason::Expired => "its entry was not renewed",
             LeaveReason::Dropped => "etcd has dropped its entry",
             LeaveReason::Replaced => "another incarnation has its address",
-            LeaveReason::Turned => "it has another role",
+            LeaveReason::RoleChanged => "it has another role",
             LeaveReason::Unspoken => "it moved to https://, and this router has no TLS",
         })
     }
@@ -121,7 +121,7 @@ struct MemberState {
     /// `Some` if an operator named it; inside, the port of a prefill worker's bootstrap registry.
     named: Option<Option<u16>>,
     /// The worker was named with the other role.
-    has_turned: bool,
+    has_changed_role: bool,
     held: Option<HeldEntry>,
 }
 
@@ -170,7 +170,11 @@ impl Membership {
     ///
     /// # Errors
     /// There are too many workers of that role.
-    pub fn turn(&mut self, address: &WorkerAddress, role: Leg) -> Result<bool, MembershipFull> {
+    pub fn change_role(
+        &mut self,
+        address: &WorkerAddress,
+        role: Leg,
+    ) -> Result<bool, MembershipFull> {
         let there = WorkerAddress { role, url: address.url.clone() };
         let (was_taken, is_full) = (self.is_taken(&there), self.is_full(role));
         let named =
@@ -184,11 +188,11 @@ impl Membership {
         }
         place.named = None;
         if !place.is_taken() {
-            self.left(address, LeaveReason::Turned);
+            self.left(address, LeaveReason::RoleChanged);
         }
         let place = self.places.entry(there.clone()).or_default();
         place.named.get_or_insert_default();
-        place.has_turned = !is_failpoint_active("turned worker is not followed back");
+        place.has_changed_role = !is_failpoint_active("turned worker is not followed back");
         if !was_taken {
             self.join(there);
         }
@@ -381,12 +385,12 @@ impl Membership {
         debug_assert!(place.is_taken(), "a worker joins an address that is taken");
         let entry = place.held.as_ref().filter(|held| !held.barred).map(|held| &held.entry);
         let bootstrap_port = entry.and_then(|entry| entry.bootstrap_port).or(place.named.flatten());
-        let (kind, has_turned) = (entry.map(|entry| entry.kind), place.has_turned);
+        let (kind, has_changed_role) = (entry.map(|entry| entry.kind), place.has_changed_role);
         self.actions.push_back(MembershipAction::Join {
             address,
             bootstrap_port,
             kind,
-            has_turned,
+            has_changed_role,
         });
     }
 }

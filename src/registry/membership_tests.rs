@@ -89,7 +89,7 @@ fn a_named_worker_stays_even_if_its_entry_expires() {
             address: address(7),
             bootstrap_port: Some(1),
             kind: None,
-            has_turned: false
+            has_changed_role: false
         })
     );
     members.renew(entry(1, 1, 7), Some(now)).unwrap();
@@ -104,7 +104,7 @@ fn a_named_worker_stays_even_if_its_entry_expires() {
             address: address(7),
             bootstrap_port: Some(8998),
             kind,
-            has_turned: false
+            has_changed_role: false
         })
     );
     members.expire(now);
@@ -230,32 +230,32 @@ fn a_name_goes_with_the_role_and_an_entry_by_itself() {
     members.name(address(7), Some(9000)).unwrap();
     assert_eq!(done(&mut members), ["+7"]);
     let other = WorkerAddress { role: Leg::Decode, ..address(7) };
-    assert_eq!(members.turn(&address(7), Leg::Prefill), Ok(false), "it is that");
-    assert_eq!(members.turn(&address(7), Leg::Decode), Ok(true));
+    assert_eq!(members.change_role(&address(7), Leg::Prefill), Ok(false), "it is that");
+    assert_eq!(members.change_role(&address(7), Leg::Decode), Ok(true));
     assert_eq!(
         members.poll(),
-        Some(MembershipAction::Leave { address: address(7), why: LeaveReason::Turned })
+        Some(MembershipAction::Leave { address: address(7), why: LeaveReason::RoleChanged })
     );
     let joins = |address: &WorkerAddress| MembershipAction::Join {
         address: address.clone(),
         bootstrap_port: None,
         kind: None,
-        has_turned: true,
+        has_changed_role: true,
     };
     assert_eq!(members.poll(), Some(joins(&other)));
-    assert_eq!(members.turn(&address(7), Leg::Decode), Ok(false), "that was before");
-    assert_eq!(members.turn(&other, Leg::Prefill), Ok(true));
+    assert_eq!(members.change_role(&address(7), Leg::Decode), Ok(false), "that was before");
+    assert_eq!(members.change_role(&other, Leg::Prefill), Ok(true));
     members.poll();
     assert_eq!(members.poll(), Some(joins(&address(7))), "it tells itself where its registry is");
     assert!(members.remove(&address(7)));
     assert_eq!(
-        members.turn(&address(7), Leg::Decode),
+        members.change_role(&address(7), Leg::Decode),
         Ok(false),
         "a removed worker does not come back this way"
     );
     done(&mut members);
     members.renew(entry(1, 1, 8), until).unwrap();
-    assert_eq!(members.turn(&address(8), Leg::Decode), Ok(false));
+    assert_eq!(members.change_role(&address(8), Leg::Decode), Ok(false));
     let anew = Entry {
         address: WorkerAddress { role: Leg::Decode, ..address(8) },
         bootstrap_port: None,
@@ -276,15 +276,18 @@ fn a_name_goes_with_the_role_and_an_entry_by_itself() {
         )
         .unwrap();
     assert_eq!(done(&mut members), ["+9", "+9"]);
-    assert_eq!(members.turn(&address(9), Leg::Decode), Ok(true));
-    assert_eq!(done(&mut members), ["-9 Turned"]);
+    assert_eq!(members.change_role(&address(9), Leg::Decode), Ok(true));
+    assert_eq!(done(&mut members), ["-9 RoleChanged"]);
     for port in 0..ROUTER_WORKERS_MAX as u16 {
         members
             .name(WorkerAddress { role: Leg::Decode, ..address(1000 + port) }, None)
             .unwrap_or(());
     }
     members.name(address(10), None).unwrap();
-    assert_eq!(members.turn(&address(10), Leg::Decode), Err(MembershipFull::Workers(Leg::Decode)));
+    assert_eq!(
+        members.change_role(&address(10), Leg::Decode),
+        Err(MembershipFull::Workers(Leg::Decode))
+    );
 }
 
 #[test]

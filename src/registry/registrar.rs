@@ -67,13 +67,13 @@ impl Registrar {
 
     /// Renews the entries that are due. While the worker `hangs` it renews none, so that it looks
     /// dead.
-    pub fn turn(&mut self, hangs: bool, reactor: &mut Reactor, now: Instant) {
+    pub fn step(&mut self, hangs: bool, reactor: &mut Reactor, now: Instant) {
         if let Some(names) = &mut self.names {
             while names.expire(now).or_else(|| names.poll(now)).is_some() {}
         }
         for clients in &mut self.clients {
             clients.task().pause(hangs);
-            clients.turn(&mut self.names, reactor, now);
+            clients.step(&mut self.names, reactor, now);
         }
     }
 
@@ -81,7 +81,7 @@ impl Registrar {
     pub fn withdraw(&mut self, reactor: &mut Reactor, now: Instant) {
         for clients in &mut self.clients {
             clients.task().withdraw(now);
-            clients.turn(&mut self.names, reactor, now);
+            clients.step(&mut self.names, reactor, now);
         }
     }
 

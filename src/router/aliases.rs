@@ -31,7 +31,7 @@ pub struct WorkerAliases {
 
 impl WorkerAliases {
     /// Records that a worker was ordered to change its role. It can be absent until `until`.
-    pub fn told(&mut self, worker: WorkerNumber, until: Instant, now: Instant) {
+    pub fn expect_role_change(&mut self, worker: WorkerNumber, until: Instant, now: Instant) {
         debug_assert!(until > now, "a worker that changes its role can be absent for some time");
         self.told.retain(|_, until| *until > now);
         self.told.insert(worker, until);
@@ -139,15 +139,15 @@ mod tests {
             None,
             "another one was started in the same role"
         );
-        aliases.told(number(12), now + Duration::from_secs(1), now);
+        aliases.expect_role_change(number(12), now + Duration::from_secs(1), now);
         aliases.left(number(12), address(Leg::Decode, 7), now);
         addresses.insert(address(Leg::Decode, 7), number(13));
         assert_eq!(aliases.resolve_alias(number(12), &addresses), Some(number(13)), "it does both");
-        aliases.told(number(13), now + Duration::from_secs(1), now);
+        aliases.expect_role_change(number(13), now + Duration::from_secs(1), now);
         aliases.left(number(13), address(Leg::Decode, 7), now + Duration::from_secs(1));
         addresses.insert(address(Leg::Decode, 7), number(14));
         assert_eq!(aliases.resolve_alias(number(13), &addresses), None, "that was long ago");
-        aliases.told(number(14), now + Duration::from_secs(1), now);
+        aliases.expect_role_change(number(14), now + Duration::from_secs(1), now);
         aliases.removed(number(14));
         assert!(!aliases.may_come_back(number(14), now), "it was taken off");
     }
@@ -161,7 +161,11 @@ mod tests {
         assert_eq!(aliases.past.len(), PAST_WORKERS_MAX);
         for number in 0..100 {
             let at = now + Duration::from_secs(number);
-            aliases.told(WorkerNumber(number as usize), at + Duration::from_secs(2), at);
+            aliases.expect_role_change(
+                WorkerNumber(number as usize),
+                at + Duration::from_secs(2),
+                at,
+            );
         }
         assert!(aliases.told.len() <= 3);
     }

@@ -77,7 +77,7 @@ impl Fanout {
     }
 
     /// Handles an event of one of the calls.
-    pub fn part(
+    pub fn handle_call_event(
         &mut self,
         client: ConnId,
         conn: ConnId,
@@ -107,7 +107,7 @@ impl Fanout {
     }
 
     /// Forgets a client that has disconnected. The workers still perform the request.
-    pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
+    pub fn handle_disconnect(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         let Some(fan) = self.open.remove(&client) else { return };
         for (conn, ..) in fan.open {
             cx.pool.detach_call(conn);

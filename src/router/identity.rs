@@ -48,11 +48,11 @@ pub struct WorkerInfo {
     /// The name of its model for clients.
     pub model: Option<String>,
     /// Its capacity.
-    pub room: Option<DecodeCapacity>,
+    pub capacity: Option<DecodeCapacity>,
     /// Number of its role changes since its start. `None` if its role cannot change.
     pub role_changes: Option<u64>,
     /// Whether it serves requests alone if no prefill worker is left.
-    pub reads_alone: bool,
+    pub local_prefill: bool,
     /// The port of its bootstrap registry.
     pub bootstrap_port: Option<u16>,
     /// Its compatibility for hand-offs, which decides its pairs.
@@ -79,14 +79,14 @@ impl WorkerInfo {
             role,
             is_router: told["disaggregation_mode"] == ROUTER,
             model: model.map(str::to_owned),
-            room: room(&told),
+            capacity: capacity(&told),
             role_changes: told["role_changes"].as_u64(),
-            reads_alone: is_mixed || handoff["local_prefill"] == true,
+            local_prefill: is_mixed || handoff["local_prefill"] == true,
             bootstrap_port: port.filter(|&port| port > 0),
             kind: match handoff {
                 _ if is_mixed => Compatibility::alone(),
                 Value::Null => Compatibility::default(),
-                handoff => Compatibility::told(handoff),
+                handoff => Compatibility::from_report(handoff),
             },
         }
     }
@@ -98,7 +98,7 @@ impl WorkerInfo {
 }
 
 /// The capacity. `None` unless both limits are reported, because one of them alone says little.
-fn room(told: &Value) -> Option<DecodeCapacity> {
+fn capacity(told: &Value) -> Option<DecodeCapacity> {
     let sequences = told["max_running_requests"].as_u64()?.try_into().ok()?;
     Some(DecodeCapacity { sequences, tokens: told["max_total_tokens"].as_u64()? })
 }
@@ -113,27 +113,27 @@ pub enum Identification {
     /// The worker cannot serve in this role.
     Unfit(String),
     /// It has changed its role and serves in this role now.
-    Turned(Leg),
+    RoleChanged(Leg),
 }
 
 /// Compares a worker's report with its configured role and bootstrap port. A worker that has
-/// changed its role, now or before (`has_turned`), keeps the role that it reports. Any other worker
-/// in the wrong role is a configuration mistake.
+/// changed its role, now or before (`has_changed_role`), keeps the role that it reports. Any other
+/// worker in the wrong role is a configuration mistake.
 pub fn identify_worker(
     role: Leg,
     bootstrap_port: Option<u16>,
-    has_turned: bool,
+    has_changed_role: bool,
     words: &WorkerInfo,
 ) -> Identification {
     if words.is_router {
         return Identification::Unfit(format!("it is a router, not a {role} worker"));
     }
-    let is_followed = has_turned || words.role_changes.is_some_and(|changes| changes > 0);
+    let is_followed = has_changed_role || words.role_changes.is_some_and(|changes| changes > 0);
     match (words.role, role) {
         (Some(Role::Mixed | Role::Decode), Leg::Prefill) | (Some(Role::Prefill), Leg::Decode)
             if is_followed =>
         {
-            return Identification::Turned(role.other());
+            return Identification::RoleChanged(role.other());
         }
         (Some(Role::Mixed), Leg::Prefill) => {
             let why = "it serves both phases without a hand-off: \
@@ -162,10 +162,10 @@ mod tests {
     fn judge(
         role: Leg,
         bootstrap_port: Option<u16>,
-        has_turned: bool,
+        has_changed_role: bool,
         answer: &[u8],
     ) -> Identification {
-        super::identify_worker(role, bootstrap_port, has_turned, &WorkerInfo::of(answer))
+        super::identify_worker(role, bootstrap_port, has_changed_role, &WorkerInfo::of(answer))
     }
 
     #[test]
@@ -209,13 +209,13 @@ mod tests {
         let told = |changes: &str| {
             format!(r#"{{"disaggregation_mode":"prefill","role_changes":{changes}}}"#)
         };
-        let judged = |has_turned, changes: &str| {
-            judge(Leg::Decode, None, has_turned, told(changes).as_bytes())
+        let judged = |has_changed_role, changes: &str| {
+            judge(Leg::Decode, None, has_changed_role, told(changes).as_bytes())
         };
-        assert_eq!(judged(false, "1"), Identification::Turned(Leg::Prefill));
+        assert_eq!(judged(false, "1"), Identification::RoleChanged(Leg::Prefill));
         assert_eq!(
             judged(true, "0"),
-            Identification::Turned(Leg::Prefill),
+            Identification::RoleChanged(Leg::Prefill),
             "it was started anew as what it was named"
         );
         assert!(
@@ -227,12 +227,12 @@ mod tests {
         let mixed = told("7").replace("prefill", BOTH);
         assert_eq!(
             judge(Leg::Prefill, None, false, mixed.as_bytes()),
-            Identification::Turned(Leg::Decode)
+            Identification::RoleChanged(Leg::Decode)
         );
         assert_eq!(judge(Leg::Decode, None, false, mixed.as_bytes()), Identification::Fits);
         let (mixed, other) =
             (WorkerInfo::of(mixed.as_bytes()), WorkerInfo::of(told("7").as_bytes()));
-        assert!(mixed.is_mixed() && mixed.reads_alone && !other.is_mixed());
+        assert!(mixed.is_mixed() && mixed.local_prefill && !other.is_mixed());
     }
 
     #[test]
@@ -247,11 +247,11 @@ mod tests {
         let words = read(&whole);
         let room = Some(DecodeCapacity { sequences: 8, tokens: 4096 });
         assert_eq!(
-            (words.role, words.role_changes, words.room),
+            (words.role, words.role_changes, words.capacity),
             (Some(Role::Decode), Some(3), room)
         );
         assert_eq!((words.model.as_deref(), words.bootstrap_port), (Some("m"), Some(8998)));
-        assert!(words.reads_alone && words.kind != Compatibility::default());
+        assert!(words.local_prefill && words.kind != Compatibility::default());
         for field in whole.as_object().unwrap().keys() {
             for nonsense in [serde_json::json!(-1), serde_json::json!([{}]), Value::Null] {
                 let mut told = whole.clone();
@@ -262,9 +262,9 @@ mod tests {
                     "disaggregation_mode" => expected.role = None,
                     "served_model_name" => expected.model = None,
                     "role_changes" => expected.role_changes = None,
-                    "max_running_requests" | "max_total_tokens" => expected.room = None,
+                    "max_running_requests" | "max_total_tokens" => expected.capacity = None,
                     "disaggregation_bootstrap_port" => expected.bootstrap_port = None,
-                    _ => (expected.reads_alone, expected.kind) = (false, odd.kind.clone()),
+                    _ => (expected.local_prefill, expected.kind) = (false, odd.kind.clone()),
                 }
                 assert_eq!(odd, expected, "{told}");
             }

@@ -29,7 +29,7 @@ pub fn of(body: &[u8]) -> Option<LoadReport> {
     for rank in loads {
         let sequences = rank.num_running_reqs.saturating_add(rank.num_waiting_reqs);
         report.sequences = report.sequences.saturating_add(sequences);
-        report.unread = report.unread.saturating_add(rank.num_waiting_uncached_tokens);
+        report.uncomputed = report.uncomputed.saturating_add(rank.num_waiting_uncached_tokens);
         report.used = report.used.saturating_add(rank.num_used_tokens);
     }
     Some(report)
@@ -50,7 +50,7 @@ mod tests {
             ..Load::default()
         };
         let body = serde_json::to_vec(&Loads::new(load, 0.0, "1")).unwrap();
-        assert_eq!(of(&body), Some(LoadReport { sequences: 5, unread: 700, used: 900 }));
+        assert_eq!(of(&body), Some(LoadReport { sequences: 5, uncomputed: 700, used: 900 }));
         let two = br#"{"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 0},
             {"num_running_reqs": 4294967295, "num_waiting_reqs": 9}]}"#;
         assert_eq!(of(two), Some(LoadReport { sequences: u32::MAX, ..LoadReport::default() }));

@@ -151,7 +151,7 @@ impl RouterService {
     }
 
     /// Also serves `/metrics` at this address.
-    pub fn tell_metrics(&mut self, address: SocketAddr) -> io::Result<()> {
+    pub fn open_metrics_port(&mut self, address: SocketAddr) -> io::Result<()> {
         let listener = self.reactor.listen(&Address::Tcp(address), SCRAPERS_MAX)?;
         self.scrapers = Some((listener, Connections::default()));
         Ok(())
@@ -182,9 +182,9 @@ impl RouterService {
     ///
     /// # Errors
     /// What it holds.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         match (self.requests.count(), self.connections.held()) {
-            (0, 0) => self.pool.is_idle_and_empty(),
+            (0, 0) => self.pool.check_idle(),
             (requests, held) => Err(format!("{requests} requests, {held} bytes of bodies")),
         }
     }
@@ -243,14 +243,14 @@ impl RouterService {
                 if let Some(names) = names {
                     while names.expire(now).or_else(|| names.poll(now)).is_some() {}
                 }
-                etcd.turn(names, &mut self.reactor, now);
+                etcd.step(names, &mut self.reactor, now);
             }
             self.paths.workers().expire(&mut self.pool, &mut self.reactor, now);
             self.paths.workers().follow_roles(&mut self.pool, &mut self.reactor, now);
             self.pool.probe(&mut self.reactor, now);
             if !self.drain.is_begun() {
                 let (_, (_, turns), _, mut cx) = self.split(now);
-                turns.look(&mut cx);
+                turns.poll_balancer(&mut cx);
             }
             self.connections.expire(&mut self.reactor, now);
             if let Some((_, scrapers)) = &mut self.scrapers {
@@ -322,11 +322,13 @@ impl RouterService {
                     Owner::PrefillFirst(client) => {
                         requests.handle_prefill_first_event(client, news.conn, news.event, &mut cx)
                     }
-                    Owner::Fanout(client) => fanout.part(client, news.conn, &news.event, &mut cx),
-                    Owner::RoleChange(client) => {
-                        turns.news(client, news.conn, &news.event, &mut cx)
+                    Owner::Fanout(client) => {
+                        fanout.handle_call_event(client, news.conn, &news.event, &mut cx)
                     }
-                    Owner::Balance => turns.balanced(news.conn, &news.event, &mut cx),
+                    Owner::RoleChange(client) => {
+                        turns.handle_call_event(client, news.conn, &news.event, &mut cx)
+                    }
+                    Owner::Balance => turns.handle_balancer_event(news.conn, &news.event, &mut cx),
                     Owner::Introduction | Owner::Probe | Owner::Report | Owner::Detached => {}
                 }
             } else if let Some(incoming) = cx.connections.poll_event() {
@@ -335,9 +337,9 @@ impl RouterService {
                         paths.serve(client, *request, requests, (fanout, turns), &mut cx);
                     }
                     ClientEvent::Disconnected(client) => {
-                        requests.gone(client, &mut cx);
-                        fanout.gone(client, &mut cx);
-                        turns.gone(client, &mut cx);
+                        requests.handle_disconnect(client, &mut cx);
+                        fanout.handle_disconnect(client, &mut cx);
+                        turns.handle_disconnect(client, &mut cx);
                     }
                 }
             } else if self.paths.is_draining() {

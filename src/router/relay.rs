@@ -72,7 +72,7 @@ impl LegProgress {
     /// The tokens contradict those of the client: the two legs differ.
     fn is_new(&self, mark: &Mark, has: &Resume) -> Result<bool, ()> {
         let from = self.ids.get(mark.choice).copied().unwrap_or(0);
-        let Some(has) = has.told(mark.choice) else { return Ok(true) };
+        let Some(has) = has.progress_of(mark.choice) else { return Ok(true) };
         let ChoiceProgress { ids, end, .. } = &mark.told;
         if from == has.ids.len() && (end.is_some() || !ids.is_empty()) {
             return Ok(true);
@@ -157,7 +157,7 @@ impl Relay {
 
     /// Starts an attempt. If the client has a part of the answer, the worker's events must have
     /// marks, unless only the end of the stream is missing.
-    pub fn turn(&mut self, choices: usize) {
+    pub fn start_attempt(&mut self, choices: usize) {
         let has_begun = self.has.has_begun();
         self.form = if has_begun { Form::Marked } else { Form::Unknown };
         self.must_mark = has_begun && !self.has.has_ended(choices);
@@ -308,7 +308,7 @@ mod tests {
                 assert!(passed.is_empty() || passed.ends_with(b"\n\n"));
                 let events = got.len() + passed.len();
                 got.extend(passed);
-                let ids = relay.resume().told(0).map_or(0, |told| told.ids.len());
+                let ids = relay.resume().progress_of(0).map_or(0, |told| told.ids.len());
                 assert_eq!(
                     ids,
                     if events == 0 {
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(passed, expected);
         // A partial event of a lost worker is dropped.
         assert_eq!(take(&mut relay, &mut body, &SECOND[..20]), bytes(""));
-        relay.turn(1);
+        relay.start_attempt(1);
         body.clear();
         let stranger = &SECOND[SECOND.find('d').unwrap()..];
         assert_eq!(
@@ -348,7 +348,7 @@ mod tests {
             "{stranger}"
         );
         assert_eq!(take(&mut relay, &mut body, SECOND), bytes("data: {\"a\":2}\n\n"));
-        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5, 6]);
+        assert_eq!(relay.resume().progress_of(0).unwrap().ids, [4, 5, 6]);
     }
 
     #[test]
@@ -361,13 +361,13 @@ mod tests {
             take(&mut relay, &mut body, &[last, usage].concat()),
             bytes("data: {\"a\":1}\n\ndata: {\"usage\":1}\n\n")
         );
-        relay.turn(2);
+        relay.start_attempt(2);
         assert_eq!(
             take(&mut relay.clone(), &mut Vec::new(), usage),
             Relayed::Broken,
             "one choice has not begun"
         );
-        relay.turn(1);
+        relay.start_attempt(1);
         let rest = [usage, "data: [DONE]\n\n"].concat();
         assert_eq!(take(&mut relay, &mut body, &rest), bytes("data: [DONE]\n\n"));
     }
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn tokens_that_prefill_has_sent_are_not_sent_again() {
         let (mut relay, mut ahead, mut body) = (Relay::default(), Vec::new(), Vec::new());
-        relay.turn(1);
+        relay.start_attempt(1);
         let (opening, end) = (
             ": {\"created\":7,\"choice\":0}\ndata: {\"role\":1}\n\n",
             ": {\"created\":7,\"choice\":0,\"end\":\"length\"}\ndata: {\"a\":3}\n\n",
@@ -404,12 +404,12 @@ mod tests {
             told.extend(bytes);
         }
         assert_eq!(told, b"data: {\"role\":1}\n\ndata: {\"a\":1}\n\n");
-        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5]);
+        assert_eq!(relay.resume().progress_of(0).unwrap().ids, [4, 5]);
         assert_eq!(take(&mut relay, &mut body, &[opening, FIRST].concat()), bytes(""));
         assert_eq!(take(&mut relay, &mut body, SECOND), bytes("data: {\"a\":2}\n\n"));
         assert_eq!(relay.take_ahead(&mut SECOND.into()), bytes(""), "decode was first");
         assert_eq!(take(&mut relay, &mut body, end), bytes("data: {\"a\":3}\n\n"));
-        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5, 6]);
+        assert_eq!(relay.resume().progress_of(0).unwrap().ids, [4, 5, 6]);
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
         let both = [FIRST, ": {\"created\":7}\ndata: x\n\n"].concat();
         assert_eq!(take(&mut relay, &mut body, &both), bytes("data: {\"a\":1}\n\n"));
         assert_eq!(relay.take(&mut body), Relayed::Broken);
-        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5]);
+        assert_eq!(relay.resume().progress_of(0).unwrap().ids, [4, 5]);
         let endless = format!("{FIRST}{}", "x".repeat(SSE_EVENT_MAX + 1));
         assert_eq!(take(&mut Relay::default(), &mut Vec::new(), &endless), Relayed::Broken);
     }

@@ -67,7 +67,7 @@ impl RoleAdmin {
     }
 
     /// Queries a worker's role for a client.
-    pub fn look_at(&mut self, client: ConnId, worker: WorkerNumber, cx: &mut RouterContext<'_>) {
+    pub fn query_role(&mut self, client: ConnId, worker: WorkerNumber, cx: &mut RouterContext<'_>) {
         let mut order = UpstreamHead::get(PATH);
         order.headers.extend(cx.pool.bearer());
         let reservation = cx.pool.balancer().reserve_visit(worker);
@@ -82,7 +82,7 @@ impl RoleAdmin {
     }
 
     /// Handles an event of a call for a client.
-    pub fn news(
+    pub fn handle_call_event(
         &mut self,
         client: ConnId,
         conn: ConnId,
@@ -104,14 +104,14 @@ impl RoleAdmin {
     }
 
     /// Forgets a client that has disconnected. The worker still performs the order.
-    pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
+    pub fn handle_disconnect(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         if let Some(conn) = self.open.remove(&client) {
             cx.pool.detach_call(conn);
         }
     }
 
     /// Polls the role balancer, if it is on and due.
-    pub fn look(&mut self, cx: &mut RouterContext<'_>) {
+    pub fn poll_balancer(&mut self, cx: &mut RouterContext<'_>) {
         let now = cx.now;
         let Some((balance, next)) = self.balance.as_mut().filter(|(_, next)| *next <= now) else {
             return;
@@ -122,7 +122,7 @@ impl RoleAdmin {
         }
         let rows = cx.pool.rows(now);
         let Some(RoleChangeOrder { worker, to, pressure: [prefill, decode] }) =
-            balance.look(&rows, now)
+            balance.poll_order(&rows, now)
         else {
             return;
         };
@@ -151,7 +151,12 @@ impl RoleAdmin {
     }
 
     /// Handles an event of the balancer's call.
-    pub fn balanced(&mut self, conn: ConnId, what: &CallEvent, cx: &mut RouterContext<'_>) {
+    pub fn handle_balancer_event(
+        &mut self,
+        conn: ConnId,
+        what: &CallEvent,
+        cx: &mut RouterContext<'_>,
+    ) {
         let told = self.told.filter(|&(told, _)| {
             told == conn
                 && !matches!(what, CallEvent::Ready | CallEvent::Processing | CallEvent::Arrived)
@@ -163,7 +168,7 @@ impl RoleAdmin {
             CallEvent::Ended(answer) => {
                 let failure = UpstreamFailure::from_reply(answer);
                 if failure.has_code(ErrorCode::RoleNotPossible) {
-                    cx.pool.keeps_role(worker);
+                    cx.pool.mark_role_fixed(worker);
                 }
                 format!("it answers with {failure}")
             }

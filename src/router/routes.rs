@@ -48,9 +48,9 @@ enum Route {
     Abort,
     /// The router, while it runs.
     Alive,
-    /// The router, if it has a pair.
+    /// The router, if it can serve a request.
     Health,
-    /// The router, if it has a pair and does not drain.
+    /// The router, if it can serve a request and does not drain.
     Readiness,
     Metrics,
     Loads,
@@ -203,12 +203,12 @@ impl RouterRoutes {
             Route::Any => Ok(requests::Payload::Any),
             Route::Role => {
                 return match self.workers.find(role_of(&request), cx) {
-                    Ok(worker) => turns.look_at(client, worker, cx),
+                    Ok(worker) => turns.query_role(client, worker, cx),
                     Err(error) => cx.refuse(client, &error),
                 };
             }
             Route::Turn => {
-                return match self.workers.turn(&request, role_of(&request), cx) {
+                return match self.workers.check_role_change(&request, role_of(&request), cx) {
                     Ok((worker, wanted)) => turns.begin(client, worker, wanted, cx),
                     Err(error) => cx.refuse(client, &error),
                 };
@@ -220,7 +220,7 @@ impl RouterRoutes {
                 };
             }
             _ => {
-                let told = self.tell(course, requests, cx);
+                let told = self.answer_locally(course, requests, cx);
                 return cx.connections.send_response(cx.reactor, client, &told.answer(), cx.now);
             }
         };
@@ -259,7 +259,7 @@ impl RouterRoutes {
     }
 
     /// Answers a request that needs no worker.
-    fn tell(
+    fn answer_locally(
         &mut self,
         course: Route,
         requests: &ProxiedRequests,
@@ -274,7 +274,7 @@ impl RouterRoutes {
                 let load = RouterLoad::new(
                     requests.count(),
                     requests.waiting(),
-                    cx.pool.room(),
+                    cx.pool.decode_capacity(),
                     cx.pool.used(),
                 );
                 let now = cx.reactor.since_epoch().as_secs_f64();
@@ -327,7 +327,7 @@ impl RouterRoutes {
             let metrics = self.metrics.entry(worker).or_insert_with(|| {
                 RoutedMetrics::register(&mut self.registry, leg, &pool.url(worker))
             });
-            metrics.set(load.usable, load.booked as usize);
+            metrics.set(load.usable, load.reserved as usize);
         }
     }
 

@@ -30,9 +30,9 @@ pub struct WorkerTarget {
     /// Reported port of its bootstrap registry.
     pub(super) told_port: Option<u16>,
     /// Whether it was named with another role and has then reported this role.
-    pub(super) has_turned: bool,
+    pub(super) has_changed_role: bool,
     /// The reported capacity, and the number of role changes if its role can change.
-    pub(super) room: Option<DecodeCapacity>,
+    pub(super) capacity: Option<DecodeCapacity>,
     pub(super) role_changes: Option<u64>,
     /// Whether it has reported that it cannot change its role now.
     pub(super) keeps_role: bool,
@@ -80,8 +80,8 @@ impl WorkerTarget {
             address,
             bootstrap_port,
             told_port: None,
-            has_turned: false,
-            room: None,
+            has_changed_role: false,
+            capacity: None,
             role_changes: None,
             keeps_role: false,
             withholds: false,
@@ -102,14 +102,14 @@ impl WorkerTarget {
     }
 
     /// Sets whether it has reported its role itself.
-    pub(super) fn turned(self, has_turned: bool) -> WorkerTarget {
-        WorkerTarget { has_turned, ..self }
+    pub(super) fn turned(self, has_changed_role: bool) -> WorkerTarget {
+        WorkerTarget { has_changed_role, ..self }
     }
 
     /// Applies its report. A field that it does not report keeps its earlier value.
     pub(super) fn hear(&mut self, words: &WorkerInfo, role: Leg) {
         self.model = words.model.clone().or_else(|| self.model.take());
-        self.room = words.room.or(self.room);
+        self.capacity = words.capacity.or(self.capacity);
         // After a change of identity, it may be able to change its role again.
         self.keeps_role &= words.role_changes == self.role_changes;
         (self.role_changes, self.is_mixed) = (words.role_changes, words.is_mixed());
@@ -131,13 +131,13 @@ impl WorkerTarget {
     }
 
     /// Records that the log now says why it is down or not used.
-    pub(super) fn tell_fault(&mut self) {
+    pub(super) fn mark_fault_logged(&mut self) {
         self.told_down = true;
         (self.told_fault, self.other_fault) = (self.fault.clone(), None);
     }
 
     /// Records that it is up, so that the next fault will be logged.
-    pub(super) fn is_well(&mut self) {
+    pub(super) fn mark_up(&mut self) {
         self.told_down = false;
         (self.drains, self.fault, self.told_fault, self.other_fault) = (false, None, None, None);
     }
@@ -145,10 +145,10 @@ impl WorkerTarget {
     /// Records that a probe found it down again. Returns whether the fault differs from the logged
     /// one and was found twice. Once is not enough, because the faults at a port vary during a
     /// restart.
-    pub(super) fn has_another_fault(&mut self) -> bool {
+    pub(super) fn confirm_new_fault(&mut self) -> bool {
         if self.told_fault.is_none() || self.fault == self.told_fault {
             // After a drain, the log says that it is gone, without a reason.
-            self.tell_fault();
+            self.mark_fault_logged();
             return false;
         }
         let is_met_again = self.other_fault == self.fault;
@@ -184,9 +184,9 @@ mod tests {
         let mut target = WorkerTarget::new("http://10.0.0.1:7".parse().unwrap(), None, None);
         let mut met = |why: &str| {
             target.fault = Some(why.into());
-            let is_news = target.has_another_fault();
+            let is_news = target.confirm_new_fault();
             if is_news {
-                target.tell_fault();
+                target.mark_fault_logged();
             }
             is_news
         };
@@ -199,7 +199,7 @@ mod tests {
             ["late", "late", "gone", "gone", "gone"].map(&mut met),
             [true, false, false, true, false]
         );
-        target.is_well();
+        target.mark_up();
         assert!(!target.told_down && target.fault.is_none());
     }
 

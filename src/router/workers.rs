@@ -119,7 +119,7 @@ impl WorkerAdmin {
         while let Some(RoleReport { worker, role, is_news }) = pool.turned() {
             let Some(address) = self.address(worker).cloned() else { continue };
             // The worker reports its role in each identification, so a later report can find room.
-            if let Err(full) = self.members.turn(&address, role)
+            if let Err(full) = self.members.change_role(&address, role)
                 && is_news
             {
                 event!(
@@ -138,7 +138,7 @@ impl WorkerAdmin {
     ///
     /// # Errors
     /// The sender has no permission, there is no such worker, or no pair could serve without it.
-    pub fn turn(
+    pub fn check_role_change(
         &mut self,
         request: &Request,
         id: &str,
@@ -159,7 +159,7 @@ impl WorkerAdmin {
         }
         // From the order until it serves again, its entry is absent.
         let until = cx.now + wanted.patience + DRAIN_DONE_TIME + REGISTRY_ENTRY_LIFE;
-        self.aliases.told(worker, until, cx.now);
+        self.aliases.expect_role_change(worker, until, cx.now);
         Ok((worker, wanted))
     }
 
@@ -414,7 +414,7 @@ impl WorkerAdmin {
             "is_healthy": load.usable,
             "status": status,
             "reason": reason,
-            "load": load.booked,
+            "load": load.reserved,
             "connection_mode": "http",
             "bootstrap_port": target.and_then(WorkerTarget::registry_port),
             "metadata": { "by": if entry.is_some() { "entry" } else { "name" } },
@@ -449,7 +449,7 @@ impl WorkerAdmin {
     fn act(&mut self, pool: &mut WorkerPool, reactor: &mut Reactor, now: Instant) {
         while let Some(action) = self.members.poll() {
             match action {
-                MembershipAction::Join { address, bootstrap_port, kind, has_turned } => {
+                MembershipAction::Join { address, bootstrap_port, kind, has_changed_role } => {
                     event!(
                         Info,
                         "router",
@@ -458,7 +458,7 @@ impl WorkerAdmin {
                         worker = address.url
                     );
                     let target = WorkerTarget::new(address.url.clone(), None, bootstrap_port)
-                        .turned(has_turned);
+                        .turned(has_changed_role);
                     let worker = pool.join(address.role, target, now);
                     if self.members.entry(&address).is_some() {
                         // The worker stays while its entry exists.

@@ -86,7 +86,7 @@ impl Compatibility {
 
     /// The properties from the object `handoff` in a worker's answer. A field that is absent or not
     /// a string is not compared.
-    pub fn told(handoff: &Value) -> Compatibility {
+    pub fn from_report(handoff: &Value) -> Compatibility {
         let text = |field: &str| handoff.get(field)?.as_str().map(str::to_owned);
         let mut values = EQUAL.map(text);
         values[KIND] = None;
@@ -174,7 +174,7 @@ mod tests {
     use serde_json::json;
 
     fn kind(wire: &str, weights: &str, keys: &[&str]) -> Compatibility {
-        Compatibility::told(
+        Compatibility::from_report(
             &json!({"wire": wire, "weights": weights, "cluster_keys": keys, "other": 1}),
         )
     }
@@ -193,7 +193,7 @@ mod tests {
         );
         for silent in [json!(null), json!("3"), json!({"wire": 3, "cluster_keys": "k"}), json!([])]
         {
-            assert_eq!(differs(&Compatibility::told(&silent)), None, "{silent}");
+            assert_eq!(differs(&Compatibility::from_report(&silent)), None, "{silent}");
         }
     }
 
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(field(&both, &entered(2)), Some("kind"));
         assert_eq!(field(&both, &kind("3.1", "b", &["k"])), Some("weights"));
         assert_eq!(
-            Compatibility::told(&json!({"kind": "forged"})),
+            Compatibility::from_report(&json!({"kind": "forged"})),
             Compatibility::default(),
             "an entry alone has it"
         );

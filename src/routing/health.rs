@@ -102,7 +102,7 @@ impl Health {
     }
 
     /// Records that it answered an identity query.
-    pub fn told(&mut self) {
+    pub fn record_identified(&mut self) {
         (self.tells, self.is_mute) = (true, false);
     }
 
@@ -225,7 +225,7 @@ mod tests {
         };
         health.probed(true, now);
         assert_eq!(asked(&mut health, false), (true, false), "it may never tell");
-        health.told();
+        health.record_identified();
         assert_eq!(
             [(); 3].map(|()| asked(&mut health, true)),
             [(true, false); 3],

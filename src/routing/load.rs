@@ -18,11 +18,11 @@ pub struct WorkerLoad {
     /// Whether it can be chosen.
     pub usable: bool,
     /// Unfinished sequences that this router gave it.
-    pub booked: u32,
+    pub reserved: u32,
     /// Time until which it is chosen last, because a request failed there.
     pub suspect: Option<Instant>,
     /// Prompt tokens that it still has to compute.
-    pub unread: u64,
+    pub uncomputed: u64,
     /// The predicted time to compute them.
     pub reading: Duration,
     /// Time at which it started to compute the first of them.
@@ -39,7 +39,7 @@ pub struct ForeignLoad {
     /// Sequences.
     pub sequences: u32,
     /// Prompt tokens that are not computed.
-    pub unread: u64,
+    pub uncomputed: u64,
     /// The predicted time to compute them.
     pub reading: Duration,
     /// Prompt tokens of those sequences.
@@ -52,7 +52,7 @@ pub struct LoadReport {
     /// Running and waiting sequences.
     pub sequences: u32,
     /// Prompt tokens that are not computed.
-    pub unread: u64,
+    pub uncomputed: u64,
     /// Tokens of KV in use.
     pub used: u64,
 }
@@ -61,7 +61,7 @@ pub struct LoadReport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReservedLoad {
     sequences: u32,
-    unread: u64,
+    uncomputed: u64,
 }
 
 impl LoadReport {
@@ -71,13 +71,13 @@ impl LoadReport {
     ///
     /// The used tokens are foreign in the same share as the sequences. `reading` stays zero.
     pub fn beyond(&self, before: ReservedLoad, now: &WorkerLoad) -> ForeignLoad {
-        let ReservedLoad { sequences, unread } = now.booked();
+        let ReservedLoad { sequences, uncomputed } = now.reserved();
         let sequences = self.sequences.saturating_sub(sequences.max(before.sequences));
         let share = self.used.saturating_mul(sequences.into());
         ForeignLoad {
             sequences,
-            unread: if sequences > 0 {
-                self.unread.saturating_sub(unread.max(before.unread))
+            uncomputed: if sequences > 0 {
+                self.uncomputed.saturating_sub(uncomputed.max(before.uncomputed))
             } else {
                 0
             },
@@ -90,35 +90,35 @@ impl LoadReport {
 impl WorkerLoad {
     /// Sequences that it has, ours and foreign.
     pub fn sequences(&self) -> u32 {
-        self.booked.saturating_add(self.others.sequences)
+        self.reserved.saturating_add(self.others.sequences)
     }
 
     /// Prompt tokens that it has not computed, ours and foreign.
-    pub fn to_read(&self) -> u64 {
-        self.unread.saturating_add(self.others.unread)
+    pub fn total_uncomputed(&self) -> u64 {
+        self.uncomputed.saturating_add(self.others.uncomputed)
     }
 
     /// Prompt tokens of its sequences, ours and foreign.
-    pub fn stands_on(&self) -> u64 {
+    pub fn total_context(&self) -> u64 {
         self.context.saturating_add(self.others.context)
     }
 
     /// The present reservations on it.
-    pub fn booked(&self) -> ReservedLoad {
-        ReservedLoad { sequences: self.booked, unread: self.unread }
+    pub fn reserved(&self) -> ReservedLoad {
+        ReservedLoad { sequences: self.reserved, uncomputed: self.uncomputed }
     }
 
     /// Replaces its foreign load.
     pub fn set_others(&mut self, others: ForeignLoad, now: Instant) {
         self.others = others;
-        self.since = match self.to_read() {
+        self.since = match self.total_uncomputed() {
             0 => None,
-            _ => self.since.filter(|_| self.unread > 0).or(Some(now)),
+            _ => self.since.filter(|_| self.uncomputed > 0).or(Some(now)),
         };
     }
 
     /// The predicted time for all prompt tokens that it must compute, from `since` on.
-    pub fn reads_for(&self) -> Duration {
+    pub fn prefill_time(&self) -> Duration {
         self.reading.saturating_add(self.others.reading)
     }
 
@@ -126,23 +126,23 @@ impl WorkerLoad {
     pub fn queue(&self, now: Instant) -> Duration {
         let passed =
             self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.reads_for().saturating_sub(passed)
+        self.prefill_time().saturating_sub(passed)
     }
 
     /// Adds tokens that it has to compute in this time.
-    pub fn reads(&mut self, tokens: u32, time: Duration, now: Instant) {
-        if self.to_read() == 0 {
+    pub fn add_prefill(&mut self, tokens: u32, time: Duration, now: Instant) {
+        if self.total_uncomputed() == 0 {
             self.since = Some(now);
         }
-        self.unread += u64::from(tokens);
+        self.uncomputed += u64::from(tokens);
         self.reading = self.reading.saturating_add(time);
     }
 
     /// Removes tokens that it has computed. Its time for the rest starts now.
-    pub fn has_read(&mut self, tokens: u32, time: Duration, now: Instant) {
-        self.unread -= u64::from(tokens);
+    pub fn complete_prefill(&mut self, tokens: u32, time: Duration, now: Instant) {
+        self.uncomputed -= u64::from(tokens);
         self.reading = self.reading.saturating_sub(time);
-        self.since = (self.to_read() > 0).then_some(now);
+        self.since = (self.total_uncomputed() > 0).then_some(now);
     }
 }
 
@@ -154,33 +154,39 @@ mod tests {
     fn reported_load_beyond_the_booked_load_belongs_to_other_routers() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut load = WorkerLoad {
-            booked: 3,
-            unread: 500,
+            reserved: 3,
+            uncomputed: 500,
             reading: ms(5),
             since: Some(now),
             ..WorkerLoad::default()
         };
-        let report = |sequences, unread| LoadReport { sequences, unread, used: 800 };
-        let before = load.booked();
+        let report = |sequences, uncomputed| LoadReport { sequences, uncomputed, used: 800 };
+        let before = load.reserved();
         assert_eq!(
             report(2, 900).beyond(before, &load),
             ForeignLoad::default(),
             "it has not got all of ours yet"
         );
         let others = report(4, 900).beyond(before, &load);
-        assert_eq!(others, ForeignLoad { sequences: 1, unread: 400, reading: ms(0), context: 200 });
+        assert_eq!(
+            others,
+            ForeignLoad { sequences: 1, uncomputed: 400, reading: ms(0), context: 200 }
+        );
         load.set_others(ForeignLoad { reading: ms(4), ..others }, now + ms(1));
-        assert_eq!((load.sequences(), load.to_read(), load.stands_on()), (4, 900, 200));
+        assert_eq!(
+            (load.sequences(), load.total_uncomputed(), load.total_context()),
+            (4, 900, 200)
+        );
         assert_eq!(load.queue(now + ms(1)), ms(8), "what had begun goes on");
-        (load.booked, load.unread) = (0, 0);
+        (load.reserved, load.uncomputed) = (0, 0);
         assert_eq!(
             report(3, 0).beyond(before, &load),
             ForeignLoad::default(),
             "some of ours has just ended"
         );
-        let before = load.booked();
+        let before = load.reserved();
         assert_eq!(report(3, 0).beyond(before, &load).sequences, 3);
-        load.has_read(0, ms(5), now + ms(2));
+        load.complete_prefill(0, ms(5), now + ms(2));
         assert_eq!(load.queue(now + ms(3)), ms(3));
         load.set_others(ForeignLoad::default(), now + ms(4));
         assert_eq!((load.queue(now + ms(4)), load.since), (ms(0), None));
@@ -190,12 +196,12 @@ mod tests {
     fn elapsed_time_and_computed_prompts_shorten_the_queue() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut load = WorkerLoad::default();
-        load.reads(100, ms(10), now);
-        load.reads(50, ms(5), now + ms(4));
+        load.add_prefill(100, ms(10), now);
+        load.add_prefill(50, ms(5), now + ms(4));
         assert_eq!(load.queue(now + ms(4)), ms(11));
-        load.has_read(100, ms(10), now + ms(12));
-        assert_eq!((load.queue(now + ms(13)), load.unread), (ms(4), 50));
-        load.has_read(50, ms(5), now + ms(16));
-        assert_eq!((load.queue(now + ms(17)), load.unread, load.since), (ms(0), 0, None));
+        load.complete_prefill(100, ms(10), now + ms(12));
+        assert_eq!((load.queue(now + ms(13)), load.uncomputed), (ms(4), 50));
+        load.complete_prefill(50, ms(5), now + ms(16));
+        assert_eq!((load.queue(now + ms(17)), load.uncomputed, load.since), (ms(0), 0, None));
     }
 }

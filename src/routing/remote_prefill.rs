@@ -23,7 +23,7 @@ pub enum Reply {
     /// Prefill refuses the request, and any other worker would also refuse it.
     Refused,
     /// Prefill was not asked, because this worker is at its limit.
-    Unasked,
+    NotSent,
     /// Prefill is done.
     Ended,
     /// The connection to prefill was lost after [`Reply::Kept`].
@@ -99,18 +99,18 @@ impl RemotePrefill {
                 self.stage = Stage::Kept(room);
                 PrefillAction::Enter
             }
-            Reply::Failed(_) | Reply::Refused | Reply::Unasked if is_decodes => PrefillAction::On,
+            Reply::Failed(_) | Reply::Refused | Reply::NotSent if is_decodes => PrefillAction::On,
             Reply::Failed(cause) => PrefillAction::FailAsPartners(cause),
-            Reply::Unasked => PrefillAction::Fail(Cause::Overloaded),
+            Reply::NotSent => PrefillAction::Fail(Cause::Overloaded),
             Reply::Refused if own.begun => PrefillAction::FailAsPartners(Cause::Refused),
             Reply::Refused => PrefillAction::Refuse,
             Reply::Ended if is_failpoint_active("prefill's end is its failure") => {
                 PrefillAction::FailAsPartners(Cause::PeerLost)
             }
-            Reply::Ended => self.unheard().map_or(PrefillAction::On, PrefillAction::Fail),
+            Reply::Ended => self.take_deferred().map_or(PrefillAction::On, PrefillAction::Fail),
             // If the link was dialled again in the meantime, the worker at its end does not know
             // the room.
-            Reply::Lost => self.unheard().map_or(
+            Reply::Lost => self.take_deferred().map_or(
                 if own.begun { PrefillAction::On } else { PrefillAction::Hurry },
                 PrefillAction::Fail,
             ),
@@ -119,7 +119,7 @@ impl RemotePrefill {
 
     /// Whether a failure that the hand-off reports must wait for prefill's report, which says which
     /// side failed. `Some(true)`: it is the first such failure.
-    pub fn awaits_word(&mut self, cause: Cause) -> Option<bool> {
+    pub fn defer_failure(&mut self, cause: Cause) -> Option<bool> {
         // For other causes, the failed side makes no difference to a router that retries.
         let waits = matches!(self.stage, Stage::Kept(_))
             && matches!(cause, Cause::Overloaded | Cause::Internal);
@@ -131,7 +131,7 @@ impl RemotePrefill {
     }
 
     /// Takes the failure that waited for prefill's report.
-    pub fn unheard(&mut self) -> Option<Cause> {
+    pub fn take_deferred(&mut self) -> Option<Cause> {
         self.failing.take()
     }
 
@@ -192,7 +192,7 @@ mod tests {
         );
         assert_eq!(kept().apply_reply(Reply::Refused, WAITS), PrefillAction::Refuse);
         assert_eq!(
-            RemotePrefill::default().apply_reply(Reply::Unasked, NEW),
+            RemotePrefill::default().apply_reply(Reply::NotSent, NEW),
             PrefillAction::Fail(Cause::Overloaded)
         );
         // Only the end of a choice was missing.
@@ -211,23 +211,23 @@ mod tests {
         assert_eq!(asked.hurried(false), PrefillAction::FailAsPartners(Cause::PeerLost));
         assert_eq!(kept().apply_reply(Reply::Lost, TELLS), PrefillAction::On);
         let mut failing = kept();
-        assert_eq!(failing.awaits_word(Cause::Internal), Some(true));
+        assert_eq!(failing.defer_failure(Cause::Internal), Some(true));
         assert_eq!(failing.apply_reply(Reply::Lost, WAITS), PrefillAction::Fail(Cause::Internal));
     }
 
     #[test]
     fn a_failure_that_the_hand_off_tells_waits_for_prefill_s_word() {
         let mut asked = kept();
-        assert_eq!(asked.awaits_word(Cause::PeerLost), None);
-        assert_eq!(asked.awaits_word(Cause::Overloaded), Some(true));
-        assert_eq!(asked.awaits_word(Cause::Internal), Some(false));
+        assert_eq!(asked.defer_failure(Cause::PeerLost), None);
+        assert_eq!(asked.defer_failure(Cause::Overloaded), Some(true));
+        assert_eq!(asked.defer_failure(Cause::Internal), Some(false));
         let mut other = asked;
         assert_eq!(asked.apply_reply(Reply::Ended, WAITS), PrefillAction::Fail(Cause::Overloaded));
-        assert_eq!(asked.awaits_word(Cause::Overloaded), None, "it has nothing more to say");
+        assert_eq!(asked.defer_failure(Cause::Overloaded), None, "it has nothing more to say");
         assert_eq!(
             other.apply_reply(Reply::Failed(Cause::Draining), WAITS),
             PrefillAction::FailAsPartners(Cause::Draining)
         );
-        assert_eq!(RemotePrefill::default().awaits_word(Cause::Overloaded), None);
+        assert_eq!(RemotePrefill::default().defer_failure(Cause::Overloaded), None);
     }
 }

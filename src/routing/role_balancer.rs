@@ -35,13 +35,13 @@ pub struct WorkerSnapshot {
     /// Whether it is leaving, or was ordered to change its role.
     pub leaves: bool,
     /// Whether its role can change.
-    pub can_turn: bool,
+    pub can_change_role: bool,
     /// Its sequences, including those with a prompt that another worker still computes.
     pub sequences: u32,
     /// Prefill worker: the time that it needs for its prompts.
     pub queue: Duration,
     /// Prefill worker: prompt tokens that it still has to compute.
-    pub unread: u64,
+    pub uncomputed: u64,
     /// Decode worker: prompt tokens of its sequences.
     pub context: u64,
     /// Decode worker: its capacity.
@@ -85,7 +85,7 @@ impl RoleBalancer {
     }
 
     /// The worker that must change its role now, if any. The caller polls about once a second.
-    pub fn look(&mut self, rows: &[WorkerSnapshot], now: Instant) -> Option<RoleChangeOrder> {
+    pub fn poll_order(&mut self, rows: &[WorkerSnapshot], now: Instant) -> Option<RoleChangeOrder> {
         let pressure = [Leg::Prefill, Leg::Decode].map(|role| self.pressure(rows, role, 0));
         // While a worker is leaving, the other workers appear more loaded than they are.
         let moves =
@@ -156,7 +156,7 @@ impl RoleBalancer {
                     sum(Leg::Decode, all).saturating_sub(sum(Leg::Prefill, read)) as f64
                 };
                 let generating = here(|row| row.sequences.into(), |row| row.sequences.into());
-                let held = here(|row| row.context, |row| row.unread);
+                let held = here(|row| row.context, |row| row.uncomputed);
                 let used = (generating / sequences.max(1.0)).max(held / tokens.max(1.0));
                 Some(used / share / self.terms.fill)
             }
@@ -167,7 +167,7 @@ impl RoleBalancer {
 /// The worker that is cheapest to change: the worker with the fewest sequences, of those that can
 /// change. Among equal workers, the one that joined first.
 fn candidate(rows: &[WorkerSnapshot], role: Leg) -> Option<WorkerNumber> {
-    let able = rows.iter().filter(|row| row.role == role && row.usable && row.can_turn);
+    let able = rows.iter().filter(|row| row.role == role && row.usable && row.can_change_role);
     able.min_by_key(|row| (row.sequences, row.queue, row.worker)).map(|row| row.worker)
 }
 

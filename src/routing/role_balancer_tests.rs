@@ -19,10 +19,10 @@ fn prefill(worker: usize, queue_ms: u64) -> WorkerSnapshot {
         role: Leg::Prefill,
         usable: true,
         leaves: false,
-        can_turn: true,
+        can_change_role: true,
         sequences: 0,
         queue: Duration::from_millis(queue_ms),
-        unread: 0,
+        uncomputed: 0,
         context: 0,
         capacity: None,
     }
@@ -40,7 +40,7 @@ fn turned(
     begin: Instant,
 ) -> Vec<(u32, usize, Leg)> {
     let look = |second: u32| {
-        let turn = balance.look(rows, begin + second * SECOND)?;
+        let turn = balance.poll_order(rows, begin + second * SECOND)?;
         Some((second, turn.worker.0, turn.to))
     };
     (0..seconds).filter_map(look).collect()
@@ -73,7 +73,7 @@ fn no_worker_leaves_a_role_that_needs_it_or_has_its_minimum() {
     assert!(none(&[prefill(0, 9000), decode(1, 0)]), "the last decode worker");
     assert!(none(&[prefill(0, 0), decode(1, 10)]), "the last prefill worker");
     assert!(none(&[prefill(0, 999), decode(1, 0), decode(2, 0)]), "it is not pressed");
-    let fixed = |row: WorkerSnapshot| WorkerSnapshot { can_turn: false, ..row };
+    let fixed = |row: WorkerSnapshot| WorkerSnapshot { can_change_role: false, ..row };
     assert!(none(&[prefill(0, 9000), fixed(decode(1, 0)), fixed(decode(2, 0))]));
     let down = WorkerSnapshot { usable: false, ..decode(1, 0) };
     assert!(none(&[prefill(0, 9000), down, decode(2, 0)]));
@@ -138,7 +138,7 @@ impl Wave {
                         .map(|worker| decode(9 + worker, sequences / self.decode as u32)),
                 )
                 .collect();
-            match balance.look(&rows, begin + second * SECOND).map(|turn| turn.to) {
+            match balance.poll_order(&rows, begin + second * SECOND).map(|turn| turn.to) {
                 Some(Leg::Prefill) => {
                     (self.prefill, self.decode) = (self.prefill + 1, self.decode - 1)
                 }

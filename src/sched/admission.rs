@@ -55,13 +55,13 @@ impl Claims {
     }
 
     /// Pages that retracted requests can take.
-    pub fn room_for_retracted(&self, counts: PageCounts) -> PageBudget {
+    pub fn budget_for_retracted(&self, counts: PageCounts) -> PageBudget {
         PageBudget { pages: (counts.free + counts.cached).saturating_sub(self.owed) }
     }
 
     /// Pages that new requests can take.
-    pub fn room_for_newcomers(&self, counts: PageCounts) -> PageBudget {
-        let PageBudget { pages } = self.room_for_retracted(counts);
+    pub fn budget_for_new(&self, counts: PageCounts) -> PageBudget {
+        let PageBudget { pages } = self.budget_for_retracted(counts);
         PageBudget { pages: pages.saturating_sub(self.retracted) }
     }
 }
@@ -113,20 +113,20 @@ mod tests {
     #[test]
     fn promised_pages_are_not_given_to_newcomers() {
         let mut claims = Claims::default();
-        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 10);
+        assert_eq!(claims.budget_for_new(counts(8)).pages, 10);
         claims.hold(claim(4, 7));
         claims.hold(claim(5, 6));
-        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 10 - 3 - 1);
+        assert_eq!(claims.budget_for_new(counts(8)).pages, 10 - 3 - 1);
         claims.hold(claim(0, 9));
-        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 0);
+        assert_eq!(claims.budget_for_new(counts(8)).pages, 0);
     }
 
     #[test]
     fn newcomers_leave_the_pages_that_retracted_requests_take() {
         let mut claims = Claims::default();
         claims.retract(claim(0, 6));
-        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 4);
-        assert_eq!(claims.room_for_retracted(counts(8)).pages, 10);
+        assert_eq!(claims.budget_for_new(counts(8)).pages, 4);
+        assert_eq!(claims.budget_for_retracted(counts(8)).pages, 10);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl EngineChannel {
     }
 
     /// Number of events that still fit.
-    pub fn room(&self) -> usize {
+    pub fn free_event_places(&self) -> usize {
         self.events.capacity().unwrap_or(usize::MAX).saturating_sub(self.events.len())
     }
 

@@ -140,7 +140,7 @@ impl DecodeWorker {
 
     /// Whether more requests wait than allowed.
     fn is_full(&self, newcomer: SlotId) -> bool {
-        let room = self.claims().room_for_newcomers(self.pool.counts());
+        let room = self.claims().budget_for_new(self.pool.counts());
         // A request without a session, or with a prompt that prefill computes before pages are
         // leased, does not count here.
         let waits = |held: &SlotEntry<Decode>| {
@@ -265,7 +265,7 @@ impl DecodeWorker {
         if self.retraction.is_empty() || self.places() == 0 {
             return;
         }
-        let room = self.claims().room_for_retracted(self.pool.counts());
+        let room = self.claims().budget_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
         let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
             return;
@@ -285,7 +285,7 @@ impl DecodeWorker {
         if self.line.is_empty() || (self.is_prompts_turn && self.chunks.waiting() > 0) {
             return;
         }
-        let mut room = self.claims().room_for_newcomers(self.pool.counts());
+        let mut room = self.claims().budget_for_new(self.pool.counts());
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
         let mut places = self.places_to_arrive();
         while places > 0 && self.receiver.has_room() {
@@ -371,7 +371,7 @@ impl DecodeWorker {
         }
         // The prompts' turn ends here, also if no prompt fits.
         self.is_prompts_turn = false;
-        let room = self.claims().room_for_newcomers(self.pool.counts());
+        let room = self.claims().budget_for_new(self.pool.counts());
         let allowance = Allowance { room, prompts: self.places() };
         self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
         if self.chunks.picked().is_empty() {
@@ -417,11 +417,11 @@ impl DecodeWorker {
     }
 
     /// Retracts requests from the batch if the pool has too few pages for the next step.
-    fn make_room(&mut self, turn: &TurnContext<'_>) {
+    fn retract_requests(&mut self, turn: &TurnContext<'_>) {
         let recompute = |tokens| self.chunks.estimate(tokens);
         let (running, slots, pool) = (&mut self.running, &mut self.slots, &mut self.pool);
         while let Some(slot) =
-            self.retraction.make_room(running, slots, pool, &self.kv, recompute, turn.clock)
+            self.retraction.retract_one(running, slots, pool, &self.kv, recompute, turn.clock)
         {
             slots[slot].state.stage = Stage::Retracted;
             self.stats.retracted();
@@ -429,7 +429,7 @@ impl DecodeWorker {
     }
 
     fn run_batch(&mut self, turn: &mut TurnContext<'_>) -> bool {
-        self.make_room(turn);
+        self.retract_requests(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
             self.finish(slot, outcome, turn.channel);

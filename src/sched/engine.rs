@@ -92,7 +92,7 @@ impl Engine {
     /// One turn: commands, then one step of each worker.
     pub fn step(&mut self, now: Instant) -> Activity {
         self.progress.fetch_add(1, Ordering::Relaxed);
-        if self.channel.room() < self.events {
+        if self.channel.free_event_places() < self.events {
             return Activity::Waiting;
         }
         let mut activity = self.take_commands(now);

@@ -152,7 +152,7 @@ impl MixedWorker {
     /// The pages and places left for new requests.
     fn allowance(&self) -> Allowance {
         let taken = self.slots.iter().filter(|held| held.state != Stage::Waiting).count();
-        let room = self.claims().room_for_newcomers(self.pool.counts());
+        let room = self.claims().budget_for_new(self.pool.counts());
         Allowance { room, prompts: self.config.max_running - taken }
     }
 
@@ -162,7 +162,7 @@ impl MixedWorker {
         if self.retraction.is_empty() {
             return;
         }
-        let room = self.claims().room_for_retracted(self.pool.counts());
+        let room = self.claims().budget_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
         let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
             return;
@@ -203,11 +203,11 @@ impl MixedWorker {
     }
 
     /// Retracts requests from the batch if the pool has too few pages for the next step.
-    fn make_room(&mut self, turn: &TurnContext<'_>) {
+    fn retract_requests(&mut self, turn: &TurnContext<'_>) {
         let recompute = |tokens| self.chunks.estimate(tokens);
         let (running, slots, pool) = (&mut self.running, &mut self.slots, &mut self.pool);
         while let Some(slot) =
-            self.retraction.make_room(running, slots, pool, &self.kv, recompute, turn.clock)
+            self.retraction.retract_one(running, slots, pool, &self.kv, recompute, turn.clock)
         {
             slots[slot].state = Stage::Retracted;
             self.stats.retracted();
@@ -215,7 +215,7 @@ impl MixedWorker {
     }
 
     fn run_batch(&mut self, turn: &mut TurnContext<'_>) -> bool {
-        self.make_room(turn);
+        self.retract_requests(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
             self.finish(slot, outcome, turn.channel);

@@ -132,7 +132,7 @@ impl PrefillWorker {
 
     /// Whether more requests wait than allowed.
     fn is_full(&self) -> bool {
-        let room = Claims::default().room_for_newcomers(self.pool.counts());
+        let room = Claims::default().budget_for_new(self.pool.counts());
         let waits = |held: &SlotEntry<Prefill>| match held.state.stage {
             Stage::Bootstrapping => true,
             Stage::Prompt => held.request.pages.is_empty(),
@@ -231,7 +231,7 @@ impl PrefillWorker {
     /// Computes one batch of chunks. Returns false if there was nothing to compute.
     fn run_chunks(&mut self, turn: &mut TurnContext<'_>) -> bool {
         // A begun prompt has all its pages and takes no more.
-        let room = Claims::default().room_for_newcomers(self.pool.counts());
+        let room = Claims::default().budget_for_new(self.pool.counts());
         let allowance = Allowance { room, prompts: self.config.max_running };
         self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
         if self.chunks.picked().is_empty() {

@@ -1,7 +1,7 @@
 //! One attempt of one choice of an HTTP request, as `ctl` creates it and the engine runs it.
 //!
 //! `ctl` allocates all vectors with their final capacity. The box goes to the engine and returns
-//! with [`super::messages::EngineEvent::Released`]. So the engine neither allocates nor frees.
+//! with [`super::messages::RequestEvent::Released`]. So the engine neither allocates nor frees.
 
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
 use crate::kv::prefix::{Salt, Sequence};

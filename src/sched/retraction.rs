@@ -46,7 +46,7 @@ impl Retraction {
 
     /// Retracts one request from the batch if the pool lacks pages for the next step. Call it until
     /// it returns `None`. `recompute` estimates the time to compute a number of tokens, if known.
-    pub fn make_room<S>(
+    pub fn retract_one<S>(
         &mut self,
         running: &mut Running,
         slots: &mut Slots<S>,

@@ -82,7 +82,7 @@ impl WorkerStats {
     ///
     /// # Errors
     /// What it holds, and how many.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         let PageCounts { in_use, leased, .. } = self.pages();
         let read = |gauge: &AtomicU32| gauge.load(Ordering::Relaxed);
         let held = [

@@ -132,16 +132,16 @@ mod tests {
     #[test]
     fn a_drain_waits_for_the_confirmation_of_written_kv() {
         let now = Instant::now();
-        let unheard = RemainingWork { unconfirmed: 1, ..NOTHING };
+        let unconfirmed = RemainingWork { unconfirmed: 1, ..NOTHING };
         let mut drain = begun(now);
-        assert_eq!(drain.poll_outcome(unheard, now), None);
-        assert_eq!(drain.poll_outcome(unheard, now + DRAIN_DONE_TIME - MOMENT), None);
+        assert_eq!(drain.poll_outcome(unconfirmed, now), None);
+        assert_eq!(drain.poll_outcome(unconfirmed, now + DRAIN_DONE_TIME - MOMENT), None);
         assert_eq!(
             drain.poll_outcome(NOTHING, now + DRAIN_DONE_TIME - MOMENT),
             Some(DrainOutcome::Drained)
         );
         assert_eq!(
-            drain.poll_outcome(unheard, now + DRAIN_DONE_TIME),
+            drain.poll_outcome(unconfirmed, now + DRAIN_DONE_TIME),
             Some(DrainOutcome::Drained),
             "a silent destination has had its time"
         );

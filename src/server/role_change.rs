@@ -320,14 +320,14 @@ mod tests {
         let now = Instant::now();
         let (mut change, _) = asked(now);
         assert_eq!(change.poll_action(BUSY, now + MOMENT), None);
-        let unheard = RemainingWork { unconfirmed: 1, ..NOTHING };
-        assert_eq!(change.poll_action(unheard, now + MOMENT), None);
+        let unconfirmed = RemainingWork { unconfirmed: 1, ..NOTHING };
+        assert_eq!(change.poll_action(unconfirmed, now + MOMENT), None);
         assert_eq!(
             change.poll_action(NOTHING, now + MOMENT),
             Some(RoleChangeAction::Apply(Role::Decode))
         );
         assert_eq!(
-            change.poll_action(unheard, now + MOMENT + DRAIN_DONE_TIME),
+            change.poll_action(unconfirmed, now + MOMENT + DRAIN_DONE_TIME),
             Some(RoleChangeAction::Apply(Role::Decode))
         );
         assert_eq!(change.role(), Role::Prefill, "the change is not finished");

@@ -404,7 +404,7 @@ impl Edge {
         self.end_unheard(turn.now);
         if turn.nanos >= self.next_tick {
             self.next_tick = turn.nanos + TICK.as_nanos() as Nanos;
-            self.hangs = self.progress.is_hung(turn.now);
+            self.hangs = self.progress.check_hang(turn.now);
             self.handoff.expire(turn.now);
             self.expire(turn.now);
             self.expire_asked(turn.now);
@@ -425,7 +425,7 @@ impl Edge {
     /// What is left of what it has.
     fn left(&self, clients: usize) -> RemainingWork {
         let busy = !self.legs.is_empty() || self.asking.values().any(Asking::is_waiting);
-        RemainingWork { busy, queued: 0, clients, unconfirmed: self.handoff.unheard() }
+        RemainingWork { busy, queued: 0, clients, unconfirmed: self.handoff.unconfirmed() }
     }
 
     /// What the engine has told so far was told in time.

@@ -69,7 +69,7 @@ pub struct Plan {
     /// The machines of the workers.
     pub machines: Machines,
     /// By decode worker at the start: whether it computes prompts if no prefill worker is left.
-    pub reads_alone: Vec<bool>,
+    pub local_prefill: Vec<bool>,
     /// The policy that chooses pairs.
     pub policy: Policy,
     /// The order in which the two workers get a request.
@@ -112,8 +112,8 @@ impl Plan {
         let mut streams = Rng::new(seed).fork("streams");
         let machines =
             Machines::draw([&mut dice_of_nics, &mut streams], prefill + decode, scale.transfer);
+        let span = gap * u64::from(scale.requests) / 2;
         let faults = scale.faults.then(|| {
-            let span = gap * u64::from(scale.requests) / 2;
             let mut faults = FaultPlan::draw(&mut faulty, prefill, decode, span);
             if machines.nics.is_some() {
                 faults.draw_of_nics(&mut dice_of_nics, prefill, decode, span);
@@ -125,10 +125,10 @@ impl Plan {
         });
         let mut lone = Rng::new(seed).fork("alone");
         let most = lone.pick(&[0, 1, 2]);
-        let reads_alone: Vec<bool> = (0..decode).map(|_| lone.range_u64(1, 2) <= most).collect();
+        let local_prefill: Vec<bool> = (0..decode).map(|_| lone.range_u64(1, 2) <= most).collect();
         let faults = faults.map(|faults| {
-            let span = gap * u64::from(scale.requests) / 2;
-            further(faults, seed, (&mut lone, reads_alone.contains(&true)), [prefill, decode], span)
+            let lone = (&mut lone, local_prefill.contains(&true));
+            further(faults, seed, lone, [prefill, decode], span)
         });
         let mut order = Rng::new(seed).fork("flow");
         let drawn = order.pick(&[Flow::Dual, Flow::Dual, Flow::PrefillFirst, Flow::DecodeFirst]);
@@ -136,7 +136,7 @@ impl Plan {
             seed,
             scale,
             machines,
-            reads_alone,
+            local_prefill,
             prefill: Size {
                 decode_allocation,
                 ..size(shared, scale, &mut [&mut dice, &mut faulty, &mut scarce])
@@ -185,9 +185,9 @@ impl Plan {
     }
 
     /// Whether a worker in the decode role computes prompts if no prefill worker is left.
-    pub fn reads_alone(&self, worker: usize) -> bool {
+    pub fn local_prefill(&self, worker: usize) -> bool {
         let decode = worker.checked_sub(self.scale.prefill as usize);
-        decode.is_some_and(|decode| self.reads_alone[decode])
+        decode.is_some_and(|decode| self.local_prefill[decode])
     }
 
     /// Whether workers change their roles.
@@ -233,11 +233,11 @@ fn draw_sched(dice: &mut Rng, scarce: &mut Rng, prefix_cache: bool) -> SchedConf
 fn further(
     mut faults: FaultPlan,
     seed: u64,
-    (lone, reads_alone): (&mut Rng, bool),
+    (lone, local_prefill): (&mut Rng, bool),
     [prefill, decode]: [usize; 2],
     span: Nanos,
 ) -> FaultPlan {
-    if reads_alone && lone.one_in(2) {
+    if local_prefill && lone.one_in(2) {
         faults.take_prefill_away(lone, prefill, span);
     }
     let mut leaving = Rng::new(seed).fork("leaving");

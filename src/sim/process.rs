@@ -13,7 +13,9 @@ use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
 use crate::net::Entropy;
-use crate::peer::handoff::{EndpointKind as MemberRole, Handoff, TransportOffer, WorkerEndpoint};
+use crate::peer::handoff::{
+    EndpointKind as MemberRole, Handoff, TransportCapabilities, WorkerEndpoint,
+};
 use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
@@ -152,14 +154,14 @@ impl Process {
         let transports: Vec<Transport> =
             [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
         let identity = identity(size, &memory, site.host);
-        let Cores { scheduler, stats, mover, role: part, reports } = match role {
+        let ThreadParts { scheduler, stats, mover, role: part, reports } = match role {
             Leg::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
             Leg::Decode => {
                 decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?
             }
         };
         let members = vec![WorkerEndpoint { worker, kind: part, reports: Some(reports) }];
-        let offer = TransportOffer {
+        let offer = TransportCapabilities {
             transports,
             host: site.host,
             data: site.streams.map(|_| data_port_of(index)),
@@ -293,7 +295,7 @@ impl Process {
 }
 
 /// The parts that differ by role.
-struct Cores {
+struct ThreadParts {
     scheduler: Box<dyn SchedWorker>,
     stats: Arc<WorkerStats>,
     mover: Mover,
@@ -316,7 +318,7 @@ fn prefill(
     (status, bells): (&Arc<StatusTable>, &[Arc<EventCount>; 3]),
     identity: WorkerIdentity,
     allowed: Vec<Transport>,
-) -> Cores {
+) -> ThreadParts {
     let Rings { links, handle, commands, reports } =
         Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
     let right = MoverRight::for_mover_thread();
@@ -325,7 +327,7 @@ fn prefill(
     let allocation = size.decode_allocation;
     let manager = SourceManager::new(identity, allowed, allocation, status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
-    Cores {
+    ThreadParts {
         stats: scheduler.stats().clone(),
         scheduler: Box::new(scheduler),
         mover: Mover { sources: vec![source], destinations: Vec::new() },
@@ -340,7 +342,7 @@ fn decode(
     (status, bells): (&Arc<StatusTable>, &[Arc<EventCount>; 3]),
     identity: WorkerIdentity,
     doorbell: EventFd,
-) -> io::Result<Cores> {
+) -> io::Result<ThreadParts> {
     let Rings { links, handle, commands, reports } =
         Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
     let right = MoverRight::for_mover_thread();
@@ -349,7 +351,7 @@ fn decode(
     let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), tier, handle);
     let manager = DestinationManager::new(identity, status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
-    Ok(Cores {
+    Ok(ThreadParts {
         stats: scheduler.stats().clone(),
         scheduler: Box::new(scheduler),
         mover: Mover { sources: Vec::new(), destinations: vec![destination] },

@@ -225,8 +225,8 @@ impl Flights {
     }
 
     /// Sequences that are charged to workers.
-    pub fn booked(&self) -> u32 {
-        self.fleet.booked()
+    pub fn reserved(&self) -> u32 {
+        self.fleet.reserved()
     }
 
     /// What is to be done.

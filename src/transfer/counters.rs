@@ -1,5 +1,5 @@
-//! Transfer counters of a worker: work requests and doorbells of all transfers, written by `move`
-//! and `copy-i`, read by any thread. Also the number of sessions per transport.
+//! Transfer counters of a worker: work requests and doorbells of all transfers, written by `move`,
+//! `copy-i` and `post-n`, read by any thread. Also the number of sessions per transport.
 
 use crate::transfer::manager::choice::TransportChoice;
 use std::sync::atomic::{AtomicU64, Ordering};

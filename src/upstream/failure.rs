@@ -50,16 +50,16 @@ impl UpstreamFailure {
 
     /// The event for the state machine of the request: the leg at fault has failed.
     pub fn attempt_event(&self, leg: Leg) -> AttemptEvent {
-        AttemptEvent::Failed(if self.is_partners() { leg.other() } else { leg }, self.cause)
+        AttemptEvent::Failed(if self.is_partner_fault() { leg.other() } else { leg }, self.cause)
     }
 
     /// Whether the worker named the cause itself.
-    pub fn is_told(&self) -> bool {
+    pub fn names_cause(&self) -> bool {
         self.code.as_deref() == Some(self.cause.name())
     }
 
     /// Whether the worker has another role than the router expected.
-    pub fn is_of_role(&self) -> bool {
+    pub fn is_role_mismatch(&self) -> bool {
         self.names_role
     }
 
@@ -70,7 +70,7 @@ impl UpstreamFailure {
 
     /// Whether the partner of the worker failed, and not the worker that reports the error. A field
     /// of the request names the partner.
-    pub fn is_partners(&self) -> bool {
+    pub fn is_partner_fault(&self) -> bool {
         // For `Incompatible`, the attempt avoids the partner of the reporting worker in any case.
         self.names_source && self.cause != Cause::Incompatible
     }
@@ -80,17 +80,17 @@ impl UpstreamReply {
     /// Whether the worker reports that it drains, as its health or as the reason of a refusal. If
     /// its partner drains, the error names the request field of the partner and does not count
     /// here.
-    pub fn is_of_drain(&self) -> bool {
+    pub fn reports_drain(&self) -> bool {
         if self.is_success() {
             return self.body == DRAINING.as_bytes();
         }
         let failure = UpstreamFailure::from_reply(self);
-        failure.cause == Cause::Draining && failure.is_told() && !failure.is_partners()
+        failure.cause == Cause::Draining && failure.names_cause() && !failure.is_partner_fault()
     }
 
     /// Whether the worker reports that it has another role than the router expected.
-    pub fn is_of_role(&self) -> bool {
-        !self.is_success() && UpstreamFailure::from_reply(self).is_of_role()
+    pub fn is_role_mismatch(&self) -> bool {
+        !self.is_success() && UpstreamFailure::from_reply(self).is_role_mismatch()
     }
 
     /// A description of an error response for operators.

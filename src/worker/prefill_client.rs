@@ -129,7 +129,7 @@ impl PrefillClient {
     }
 
     /// Whether a reply waits for [`PrefillClient::poll_reply`].
-    pub fn has_news(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         !self.replies.is_empty()
     }
 

@@ -40,9 +40,9 @@ impl EngineWatchdog {
         self.paused.take()
     }
 
-    /// Whether the engine hangs. A busy engine counts each layer, and an idle engine counts each
-    /// check for work.
-    pub fn is_hung(&mut self, now: Instant) -> bool {
+    /// Whether the engine hangs now. Also detects a pause of the process. A busy engine counts each
+    /// layer, and an idle engine counts each check for work.
+    pub fn check_hang(&mut self, now: Instant) -> bool {
         let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
         let is_late = gap > LOOK_GAP_MAX;
         // Two gaps in a row mean that this thread is slow, not paused. That does not excuse the
@@ -76,7 +76,7 @@ mod tests {
     fn looks(progress: &mut EngineWatchdog, now: &mut Instant, times: u32) -> bool {
         (0..times).any(|_| {
             *now += TICK;
-            progress.is_hung(*now)
+            progress.check_hang(*now)
         })
     }
 
@@ -86,7 +86,7 @@ mod tests {
         let mut progress = EngineWatchdog::new(count.clone(), now);
         assert!(!looks(&mut progress, &mut now, 90));
         now += 3 * ENGINE_STILL_MAX;
-        assert!(!progress.is_hung(now), "the whole process was paused");
+        assert!(!progress.check_hang(now), "the whole process was paused");
         assert_eq!(
             (progress.take_pause(), progress.take_pause()),
             (Some(3 * ENGINE_STILL_MAX), None)
@@ -103,7 +103,7 @@ mod tests {
         let mut progress = EngineWatchdog::new(Arc::default(), now);
         let hangs = (0..20).any(|_| {
             now += 2 * LOOK_GAP_MAX;
-            progress.is_hung(now)
+            progress.check_hang(now)
         });
         assert!(hangs, "each look is late");
     }

@@ -192,7 +192,7 @@ impl WorkerService {
     }
 
     /// From now on, keeps the worker registered.
-    pub fn enrol(&mut self, mut registrar: Registrar) {
+    pub fn set_registrar(&mut self, mut registrar: Registrar) {
         if let Some(authorities) = &self.authorities {
             registrar.trust(authorities);
         }
@@ -311,25 +311,30 @@ impl WorkerService {
         self.handoff.invariants();
     }
 
-    /// Whether the service holds nothing of any request.
-    ///
-    /// # Errors
-    /// What it holds.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
-        let RemainingWork { busy, queued, unconfirmed: _, clients: _ } = self.left();
+    /// Whether the service holds nothing of any request. Fails with what it holds.
+    pub fn check_idle(&self) -> Result<(), String> {
+        let RemainingWork { queued, .. } = self.left();
         let held = self.connections.held();
-        if busy || queued + held > 0 {
-            return Err(format!("requests: {busy}, bytes to send: {queued}, of bodies: {held}"));
+        if queued + held > 0 {
+            return Err(format!("bytes to send: {queued}, of bodies: {held}"));
         }
-        self.handoff.is_idle_and_empty()?;
-        self.routes.telemetry().is_idle_and_empty()
+        self.check_role_idle()
+    }
+
+    /// The same for the role. Answers can be on their way to clients.
+    pub fn check_role_idle(&self) -> Result<(), String> {
+        if self.left().busy {
+            return Err("requests".into());
+        }
+        self.handoff.check_idle()?;
+        self.routes.telemetry().check_idle()
     }
 
     /// The first half of a turn: announces the wait, and sends the queued bytes. Returns the end of
     /// the wait.
     pub fn prepare_wait(&mut self) -> Instant {
         self.bell.prepare_wait();
-        let deadline = if self.has_news() { self.reactor.now() } else { self.next_tick };
+        let deadline = if self.has_events() { self.reactor.now() } else { self.next_tick };
         self.reactor.prepare(Some(deadline)).unwrap_or(deadline)
     }
 
@@ -346,12 +351,12 @@ impl WorkerService {
 
     /// Whether an event waits. Called between the arming of the bell and the wait, so that no event
     /// is missed.
-    fn has_news(&self) -> bool {
+    fn has_events(&self) -> bool {
         !self.events.is_empty()
-            || self.requests.has_news()
-            || self.handoff.has_news()
-            || self.prefill_client.has_news()
-            || self.control_links.as_ref().is_some_and(ControlLinks::has_news)
+            || self.requests.has_events()
+            || self.handoff.has_events()
+            || self.prefill_client.has_events()
+            || self.control_links.as_ref().is_some_and(ControlLinks::has_events)
     }
 
     fn turn(&mut self, now: Instant) -> Option<RunOutcome> {
@@ -359,7 +364,7 @@ impl WorkerService {
             match event {
                 Event::Terminate if self.drain.signal() => {
                     // KV that is kept for decode does not count, because its client has the answer.
-                    let busy = self.requests.is_asked();
+                    let busy = self.requests.has_waiting_client();
                     return Some(RunOutcome::Ended(Drain::cut(RemainingWork {
                         busy,
                         ..self.left()
@@ -453,7 +458,7 @@ impl WorkerService {
 
     /// Makes a worker with a hung engine look dead to routers and peers.
     fn watch(&mut self, now: Instant) {
-        let hangs = self.progress.is_hung(now);
+        let hangs = self.progress.check_hang(now);
         if let Some(time) = self.progress.take_pause() {
             let seconds = format!("{:.1}", time.as_secs_f64());
             event!(Warn, "ctl", "this process, or its host, was paused", seconds = seconds);
@@ -463,7 +468,7 @@ impl WorkerService {
             peers.answer_pings(!hangs);
         }
         if let Some(registrar) = &mut self.registrar {
-            registrar.turn(hangs, &mut self.reactor, now);
+            registrar.step(hangs, &mut self.reactor, now);
         }
     }
 
@@ -471,7 +476,7 @@ impl WorkerService {
         self.watch(now);
         let fresh = self.reload.changed(now);
         self.renew(fresh);
-        self.routes.look(now);
+        self.routes.log_shortages(now);
         self.handoff.expire(now);
         let (requests, _, mut cx) = self.parts(now);
         requests.expire(&mut cx);
@@ -586,7 +591,7 @@ impl WorkerService {
             busy: !self.requests.is_idle(),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
-            unconfirmed: self.handoff.unheard(),
+            unconfirmed: self.handoff.unconfirmed(),
         }
     }
 }

@@ -29,7 +29,7 @@ struct Counts {
 
 impl ShortageLog {
     /// Reads the counters of a worker of this process.
-    pub fn look(&mut self, worker: usize, stats: &WorkerStats, now: Instant) {
+    pub fn log_new(&mut self, worker: usize, stats: &WorkerStats, now: Instant) {
         let counts = Counts {
             retracted: stats.retracted_total.load(Ordering::Relaxed),
             resumed: stats.resumed_total.load(Ordering::Relaxed),

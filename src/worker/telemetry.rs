@@ -48,18 +48,18 @@ impl Telemetry {
     ///
     /// # Errors
     /// The first worker that does, and what it holds.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         let is_empty = |(index, worker): (usize, &WorkerTelemetry)| {
-            worker.stats.is_idle_and_empty().map_err(|held| format!("worker {index}: {held}"))
+            worker.stats.check_idle().map_err(|held| format!("worker {index}: {held}"))
         };
         self.workers.iter().enumerate().try_for_each(is_empty)
     }
 
     /// Logs events that the counters show.
-    pub fn tell(&mut self, now: Instant) {
+    pub fn log_shortages(&mut self, now: Instant) {
         for (index, (shortage, worker)) in self.shortages.iter_mut().zip(&self.workers).enumerate()
         {
-            shortage.look(index, &worker.stats, now);
+            shortage.log_new(index, &worker.stats, now);
         }
     }
 

@@ -14,7 +14,7 @@ use baton::transfer::target::SessionId;
 use baton::transfer::transport::fake::Fake;
 use baton::transfer::transport::fault_injection::Faulty;
 use baton::transfer::transport::rdma::{
-    DataThreads, Nic, Rails as Nics, RdmaOffer, RdmaSource, Settings, Split,
+    DataThreads, Nic, PendingQueuePairs, Rails as Nics, RdmaSource, Settings, Split,
 };
 use baton::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use baton::transfer::transport::tcp::{FRAME_MAX, Preamble, TcpDestination, TcpSource};
@@ -200,7 +200,7 @@ impl Way {
         beside: u64,
     ) -> Way {
         let [from, to] = nics;
-        let offer = RdmaOffer::new(to, || 5).unwrap();
+        let offer = PendingQueuePairs::new(to, || 5).unwrap();
         let mut grant = offer.grant();
         grant.kv_address += beside;
         let (source, told) = RdmaSource::new(from, &grant, template, &rig.waits[0], || 9).unwrap();

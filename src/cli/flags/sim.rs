@@ -176,7 +176,7 @@ pub struct LoadFlags {
     /// Simulate a cluster under load and report latencies, goodput and balance. The flags below
     /// need this flag
     #[arg(long = "load", id = "load")]
-    pub is_asked_for: bool,
+    pub has_destination_request: bool,
     /// The requests and the cluster.
     #[command(flatten)]
     pub workload: WorkloadFlags,

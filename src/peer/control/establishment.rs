@@ -21,7 +21,12 @@ use std::time::Instant;
 
 impl ControlLinks {
     /// Closes the oldest unproven incoming connection if there are too many.
-    pub(super) fn make_room(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub(super) fn close_oldest_unproven(
+        &mut self,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         let is_stranger = |(_, peer_link): &(&ConnId, &PeerLink)| {
             peer_link.peer.is_none() && peer_link.dialled.is_none()
         };

@@ -157,7 +157,7 @@ impl ControlLinks {
         }
         match event {
             Event::Accepted { conn, peer, .. } => {
-                self.make_room(reactor, handoff, now);
+                self.close_oldest_unproven(reactor, handoff, now);
                 let hello = self.hello(reactor);
                 let link = ControlLink::new(Side::Acceptor, hello, self.own.keys.clone());
                 self.add(conn, link, None, peer, now);
@@ -185,8 +185,8 @@ impl ControlLinks {
     }
 
     /// Whether a resolved name waits for [`ControlLinks::poll_resolved`].
-    pub fn has_news(&self) -> bool {
-        self.directory.has_news()
+    pub fn has_events(&self) -> bool {
+        self.directory.has_events()
     }
 
     /// Announces on all links that this worker drains.
@@ -270,7 +270,9 @@ impl ControlLinks {
                 RemoteAction::BindSource(conn, session) => {
                     let (worker, id) = (session.worker, session.session);
                     let outcome = match session.transport {
-                        Transport::Shm => self.shm_handshake.offer(conn, session, handoff, reactor),
+                        Transport::Shm => {
+                            self.shm_handshake.prepare_source(conn, session, handoff, reactor)
+                        }
                         Transport::Tcp => {
                             let peer =
                                 self.links.get(&conn).and_then(|peer_link| peer_link.address);

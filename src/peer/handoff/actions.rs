@@ -14,7 +14,7 @@ use crate::limits::SESSION_SETUP_DEADLINE;
 use crate::net::ConnId;
 use crate::transfer::plan::Template;
 use crate::transfer::target::SessionId;
-use crate::transfer::transport::rdma::RdmaOffer;
+use crate::transfer::transport::rdma::PendingQueuePairs;
 use crate::wire::Multipart;
 use crate::wire::message::{Message, Rank, Token, Transport, Welcome};
 use std::time::Instant;
@@ -30,7 +30,7 @@ pub(super) enum Action {
     CloseSource { worker: WorkerId, session: SessionId },
     CloseDestination { worker: WorkerId, session: SessionId },
     Grant { worker: WorkerId, session: SessionId, token: Token },
-    Offer { worker: WorkerId, session: SessionId, offer: RdmaOffer },
+    Offer { worker: WorkerId, session: SessionId, offer: PendingQueuePairs },
 }
 
 /// A source session that needs its transport.

@@ -3,7 +3,7 @@
 //!
 //! Thread: `ctl`. Not here: how actions run (`actions`).
 
-use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportOffer};
+use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportCapabilities};
 use crate::cause::Cause;
 use crate::ids::{PageId, SessionGeneration};
 use crate::net::Entropy;
@@ -17,7 +17,7 @@ use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::{self, SourceEffects};
 use crate::transfer::target::{SessionId, Target};
-use crate::transfer::transport::rdma::RdmaOffer;
+use crate::transfer::transport::rdma::PendingQueuePairs;
 use crate::wire::Multipart;
 use crate::wire::message::{
     Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport,
@@ -29,7 +29,7 @@ use std::time::Duration;
 pub fn rank(
     worker: &LocalWorker,
     transports: &[Transport],
-    offer: &TransportOffer,
+    offer: &TransportCapabilities,
     lanes: Option<TcpGrant>,
 ) -> Rank {
     let shm = transports.contains(&Transport::Shm).then(|| ShmGrant {
@@ -64,7 +64,7 @@ pub struct Outbox {
     /// Actions to run after the call.
     pub actions: VecDeque<Action>,
     /// The transports that destinations offer.
-    pub offer: TransportOffer,
+    pub offer: TransportCapabilities,
     /// Random numbers for tokens and queue pairs.
     pub entropy: Entropy,
 }
@@ -142,7 +142,10 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
     }
 
     fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]) {
-        debug_assert!(self.worker.tenant(slot).is_some(), "a grant is for a request with its slot");
+        debug_assert!(
+            self.worker.slot_request(slot).is_some(),
+            "a grant is for a request with its slot"
+        );
         let Slot { id: slot, generation } = slot;
         if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
             rails.targets.store_from(slot, first, pages);
@@ -201,7 +204,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
         self.outbox.actions.push_back(Action::HangUp { link });
     }
 
-    fn offer(
+    fn make_rank(
         &mut self,
         session: SessionId,
         source: &Source,
@@ -227,7 +230,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
         if let Some(rails) =
             self.worker.rails.as_ref().filter(|_| transports.contains(&Transport::Rdma))
         {
-            match RdmaOffer::new(rails, || self.outbox.entropy.next_u32()) {
+            match PendingQueuePairs::new(rails, || self.outbox.entropy.next_u32()) {
                 Ok(offer) => {
                     offered.rdma = Some(offer.grant());
                     self.outbox.actions.push_back(Action::Offer {
@@ -266,7 +269,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
     }
 
     fn ready(&mut self, slot: Slot, session: SessionId) {
-        debug_assert!(self.worker.tenant(slot).is_some(), "a request waits in its slot");
+        debug_assert!(self.worker.slot_request(slot).is_some(), "a request waits in its slot");
         let Slot { id: slot, generation } = slot;
         self.worker.engine.send(EngineCommand::SessionReady {
             worker: self.worker.id,

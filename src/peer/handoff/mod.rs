@@ -32,7 +32,7 @@ use crate::transfer::manager::destination::MissingPages;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::status::{Move, State};
 use crate::transfer::target::{SessionId, Target};
-use crate::transfer::transport::rdma::RdmaOffer;
+use crate::transfer::transport::rdma::PendingQueuePairs;
 use crate::transfer::transport::shm::ShmRing;
 use crate::wire::message::{HostId, Message, Transport};
 use actions::Action;
@@ -66,7 +66,7 @@ pub struct Handoff {
     /// Session by token: a token opens lanes of one session.
     tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
     /// Queue pairs offered to a source that has not answered yet.
-    offers: HashMap<(WorkerId, SessionId), RdmaOffer>,
+    offers: HashMap<(WorkerId, SessionId), PendingQueuePairs>,
     remote_actions: VecDeque<RemoteAction>,
     pumping: bool,
     outbox: Outbox,
@@ -74,7 +74,7 @@ pub struct Handoff {
 
 /// The offer that destinations of this process make to sources.
 #[derive(Clone, Debug)]
-pub struct TransportOffer {
+pub struct TransportCapabilities {
     /// Transports, in order of preference.
     pub transports: Vec<Transport>,
     /// This host, for shm.
@@ -89,7 +89,11 @@ pub struct TransportOffer {
 impl Handoff {
     /// The hand-off of a process with these workers, in the order of their ids. Tokens and packet
     /// sequence numbers come from `entropy`.
-    pub fn new(endpoints: Vec<WorkerEndpoint>, offer: TransportOffer, entropy: Entropy) -> Handoff {
+    pub fn new(
+        endpoints: Vec<WorkerEndpoint>,
+        offer: TransportCapabilities,
+        entropy: Entropy,
+    ) -> Handoff {
         let is_sorted = |(index, at): (usize, &WorkerEndpoint)| at.worker.id.index() == index;
         assert!(endpoints.iter().enumerate().all(is_sorted), "workers are in the order of ids");
         Handoff {
@@ -133,7 +137,7 @@ impl Handoff {
         let (slot, room) =
             (Slot { id: request.slot, generation: request.generation }, request.room);
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
-        let asked = worker.tenant(slot).map(|tenant| tenant.prompt_request(room));
+        let asked = worker.slot_request(slot).map(|slot_request| slot_request.prompt_request(room));
         worker.engine.send(EngineCommand::Submit(request));
         let Some(asked) = asked else { return };
         let entered = match role {
@@ -191,7 +195,10 @@ impl Handoff {
                 continue;
             };
             let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
-            let Some(asked) = effects.worker.tenant(slot).map(|tenant| tenant.prompt_request(room))
+            let Some(asked) = effects
+                .worker
+                .slot_request(slot)
+                .map(|slot_request| slot_request.prompt_request(room))
             else {
                 continue;
             };
@@ -228,7 +235,9 @@ impl Handoff {
         };
         debug_assert!(tokens.start <= tokens.end, "the missing tokens follow the prefix");
         debug_assert!(
-            worker.tenant(slot).is_none_or(|tenant| tokens.end == tenant.prompt.tokens),
+            worker
+                .slot_request(slot)
+                .is_none_or(|slot_request| tokens.end == slot_request.prompt.tokens),
             "a decode worker expects its whole prompt"
         );
         let pages =
@@ -260,7 +269,7 @@ impl Handoff {
     ///
     /// # Errors
     /// What is left, and where.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         for WorkerEndpoint { worker, kind, .. } in &self.endpoints {
             let slots = worker.slots() - worker.free_slots();
             let rooms = match kind {
@@ -272,30 +281,30 @@ impl Handoff {
                 return Err(format!("{}: {slots} slots, {rooms} rooms", worker.id));
             }
         }
-        match self.unheard() {
+        match self.unconfirmed() {
             0 => Ok(()),
-            unheard => Err(format!("{unheard} ends that a destination has not confirmed")),
+            unconfirmed => Err(format!("{unconfirmed} ends that a destination has not confirmed")),
         }
     }
 
     /// Number of hand-offs that have ended here, but perhaps not yet at their destinations. They
     /// would fail there if their link ended now.
-    pub fn unheard(&self) -> usize {
-        let unheard = |member: &WorkerEndpoint| match &member.kind {
-            EndpointKind::Prefill { manager, .. } => manager.unheard_rooms(),
+    pub fn unconfirmed(&self) -> usize {
+        let unconfirmed = |member: &WorkerEndpoint| match &member.kind {
+            EndpointKind::Prefill { manager, .. } => manager.unconfirmed_rooms(),
             EndpointKind::Decode { .. } | EndpointKind::Mixed => 0,
         };
-        self.endpoints.iter().map(unheard).sum()
+        self.endpoints.iter().map(unconfirmed).sum()
     }
 
     /// Whether a decode worker has asked for the prompt in this slot, or no decode worker ever
     /// will.
-    pub fn is_asked_for(&self, id: WorkerId, slot: Slot) -> bool {
+    pub fn has_destination_request(&self, id: WorkerId, slot: Slot) -> bool {
         let WorkerEndpoint { worker, kind: role, .. } = &self.endpoints[id.index()];
         match role {
             EndpointKind::Prefill { manager, .. } => {
                 // A fake hand-off is granted at once, and a failed one waits for no decode worker.
-                manager.is_asked_for(slot)
+                manager.has_destination_request(slot)
                     || worker.status.load(slot.id).state != State::Bootstrapping
             }
             EndpointKind::Decode { .. } | EndpointKind::Mixed => true,
@@ -342,7 +351,7 @@ impl Handoff {
     }
 
     /// Whether a mover's report waits.
-    pub fn has_news(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         self.endpoints
             .iter()
             .any(|member| member.reports.as_ref().is_some_and(|reports| !reports.is_empty()))
@@ -395,7 +404,7 @@ impl Handoff {
                 |other: &Unresolved| (other.worker, other.slot) == (waiting.worker, waiting.slot);
             assert!(!self.unresolved[..index].iter().any(is_same), "a slot waits for one name");
             let worker = &self.endpoints[waiting.worker.index()].worker;
-            assert!(worker.tenant(waiting.slot).is_some(), "a slot that waits has a request");
+            assert!(worker.slot_request(waiting.slot).is_some(), "a slot that waits has a request");
         }
         let sessions = self.bound.values().map(|bound| bound.0);
         let workers = sessions
@@ -460,7 +469,7 @@ impl Handoff {
     }
 
     /// The offer of destinations of this process.
-    pub fn offer(&self) -> &TransportOffer {
+    pub fn offer(&self) -> &TransportCapabilities {
         &self.outbox.offer
     }
 

@@ -51,8 +51,12 @@ fn source() -> (Handoff, Announce) {
         SourceManager::new(identity, vec![Transport::Shm], early, status.clone(), SESSIONS);
     let engine = Ring::new(crossbeam_channel::bounded(8).0, bell.clone());
     let worker = LocalWorker::new(WorkerId(0), engine, status, memory);
-    let offer =
-        TransportOffer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };
+    let offer = TransportCapabilities {
+        transports: vec![Transport::Shm],
+        host: HOST,
+        data: None,
+        lanes: 1,
+    };
     let mut rank = rank(&worker, &[Transport::Shm], &offer, None);
     rank.shm = Some(ShmGrant {
         host: HOST,

@@ -126,7 +126,7 @@ impl LoadCluster<'_> {
         open.tokens += 1;
         if open.tokens == 1 {
             open.first = now;
-            if let Some(Open { booked: [None, Some(reservation)], .. }) =
+            if let Some(Open { reserved: [None, Some(reservation)], .. }) =
                 self.open.get_mut(&(request.0 as usize))
             {
                 self.router.mark_read(reservation, self.bench.instant(now));
@@ -162,7 +162,7 @@ impl LoadCluster<'_> {
                 format!("its {role} leg ends with {outcome:?}"),
             ));
         }
-        let reservation = open.booked[role as usize].take();
+        let reservation = open.reserved[role as usize].take();
         let is_alone = open.legs[Leg::Prefill as usize].is_none();
         if role == Leg::Prefill || is_alone {
             open.cached = cached;
@@ -173,7 +173,7 @@ impl LoadCluster<'_> {
             let what = format!("{} of {} tokens were generated", open.tokens, arrival.output);
             return Err(Finding::about(Checker::Tokens, id, what));
         }
-        let is_served = open.booked.iter().all(Option::is_none);
+        let is_served = open.reserved.iter().all(Option::is_none);
         let (first, last, cached) = (open.first, open.last, open.cached);
         self.note([id as u64, first, last]);
         if role == Leg::Decode {

@@ -69,7 +69,7 @@ enum SimEvent {
 struct Open {
     core: Attempts,
     /// The reservations, by role.
-    booked: [Option<Reservation>; 2],
+    reserved: [Option<Reservation>; 2],
     /// Host and slot of each leg that was sent, by role. If a worker serves alone, there is no
     /// other leg.
     legs: [Option<(usize, SlotUse)>; 2],
@@ -142,13 +142,13 @@ impl<'a> LoadCluster<'a> {
         let roles = std::iter::repeat_n(Leg::Prefill, plan.prefill)
             .chain(std::iter::repeat_n(Leg::Decode, plan.decode));
         let router =
-            LoadBalancer::new(plan.policies).foretelling(plan.forecast()).seeded(plan.seed);
+            LoadBalancer::new(plan.policies).with_forecast(plan.forecast()).seeded(plan.seed);
         let mut router = router.over_caches(plan.blocks());
         let base = bench.instant(0);
         for role in roles.clone() {
             let worker = router.join(role, base);
             router.probed(worker, true, base);
-            router.set_reads_alone(worker, plan.local_prefill);
+            router.set_local_prefill(worker, plan.local_prefill);
         }
         let hosts = roles.map(|role| Host::new(role, &size, &bench)).collect();
         let mut agenda = EventQueue::new(dice.fork("order"));
@@ -228,10 +228,11 @@ impl<'a> LoadCluster<'a> {
                 format!("{ended} of {came} requests have ended"),
             ));
         }
-        if let Some((worker, _, load)) = self.router.workers().find(|(_, _, load)| load.booked > 0)
+        if let Some((worker, _, load)) =
+            self.router.workers().find(|(_, _, load)| load.reserved > 0)
         {
             let what =
-                format!("{} sequences are still charged to worker {}", load.booked, worker.0);
+                format!("{} sequences are still charged to worker {}", load.reserved, worker.0);
             return Err(Finding::new(Checker::Idle, what));
         }
         let held = self.hosts.iter().position(|host| !host.is_idle());

@@ -25,7 +25,7 @@ impl LoadCluster<'_> {
     pub(super) fn begin(&mut self, id: usize) {
         let open = Open {
             core: Attempts::default(),
-            booked: [None, None],
+            reserved: [None, None],
             legs: [None; 2],
             first: 0,
             last: 0,
@@ -57,7 +57,7 @@ impl LoadCluster<'_> {
             Ok((prefill, decode)) => {
                 let workers = [prefill.as_ref().map(Reservation::worker), Some(decode.worker())];
                 open.core.set_workers(workers[0], workers[1]);
-                open.booked = [prefill, Some(decode)];
+                open.reserved = [prefill, Some(decode)];
                 let is_full = |&role: &Leg| {
                     workers[role as usize]
                         .is_some_and(|WorkerNumber(host)| !self.hosts[host].has_room())
@@ -96,7 +96,7 @@ impl LoadCluster<'_> {
     fn release(&mut self, id: usize) {
         let open = self.open.get_mut(&id).expect("it is open");
         let now = self.bench.instant(self.agenda.now());
-        open.booked
+        open.reserved
             .iter_mut()
             .filter_map(Option::take)
             .for_each(|reservation| self.router.release(reservation, now));
@@ -106,7 +106,7 @@ impl LoadCluster<'_> {
     fn send(&mut self, id: usize) {
         let open = self.open.get_mut(&id).expect("it is open");
         for role in [Leg::Prefill, Leg::Decode] {
-            let leg = open.booked[role as usize].as_ref().map(Reservation::worker);
+            let leg = open.reserved[role as usize].as_ref().map(Reservation::worker);
             open.legs[role as usize] =
                 leg.map(|WorkerNumber(host)| (host, self.hosts[host].open()));
             open.held += u32::from(leg.is_some());

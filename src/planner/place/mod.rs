@@ -103,7 +103,7 @@ pub struct Search {
     /// Share of requests that must be good.
     share: f64,
     /// Whether decode workers also compute prompts if the fleet has prefill workers.
-    reads_alone: bool,
+    local_prefill: bool,
     /// Requests of the last tries.
     most: Option<usize>,
     json: bool,
@@ -136,7 +136,7 @@ impl Search {
             workers,
             gpus_per_worker: each,
             share,
-            reads_alone: flags.workload.local_prefill,
+            local_prefill: flags.workload.local_prefill,
             most: flags.requests.map(|most| most as usize),
             json: flags.json,
         })
@@ -343,7 +343,7 @@ impl Search {
         let plan = LoadPlan {
             prefill,
             decode,
-            local_prefill: self.reads_alone || prefill == 0,
+            local_prefill: self.local_prefill || prefill == 0,
             least_good: Some(self.share),
             ..self.plan.clone()
         };

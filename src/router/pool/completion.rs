@@ -43,8 +43,8 @@ impl WorkerPool {
                 // The next worker at this address may be able to change its role.
                 target.keeps_role = false;
             }
-            self.tell(worker, change, &reason);
-            self.is_gone(worker);
+            self.log_health_change(worker, change, &reason);
+            self.log_drain_end(worker);
             self.look_up_again(worker, now);
             let is_shown = matches!(reason, CloseReason::Tls(why) if why.is_of_certificate());
             if matches!(owner, Owner::Introduction | Owner::Probe)
@@ -76,12 +76,12 @@ impl WorkerPool {
         let is_outdated = call.is_outdated;
         self.settle(reactor, conn, call, is_reusable, now);
         let Some(answer) = answer else { return };
-        let drains = answer.is_of_drain();
+        let drains = answer.reports_drain();
         if drains {
             self.mark_draining(reactor, worker);
         }
         match owner {
-            Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
+            Owner::Probe if drains => self.declined(worker, answer.is_role_mismatch(), now),
             Owner::Introduction | Owner::Probe if is_outdated && answer.is_success() => {
                 // A success from before the drain says nothing about the present, so the worker is
                 // probed at once.
@@ -154,7 +154,7 @@ impl WorkerPool {
     pub(super) fn unwell(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         self.probed(worker, false, now);
         if self.balancer.is_silent(worker) {
-            self.is_gone(worker);
+            self.log_drain_end(worker);
             self.give_up(reactor, worker, now);
         }
     }

@@ -300,16 +300,16 @@ impl WorkerPool {
     ///
     /// # Errors
     /// What is left, and where.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         if self.legs() > 0 {
             return Err(format!("{} calls", self.legs()));
         }
         for (worker, role, load) in self.balancer.workers() {
-            if load.booked > 0 || load.unread > 0 || load.context > 0 {
-                let WorkerLoad { booked, unread, context, .. } = load;
+            if load.reserved > 0 || load.uncomputed > 0 || load.context > 0 {
+                let WorkerLoad { reserved, uncomputed, context, .. } = load;
                 return Err(format!(
-                    "{role} worker {}: {booked} sequences, {unread} tokens to compute, {context} \
-                     tokens of context",
+                    "{role} worker {}: {reserved} sequences, {uncomputed} tokens to compute, \
+                     {context} tokens of context",
                     self.url(worker)
                 ));
             }

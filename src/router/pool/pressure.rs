@@ -48,27 +48,27 @@ impl WorkerPool {
                 role,
                 usable: load.usable,
                 leaves: target.drains,
-                can_turn: target.role_changes.is_some()
+                can_change_role: target.role_changes.is_some()
                     && !target.keeps_role
                     && is_ready
                     && self.balancer.is_ready_without(worker),
-                sequences: load.booked,
+                sequences: load.reserved,
                 queue: load.queue(now),
-                unread: load.unread,
+                uncomputed: load.uncomputed,
                 context: load.context,
-                capacity: target.room,
+                capacity: target.capacity,
             })
         };
         self.balancer.workers().filter_map(row).collect()
     }
 
     /// The total capacity of the usable decode workers. `None` if a worker does not report it.
-    pub fn room(&self) -> Option<DecodeCapacity> {
+    pub fn decode_capacity(&self) -> Option<DecodeCapacity> {
         let mut all: Option<DecodeCapacity> = None;
         let usable =
             self.balancer.workers().filter(|(_, role, load)| *role == Leg::Decode && load.usable);
         for (worker, ..) in usable {
-            let DecodeCapacity { sequences, tokens } = self.targets.get(&worker)?.room?;
+            let DecodeCapacity { sequences, tokens } = self.targets.get(&worker)?.capacity?;
             let before = all.unwrap_or(DecodeCapacity { sequences: 0, tokens: 0 });
             all = Some(DecodeCapacity {
                 sequences: before.sequences.saturating_add(sequences),
@@ -89,7 +89,7 @@ impl WorkerPool {
 
     /// Marks that a worker cannot change its role. It gets no further order until its identity
     /// changes.
-    pub fn keeps_role(&mut self, worker: WorkerNumber) {
+    pub fn mark_role_fixed(&mut self, worker: WorkerNumber) {
         if let Some(target) = self.targets.get_mut(&worker) {
             target.keeps_role = true;
         }

@@ -117,7 +117,7 @@ impl WorkerPool {
                         why = WITHHELD
                     );
                     target.fault = Some(WITHHELD.into());
-                    target.tell_fault();
+                    target.mark_fault_logged();
                 }
             }
         }
@@ -125,7 +125,7 @@ impl WorkerPool {
     }
 
     /// Handles the end of a worker that drained.
-    pub(super) fn is_gone(&mut self, worker: WorkerNumber) {
+    pub(super) fn log_drain_end(&mut self, worker: WorkerNumber) {
         let role = self.role_name(worker);
         let here = self.targets.get_mut(&worker).filter(|target| target.drains);
         if let (Some(role), Some(target)) = (role, here) {
@@ -152,7 +152,7 @@ impl WorkerPool {
         let told = answer.as_ref().ok().filter(|answer| answer.is_success());
         let words = told.map(|answer| WorkerInfo::of(&answer.body));
         if let Some(words) = &words {
-            self.balancer.set_reads_alone(worker, words.reads_alone);
+            self.balancer.set_local_prefill(worker, words.local_prefill);
         }
         // A worker with old cluster keys will soon report new ones.
         let is_settled = self.keys_change.is_none_or(|until| until <= now);
@@ -170,7 +170,7 @@ impl WorkerPool {
         target.withholds = matches!(answer, Ok(UpstreamReply { status: 401 | 403, .. }));
         let judged = words.map(|words| {
             target.hear(&words, role);
-            identity::identify_worker(role, target.bootstrap_port, target.has_turned, &words)
+            identity::identify_worker(role, target.bootstrap_port, target.has_changed_role, &words)
         });
         let (verdict, asked) = match judged {
             Some(verdict) => (verdict, true),
@@ -187,19 +187,19 @@ impl WorkerPool {
         }
         target.verdict = verdict;
         match target.verdict {
-            Identification::Turned(to) => {
+            Identification::RoleChanged(to) => {
                 (target.introduced, target.fault) =
                     (false, Some(format!("it is a {to} worker now")));
                 debug_assert_ne!(to, role, "a worker that has turned has another role");
                 self.turned.push_back(RoleReport { worker, role: to, is_news });
                 let change = self.balancer.refused(worker);
-                self.tell(worker, change, &"its role");
+                self.log_health_change(worker, change, &"its role");
                 self.probed(worker, false, now);
             }
             Identification::Unfit(ref why) => {
                 // The log already says that it cannot be used, and why.
                 (target.introduced, target.fault) = (false, Some(why.clone()));
-                target.tell_fault();
+                target.mark_fault_logged();
                 // The worker is unfit, even if it is healthy.
                 self.balancer.refused(worker);
                 self.probed(worker, false, now);
@@ -229,14 +229,14 @@ impl WorkerPool {
 
     pub(super) fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {
         let change = self.balancer.probed(worker, is_well, now);
-        self.tell(worker, change, &"probe");
+        self.log_health_change(worker, change, &"probe");
         let is_usable = self.balancer.load(worker).is_some_and(|load| load.usable);
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.balancer.has(worker))
         else {
             return;
         };
         if is_well {
-            target.is_well();
+            target.mark_up();
         }
         // The next answer can come from another process, unless the worker is only slow.
         target.introduced &= is_well || is_usable;
@@ -251,7 +251,7 @@ impl WorkerPool {
         else {
             return;
         };
-        if target.told_down && !target.has_another_fault() {
+        if target.told_down && !target.confirm_new_fault() {
             return;
         }
         let address = target.address.map_or("unknown".into(), |address| address.to_string());
@@ -264,11 +264,11 @@ impl WorkerPool {
             address = address,
             why = why
         );
-        target.tell_fault();
+        target.mark_fault_logged();
     }
 
     /// Logs that a worker is up or down. The reason is its fault, or `by` if it has none.
-    pub(super) fn tell(
+    pub(super) fn log_health_change(
         &mut self,
         worker: WorkerNumber,
         change: Option<HealthChange>,
@@ -289,7 +289,7 @@ impl WorkerPool {
                     None => by,
                 };
                 event!(Warn, "router", "worker is down", role = role, worker = url, why = why);
-                target.tell_fault();
+                target.mark_fault_logged();
             }
             None => {}
         }

@@ -177,7 +177,7 @@ impl ProxiedRequests {
         let (bytes, news) = match passed {
             Relayed::Bytes(bytes) => (bytes, None),
             Relayed::Failed { bytes, cause, error } => {
-                (bytes, Some(proxied.told(Leg::Decode, cause, error)))
+                (bytes, Some(proxied.record_stream_failure(Leg::Decode, cause, error)))
             }
             Relayed::Broken => {
                 let why = "the worker's answer is not a stream of events".to_owned();
@@ -256,7 +256,7 @@ impl ProxiedRequests {
             let _ = proxied.attempts.apply_event(AttemptEvent::FirstTokenPassed, terms);
         }
         let (cause, error) = failed.filter(|_| !proxied.has_begun(cx))?;
-        Some(proxied.told(Leg::Prefill, cause, error))
+        Some(proxied.record_stream_failure(Leg::Prefill, cause, error))
     }
 
     /// Whether prefill is asked to send its first token to the client at once.

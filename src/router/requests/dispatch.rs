@@ -30,7 +30,7 @@ impl ProxiedRequests {
         debug_assert!(proxied.is_at_rest(), "an attempt begins without calls and reservations");
         proxied.due = None;
         let (router, avoid) = (cx.pool.balancer(), proxied.attempts.avoid());
-        let booked = match &proxied.request.payload {
+        let reserved = match &proxied.request.payload {
             Payload::Routed(body) => router
                 .choose_serving(body.work(), avoid, cx.now)
                 .map(|(prefill, decode)| (decode, prefill)),
@@ -39,8 +39,8 @@ impl ProxiedRequests {
             }
             Payload::Any => router.first(avoid).map(|worker| (router.reserve_visit(worker), None)),
         };
-        let (lead, prefill) = match booked {
-            Ok(booked) => booked,
+        let (lead, prefill) = match reserved {
+            Ok(reserved) => reserved,
             Err(late @ NoWorker::Late { .. }) => {
                 let late = ApiError::busy(late.to_string());
                 proxied.last = Some(UpstreamReply::error(&late));
@@ -109,7 +109,7 @@ impl ProxiedRequests {
     ) {
         debug_assert!(proxied.calls() > 0, "a request is sent over its calls");
         let room = Room(cx.reactor.entropy().next_u64() >> 1);
-        proxied.relay.turn(proxied.request.payload.choices());
+        proxied.relay.start_attempt(proxied.request.payload.choices());
         let Some(order) = proxied.request.head.after_wait(cx.now.duration_since(proxied.begun))
         else {
             let why = "the client's deadline passed before the answer began".to_owned();

@@ -46,7 +46,7 @@ impl ProxiedRequests {
         cx: &mut RouterContext<'_>,
     ) {
         debug_assert!(!self.open.contains_key(&client), "a request that ends is not served");
-        proxied.tell("request failed", Leg::Decode, cause, cx);
+        proxied.log_outcome("request failed", Leg::Decode, cause, cx);
         self.failed(&proxied, cause);
         // A worker can report that the client is gone. That is wrong if the client is still
         // connected.

@@ -216,7 +216,7 @@ impl ProxiedRequests {
     }
 
     /// Ends the request of a client that has disconnected.
-    pub fn gone(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
+    pub fn handle_disconnect(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         if let Some(mut proxied) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
             self.failed(&proxied, Cause::ClientGone);
             event!(Debug, "router", "client gone", request = proxied.request.id);
@@ -343,7 +343,7 @@ impl ProxiedRequests {
             if proxied.is_counted() {
                 self.metrics.retried(cause);
             }
-            proxied.tell("tried again", role, cause, cx);
+            proxied.log_outcome("tried again", role, cause, cx);
         }
         self.perform_action(client, proxied, next, cx);
     }

@@ -53,7 +53,12 @@ pub(super) enum BodyMode {
 
 impl ProxiedRequest {
     /// Handles a failure that a leg reports in its stream.
-    pub(super) fn told(&mut self, role: Leg, cause: Cause, error: Vec<u8>) -> AttemptEvent {
+    pub(super) fn record_stream_failure(
+        &mut self,
+        role: Leg,
+        cause: Cause,
+        error: Vec<u8>,
+    ) -> AttemptEvent {
         let media = crate::http::response::JSON.to_owned();
         let status = cause.http_status();
         let told = UpstreamReply { status, media, retry_after: None, body: error, own: None };
@@ -120,7 +125,7 @@ impl ProxiedRequest {
 
     /// Logs the outcome of a request and its worker. Failures that the client caused have level
     /// debug.
-    pub(super) fn tell(&self, what: &str, role: Leg, cause: Cause, cx: &RouterContext<'_>) {
+    pub(super) fn log_outcome(&self, what: &str, role: Leg, cause: Cause, cx: &RouterContext<'_>) {
         let level = match cause {
             Cause::Refused | Cause::Aborted => LogLevel::Debug,
             _ => LogLevel::Warn,

@@ -63,7 +63,7 @@ impl Router {
 
     fn end(&mut self) {
         let (requests, mut cx) = self.split();
-        requests.gone(CLIENT, &mut cx);
+        requests.handle_disconnect(CLIENT, &mut cx);
     }
 
     /// The worker closes each connection until the request waits for a retry.

@@ -16,7 +16,7 @@ impl LoadBalancer {
         // A leaving worker is still probed while clients wait for it.
         let tables = &self.tables;
         let is_loaded = |member: &Member| {
-            tables[member.role as usize].load(member.number).is_some_and(|load| load.booked > 0)
+            tables[member.role as usize].load(member.number).is_some_and(|load| load.reserved > 0)
         };
         let mut asked =
             self.members.iter_mut().filter(|member| !member.is_leaving || is_loaded(member));
@@ -60,9 +60,9 @@ impl LoadBalancer {
     /// Records that a load report is requested now. The caller passes it to
     /// [`LoadBalancer::reported`].
     pub fn ask_report(&mut self, worker: WorkerNumber) {
-        let booked = self.load(worker).map(|load| load.booked());
+        let reserved = self.load(worker).map(|load| load.reserved());
         if let Some(place) = self.place(worker) {
-            self.members[place].asked = booked;
+            self.members[place].asked = reserved;
         }
     }
 
@@ -77,7 +77,7 @@ impl LoadBalancer {
                 .zip(before)
                 .map(|(report, before)| report.beyond(before, load))
                 .unwrap_or_default();
-            let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
+            let tokens = u32::try_from(others.uncomputed).unwrap_or(u32::MAX);
             load.set_others(
                 ForeignLoad { reading: self.forecast.reading(tokens, 0), ..others },
                 now,

@@ -97,7 +97,7 @@ impl LoadBalancer {
     }
 
     /// Sets the forecast.
-    pub fn foretelling(self, forecast: Forecast) -> LoadBalancer {
+    pub fn with_forecast(self, forecast: Forecast) -> LoadBalancer {
         LoadBalancer { forecast, ..self }
     }
 
@@ -166,7 +166,7 @@ impl LoadBalancer {
         kind: Compatibility,
     ) -> Option<(WorkerNumber, Difference)> {
         let place = self.place(worker)?;
-        self.members[place].health.told();
+        self.members[place].health.record_identified();
         let kind = kind.with_entry_of(&self.members[place].kind);
         if self.members[place].kind != kind {
             self.members[place].kind = kind;
@@ -197,14 +197,14 @@ impl LoadBalancer {
 
     /// Whether the worker needs a worker of the other role and there is none.
     pub fn is_lonely(&self, worker: WorkerNumber) -> bool {
-        let reads_alone = |one: &Member| one.role == Leg::Decode && self.seat(one).reads_alone;
+        let local_prefill = |one: &Member| one.role == Leg::Decode && self.seat(one).local_prefill;
         let is_only = |one: &Member| self.here(one.role.other()).next().is_none();
-        self.member(worker).is_some_and(|one| is_only(one) && !reads_alone(one))
+        self.member(worker).is_some_and(|one| is_only(one) && !local_prefill(one))
     }
 
     /// Sets whether a decode worker serves requests alone if no prefill worker is left.
-    pub fn set_reads_alone(&mut self, worker: WorkerNumber, reads_alone: bool) {
-        self.tables[Leg::Decode as usize].set_reads_alone(worker, reads_alone);
+    pub fn set_local_prefill(&mut self, worker: WorkerNumber, local_prefill: bool) {
+        self.tables[Leg::Decode as usize].set_local_prefill(worker, local_prefill);
     }
 
     /// Compares the reported properties of all workers. It runs after each report, so that choices
@@ -220,7 +220,7 @@ impl LoadBalancer {
 
     fn seat(&self, member: &Member) -> &WorkerRow {
         let table = &self.tables[member.role as usize];
-        &table.seats()[table.place(member.number).expect("a member has a row")]
+        &table.workers()[table.place(member.number).expect("a member has a row")]
     }
 
     fn class(&self, member: &Member) -> usize {
@@ -269,7 +269,7 @@ impl LoadBalancer {
         if let Some(place) = self.place(worker) {
             self.members[place].reservations += 1;
         }
-        Reservation { worker, weight: 0, unread: 0, reading: Duration::ZERO, context: 0 }
+        Reservation { worker, weight: 0, uncomputed: 0, reading: Duration::ZERO, context: 0 }
     }
 
     /// A usable worker of either role that has not refused the request. Prefill workers come first;
@@ -303,10 +303,10 @@ impl LoadBalancer {
 
     /// Records that a worker has computed the prompt of a reservation and now generates.
     pub fn mark_read(&mut self, reservation: &mut Reservation, now: Instant) {
-        let (unread, reading) =
-            (std::mem::take(&mut reservation.unread), std::mem::take(&mut reservation.reading));
-        if unread > 0 {
-            self.change(reservation.worker, |load| load.has_read(unread, reading, now));
+        let (uncomputed, reading) =
+            (std::mem::take(&mut reservation.uncomputed), std::mem::take(&mut reservation.reading));
+        if uncomputed > 0 {
+            self.change(reservation.worker, |load| load.complete_prefill(uncomputed, reading, now));
         }
     }
 
@@ -315,10 +315,10 @@ impl LoadBalancer {
         let Some(place) = self.place(reservation.worker) else { return };
         debug_assert!(self.members[place].reservations > 0, "a reservation is released once");
         self.change(reservation.worker, |load| {
-            load.booked -= reservation.weight;
+            load.reserved -= reservation.weight;
             load.context -= reservation.context;
-            if reservation.unread > 0 {
-                load.has_read(reservation.unread, reservation.reading, now);
+            if reservation.uncomputed > 0 {
+                load.complete_prefill(reservation.uncomputed, reservation.reading, now);
             }
         });
         self.members[place].reservations -= 1;
@@ -344,13 +344,13 @@ impl LoadBalancer {
                 assert_eq!(load.usable, member.health.is_up(), "usable workers are up");
             }
             if member.reservations == 0 {
-                let own = (load.booked, load.unread, load.context);
+                let own = (load.reserved, load.uncomputed, load.context);
                 assert_eq!(own, (0, 0, 0), "a worker's load comes from its reservations");
             }
         }
         for (table, prefixes) in self.tables.iter().zip(&self.prefixes) {
             prefixes.invariants();
-            for (seat, row) in table.seats().iter().zip(table.rows()) {
+            for (seat, row) in table.workers().iter().zip(table.candidates()) {
                 let held = prefixes.held(seat.number);
                 assert_eq!(row.held as usize, held, "a row has the blocks that its worker holds");
             }
@@ -361,7 +361,7 @@ impl LoadBalancer {
 
     /// Whether there is a usable pair, or a usable decode worker that serves requests alone.
     pub fn is_ready(&self) -> bool {
-        self.has_pair() || self.usable(Leg::Decode).any(|decode| decode.reads_alone)
+        self.has_pair() || self.usable(Leg::Decode).any(|decode| decode.local_prefill)
     }
 
     /// The same, but without this worker.
@@ -370,7 +370,7 @@ impl LoadBalancer {
         let fits = |prefill: &WorkerRow| {
             others(Leg::Decode).any(|decode| self.fit(prefill.class, decode.class))
         };
-        others(Leg::Prefill).any(fits) || others(Leg::Decode).any(|decode| decode.reads_alone)
+        others(Leg::Prefill).any(fits) || others(Leg::Decode).any(|decode| decode.local_prefill)
     }
 
     fn has_pair(&self) -> bool {

@@ -16,7 +16,7 @@ pub struct Reservation {
     pub(super) weight: u32,
     /// Tokens that the worker must compute, and the predicted time. Both become zero when it has
     /// computed them.
-    pub(super) unread: u32,
+    pub(super) uncomputed: u32,
     pub(super) reading: Duration,
     /// Prompt tokens of the sequences that it generates.
     pub(super) context: u64,
@@ -53,7 +53,7 @@ pub enum NoWorker {
         /// The limited time, as text of a message.
         until: &'static str,
         /// The shortest predicted time.
-        foretold: Duration,
+        predicted: Duration,
         /// The flag of the limit, and the limit.
         allowed: (&'static str, Duration),
     },
@@ -89,11 +89,11 @@ impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoWorker::Of { role, .. } => write!(f, "no {role} worker is reachable"),
-            NoWorker::Late { until, foretold, allowed: (flag, most) } => {
-                let [foretold, most] = [foretold, most].map(|time| time.as_secs_f64() * 1e3);
+            NoWorker::Late { until, predicted, allowed: (flag, most) } => {
+                let [predicted, most] = [predicted, most].map(|time| time.as_secs_f64() * 1e3);
                 write!(
                     f,
-                    "the shortest predicted time {until} is {foretold:.1} ms; \
+                    "the shortest predicted time {until} is {predicted:.1} ms; \
                     the limit of {flag} is {most}"
                 )
             }

@@ -11,7 +11,7 @@ use crate::ids::Leg;
 use crate::routing::attempts::AvoidList;
 use crate::routing::demand::Demand;
 use crate::routing::load::{WorkerLoad, WorkerNumber};
-use crate::routing::policy::slo::{self, Prediction, foretell};
+use crate::routing::policy::slo::{self, Prediction, predict};
 use crate::routing::policy::{self, Candidate, PolicyInput, PolicyNeeds, Purpose, conditional};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::rng::mix;
@@ -56,7 +56,7 @@ struct Picked {
     /// Prompt tokens that it must compute, and the predicted time.
     missing: u32,
     reading: Duration,
-    foretold: Prediction,
+    predicted: Prediction,
 }
 
 impl LoadBalancer {
@@ -82,7 +82,9 @@ impl LoadBalancer {
             Err(_) => !self.has_pair() && !is_failpoint_active("no worker reads alone"),
         };
         let alone = match &found {
-            Ok((prefill, decode)) if !is_wanted => self.stays(prefill, decode, work, avoid, now),
+            Ok((prefill, decode)) if !is_wanted => {
+                self.choose_alone(prefill, decode, work, avoid, now)
+            }
             _ => None,
         };
         let alone = alone.or_else(|| {
@@ -92,17 +94,18 @@ impl LoadBalancer {
         });
         match (found, alone) {
             (_, Some(alone)) => {
-                self.check(self.policies.decode, alone.foretold, Duration::ZERO, avoid)?;
+                self.check(self.policies.decode, alone.predicted, Duration::ZERO, avoid)?;
                 Ok((None, self.reserve(alone, Purpose::Whole, work, now)))
             }
             (Ok((prefill, decode)), None) => {
                 self.check_pair(&prefill, &decode, avoid)?;
-                let ReservedPair { prefill, decode } = self.book_pair(prefill, decode, work, now);
+                let ReservedPair { prefill, decode } =
+                    self.reserve_pair(prefill, decode, work, now);
                 Ok((Some(prefill), decode))
             }
             (Err(none), None) => {
                 let reads = |decode: &Member| {
-                    self.seat(decode).reads_alone && !avoid.unwilling.contains(&decode.number)
+                    self.seat(decode).local_prefill && !avoid.unwilling.contains(&decode.number)
                 };
                 Err(none.or_may_come(is_wanted && self.here(Leg::Decode).any(reads)))
             }
@@ -247,7 +250,7 @@ impl LoadBalancer {
         // neighbour counts as the last choice.
         let last = table.place_up_to(self.last[role as usize]);
         let time = table.time(now);
-        let (workers, forecast, cache) = (table.rows(), &self.forecast, self.cache);
+        let (workers, forecast, cache) = (table.candidates(), &self.forecast, self.cache);
         let question = PolicyInput {
             leg,
             demand: work,
@@ -261,21 +264,21 @@ impl LoadBalancer {
         };
         let all_suit = match suits {
             Suits::All => true,
-            Suits::Readers => table.all_read_alone(),
+            Suits::Readers => table.all_prefill_locally(),
             Suits::Fitting(_) => false,
         };
         let row = match all_suit && avoid.is_empty() && table.is_trusted(now) {
             true => policy::pick(policy, &question),
             false => self.scratch.pick(policy, question, table, avoid, now, |seat| match suits {
                 Suits::All => true,
-                Suits::Readers => seat.reads_alone,
+                Suits::Readers => seat.local_prefill,
                 Suits::Fitting(classes) => {
                     classes.iter().any(|&class| self.kinds.fit(class, seat.class))
                 }
             }),
         };
         let picked = row.map(|row| {
-            let (seat, mut worker) = (table.seats()[row], table.rows()[row]);
+            let (seat, mut worker) = (table.workers()[row], table.candidates()[row]);
             debug_assert!(worker.usable, "a chosen worker is usable");
             debug_assert!(
                 !avoid.unwilling.contains(&seat.number),
@@ -291,7 +294,7 @@ impl LoadBalancer {
     }
 
     /// Picks a decode worker that serves the request alone, if that is better than the pair.
-    fn stays(
+    fn choose_alone(
         &mut self,
         prefill: &Picked,
         decode: &Picked,
@@ -303,8 +306,8 @@ impl LoadBalancer {
             return None;
         }
         let pair = Prediction {
-            ttft: prefill.foretold.ttft.saturating_add(decode.foretold.ttft),
-            tpot: decode.foretold.tpot,
+            ttft: prefill.predicted.ttft.saturating_add(decode.predicted.ttft),
+            tpot: decode.predicted.tpot,
         };
         let (table, prefixes) =
             (&mut self.tables[Leg::Decode as usize], &self.prefixes[Leg::Decode as usize]);
@@ -315,7 +318,7 @@ impl LoadBalancer {
                 table.mark(worker, blocks);
             }
         });
-        let (seats, loads, workers) = (table.seats(), table.loads(), table.rows());
+        let (members, loads, workers) = (table.workers(), table.loads(), table.candidates());
         let (leg, forecast, cache, time) =
             (Purpose::Whole, &self.forecast, self.cache, table.time(now));
         let question = PolicyInput {
@@ -330,8 +333,9 @@ impl LoadBalancer {
             cache,
         };
         let may = |&row: &usize| {
-            let reads_alone = |seat: &WorkerRow| seat.reads_alone;
-            against(&seats[row], &loads[row], avoid, now, &reads_alone) == Some(Against::Nothing)
+            let local_prefill = |seat: &WorkerRow| seat.local_prefill;
+            against(&members[row], &loads[row], avoid, now, &local_prefill)
+                == Some(Against::Nothing)
         };
         let row = match conditional::is_short(work, common) {
             true => slo::pick_whole(&question, (0..workers.len()).filter(may)),
@@ -339,7 +343,7 @@ impl LoadBalancer {
         };
         let alone = row
             .filter(|&row| conditional::is_alone(&question, &workers[row], pair))
-            .map(|row| picked(Policy::Conditional, &question, &seats[row], &workers[row]));
+            .map(|row| picked(Policy::Conditional, &question, &members[row], &workers[row]));
         table.unmark();
         alone
     }
@@ -350,8 +354,8 @@ impl LoadBalancer {
         decode: &Picked,
         avoid: &AvoidList,
     ) -> Result<(), NoWorker> {
-        self.check(self.policies.prefill, prefill.foretold, Duration::ZERO, avoid)?;
-        self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft, avoid)
+        self.check(self.policies.prefill, prefill.predicted, Duration::ZERO, avoid)?;
+        self.check(self.policies.decode, decode.predicted, prefill.predicted.ttft, avoid)
     }
 
     /// Checks the prediction against the limits, if the policy predicts. The time `before` has
@@ -360,22 +364,22 @@ impl LoadBalancer {
     fn check(
         &self,
         policy: Policy,
-        foretold: Prediction,
+        predicted: Prediction,
         before: Duration,
         avoid: &AvoidList,
     ) -> Result<(), NoWorker> {
         if !PolicyNeeds::of(policy).forecast || !avoid.is_empty() {
             return Ok(());
         }
-        let check = |until, foretold: Duration, flag, limit: Option<Duration>| match limit {
-            Some(limit) if foretold > limit => {
-                Err(NoWorker::Late { until, foretold, allowed: (flag, limit) })
+        let check = |until, predicted: Duration, flag, limit: Option<Duration>| match limit {
+            Some(limit) if predicted > limit => {
+                Err(NoWorker::Late { until, predicted, allowed: (flag, limit) })
             }
             _ => Ok(()),
         };
-        let ttft = before.saturating_add(foretold.ttft);
+        let ttft = before.saturating_add(predicted.ttft);
         check("to the first token", ttft, "--slo-ttft-ms", self.forecast.ttft)?;
-        check("a token", foretold.tpot, "--slo-tpot-ms", self.forecast.tpot)
+        check("a token", predicted.tpot, "--slo-tpot-ms", self.forecast.tpot)
     }
 
     fn policy(&self, role: Leg) -> Policy {
@@ -385,7 +389,7 @@ impl LoadBalancer {
         }
     }
 
-    fn book_pair(
+    fn reserve_pair(
         &mut self,
         prefill: Picked,
         decode: Picked,
@@ -410,7 +414,7 @@ impl LoadBalancer {
         let place = self.place(worker).expect("a picked worker is present");
         debug_assert!(!self.members[place].is_leaving, "a worker that leaves gets no new work");
         self.members[place].reservations += 1;
-        let (unread, reading) = match leg {
+        let (uncomputed, reading) = match leg {
             Purpose::Decode => (0, Duration::ZERO),
             Purpose::Prefill | Purpose::Whole => (missing, reading),
         };
@@ -420,17 +424,17 @@ impl LoadBalancer {
         };
         let table = &mut self.tables[role as usize];
         table.change(worker, |load| {
-            load.booked += work.sequences;
+            load.reserved += work.sequences;
             load.context += context;
-            if unread > 0 {
-                load.reads(unread, reading, now);
+            if uncomputed > 0 {
+                load.add_prefill(uncomputed, reading, now);
             }
         });
         if is_kept {
             let held = self.prefixes[role as usize].send(worker, &work.blocks);
             table.set_held(worker, held);
         }
-        Reservation { worker, weight: work.sequences, unread, reading, context }
+        Reservation { worker, weight: work.sequences, uncomputed, reading, context }
     }
 }
 
@@ -451,7 +455,7 @@ impl Scratch {
         workers.clear();
         workers.extend_from_slice(question.workers);
         standing.clear();
-        let rows = table.seats().iter().zip(table.loads());
+        let rows = table.workers().iter().zip(table.loads());
         standing.extend(rows.map(|(seat, load)| against(seat, load, avoid, now, &suits)));
         debug_assert_eq!(standing.len(), workers.len(), "each row has a standing");
         [Against::Nothing, Against::Suspect, Against::Failed].into_iter().find_map(|worst| {
@@ -490,13 +494,13 @@ fn picked(
     worker: &Candidate,
 ) -> Picked {
     let missing = question.missing(worker);
-    let foretold = match PolicyNeeds::of(policy).forecast {
-        true => foretell(question, worker),
+    let predicted = match PolicyNeeds::of(policy).forecast {
+        true => predict(question, worker),
         false => Prediction::default(),
     };
     let reading =
         question.forecast.reading(missing, question.demand.tokens.saturating_sub(missing));
-    Picked { worker: seat.number, class: seat.class, missing, reading, foretold }
+    Picked { worker: seat.number, class: seat.class, missing, reading, predicted }
 }
 
 fn role_of(leg: Purpose) -> Leg {

@@ -17,16 +17,16 @@ pub(super) struct WorkerRow {
     /// Index of its compatibility class.
     pub class: usize,
     /// Whether it serves requests alone if no prefill worker is left.
-    pub reads_alone: bool,
+    pub local_prefill: bool,
 }
 
 /// All workers of one role.
 #[derive(Debug, Default)]
 pub(super) struct LoadTable {
-    seats: Vec<WorkerRow>,
-    /// Parallel to `seats`.
+    workers: Vec<WorkerRow>,
+    /// Parallel to `workers`.
     loads: Vec<WorkerLoad>,
-    /// Parallel to `seats`, and derived from `loads`.
+    /// Parallel to `workers`, and derived from `loads`.
     rows: Vec<Candidate>,
     /// The time from which the rows count nanoseconds.
     base: Option<Instant>,
@@ -41,11 +41,11 @@ pub(super) struct LoadTable {
 impl LoadTable {
     /// Adds a worker at the end.
     pub fn join(&mut self, number: WorkerNumber, now: Instant) {
-        let is_last = self.seats.last().is_none_or(|seat| seat.number < number);
+        let is_last = self.workers.last().is_none_or(|seat| seat.number < number);
         debug_assert!(is_last, "numbers only grow");
         self.base.get_or_insert(now);
         self.loads.push(WorkerLoad::default());
-        self.seats.push(WorkerRow { number, class: 0, reads_alone: false });
+        self.workers.push(WorkerRow { number, class: 0, local_prefill: false });
         self.rows.push(Candidate::default());
     }
 
@@ -53,9 +53,9 @@ impl LoadTable {
     pub fn remove(&mut self, number: WorkerNumber) {
         if let Some(at) = self.place(number) {
             if !is_failpoint_active("absent worker serves alone") {
-                self.readers -= usize::from(self.seats[at].reads_alone);
+                self.readers -= usize::from(self.workers[at].local_prefill);
             }
-            self.seats.remove(at);
+            self.workers.remove(at);
             self.loads.remove(at);
             self.rows.remove(at);
         }
@@ -63,14 +63,14 @@ impl LoadTable {
 
     /// The index of a worker.
     pub fn place(&self, number: WorkerNumber) -> Option<usize> {
-        self.seats.binary_search_by_key(&number, |seat| seat.number).ok()
+        self.workers.binary_search_by_key(&number, |seat| seat.number).ok()
     }
 
     /// The index of the last worker up to this number. If there is none, the last index of all.
     pub fn place_up_to(&self, number: Option<WorkerNumber>) -> usize {
         let passed =
-            number.map_or(0, |number| self.seats.partition_point(|seat| seat.number <= number));
-        passed.checked_sub(1).unwrap_or(self.seats.len().saturating_sub(1))
+            number.map_or(0, |number| self.workers.partition_point(|seat| seat.number <= number));
+        passed.checked_sub(1).unwrap_or(self.workers.len().saturating_sub(1))
     }
 
     /// The loads of all workers.
@@ -79,13 +79,13 @@ impl LoadTable {
     }
 
     /// All rows.
-    pub fn rows(&self) -> &[Candidate] {
+    pub fn candidates(&self) -> &[Candidate] {
         &self.rows
     }
 
     /// The workers of the rows.
-    pub fn seats(&self) -> &[WorkerRow] {
-        &self.seats
+    pub fn workers(&self) -> &[WorkerRow] {
+        &self.workers
     }
 
     /// A worker's load.
@@ -103,15 +103,15 @@ impl LoadTable {
         let load = &mut self.loads[at];
         let result = change(load);
         let begun = |since| nanos(since_base(self.base, since));
-        let has_read =
-            load.since.map_or(0, |since| begun(since).saturating_add(nanos(load.reads_for())));
+        let prefill_done_ns =
+            load.since.map_or(0, |since| begun(since).saturating_add(nanos(load.prefill_time())));
         let Candidate { cached, held, .. } = self.rows[at];
         self.rows[at] = Candidate {
             usable: load.usable,
             sequences: load.sequences(),
-            to_read: u32::try_from(load.to_read()).unwrap_or(u32::MAX),
-            has_read,
-            stands_on: u32::try_from(load.stands_on()).unwrap_or(u32::MAX),
+            total_uncomputed: u32::try_from(load.total_uncomputed()).unwrap_or(u32::MAX),
+            prefill_done_ns,
+            total_context: u32::try_from(load.total_context()).unwrap_or(u32::MAX),
             cached,
             held,
         };
@@ -133,16 +133,16 @@ impl LoadTable {
     /// Sets a worker's compatibility class.
     pub fn set_class(&mut self, number: WorkerNumber, class: usize) {
         if let Some(at) = self.place(number) {
-            self.seats[at].class = class;
+            self.workers[at].class = class;
         }
     }
 
     /// Sets whether a worker serves requests alone.
-    pub fn set_reads_alone(&mut self, number: WorkerNumber, reads_alone: bool) {
+    pub fn set_local_prefill(&mut self, number: WorkerNumber, local_prefill: bool) {
         if let Some(at) = self.place(number) {
-            self.readers -= usize::from(self.seats[at].reads_alone);
-            self.readers += usize::from(reads_alone);
-            self.seats[at].reads_alone = reads_alone;
+            self.readers -= usize::from(self.workers[at].local_prefill);
+            self.readers += usize::from(local_prefill);
+            self.workers[at].local_prefill = local_prefill;
         }
     }
 
@@ -159,13 +159,13 @@ impl LoadTable {
     }
 
     /// Whether all workers serve requests alone.
-    pub fn all_read_alone(&self) -> bool {
-        self.readers == self.seats.len()
+    pub fn all_prefill_locally(&self) -> bool {
+        self.readers == self.workers.len()
     }
 
     /// The usable workers.
     pub fn usable(&self) -> impl Iterator<Item = &WorkerRow> {
-        self.seats.iter().zip(&self.rows).filter(|(_, row)| row.usable).map(|(seat, _)| seat)
+        self.workers.iter().zip(&self.rows).filter(|(_, row)| row.usable).map(|(seat, _)| seat)
     }
 
     /// Marks the number of blocks of the current prompt that a worker has. Only the first mark
@@ -173,7 +173,7 @@ impl LoadTable {
     pub fn mark(&mut self, number: WorkerNumber, blocks: u32) {
         debug_assert!(blocks > 0, "a marked row has blocks");
         let next = self.marked.last().map_or(0, |at| at + 1);
-        let is_next = self.seats.get(next).is_some_and(|seat| seat.number == number);
+        let is_next = self.workers.get(next).is_some_and(|seat| seat.number == number);
         let Some(at) = (if is_next { Some(next) } else { self.place(number) }) else { return };
         if self.rows[at].cached == 0 {
             self.rows[at].cached = blocks;
@@ -199,18 +199,18 @@ impl LoadTable {
     /// The columns differ, or a choice has left marks.
     pub fn invariants(&self) -> usize {
         assert!(
-            self.seats.is_sorted_by_key(|seat| seat.number),
+            self.workers.is_sorted_by_key(|seat| seat.number),
             "rows are in the order of joining"
         );
-        assert_eq!(self.seats.len(), self.loads.len(), "a worker has one load");
-        assert_eq!(self.seats.len(), self.rows.len(), "a worker has one row");
+        assert_eq!(self.workers.len(), self.loads.len(), "a worker has one load");
+        assert_eq!(self.workers.len(), self.rows.len(), "a worker has one row");
         assert!(self.marked.is_empty(), "marks end with their choice");
-        let readers = self.seats.iter().filter(|seat| seat.reads_alone).count();
+        let readers = self.workers.iter().filter(|seat| seat.local_prefill).count();
         assert_eq!(self.readers, readers, "workers that serve alone are counted");
         for (load, row) in self.loads.iter().zip(&self.rows) {
             assert_eq!(load.usable, row.usable, "a row is derived from its load");
         }
-        self.seats.len()
+        self.workers.len()
     }
 }
 

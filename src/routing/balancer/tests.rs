@@ -45,8 +45,8 @@ fn numbers(pair: &ReservedPair) -> (usize, usize) {
     (pair.prefill.worker().0, pair.decode.worker().0)
 }
 
-fn booked(router: &LoadBalancer) -> Vec<u32> {
-    router.workers().map(|(_, _, load)| load.booked).collect()
+fn reserved(router: &LoadBalancer) -> Vec<u32> {
+    router.workers().map(|(_, _, load)| load.reserved).collect()
 }
 
 #[test]
@@ -54,8 +54,8 @@ fn decode_reads_alone_if_no_pair_is_left_or_its_prefill_worker_has_failed() {
     let now = Instant::now();
     let mut router = router(Policy::RoundRobin, 1, 2);
     let [prefill, first, second] = [0, 1, 2].map(WorkerNumber);
-    router.set_reads_alone(second, true);
-    router.set_reads_alone(prefill, true);
+    router.set_local_prefill(second, true);
+    router.set_local_prefill(prefill, true);
     let serving = |router: &mut LoadBalancer, avoid: &AvoidList| {
         let (prefill, decode) = router.choose_serving(&Demand::of(3), avoid, now)?;
         let chosen = (prefill.as_ref().map(Reservation::worker), decode.worker());
@@ -84,7 +84,7 @@ fn decode_reads_alone_if_no_pair_is_left_or_its_prefill_worker_has_failed() {
         Err(true),
         "it may come back"
     );
-    assert_eq!(booked(&router), [0, 0, 0]);
+    assert_eq!(reserved(&router), [0, 0, 0]);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_burst_spreads_by_the_booked_load_and_a_release_makes_room() {
         router.release(pair.prefill, Instant::now());
         router.release(pair.decode, Instant::now());
     }
-    assert_eq!(booked(&router), [1, 1, 0]);
+    assert_eq!(reserved(&router), [1, 1, 0]);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn nothing_is_booked_without_a_pair() {
         router.choose_pair(&Demand::of(1), &AvoidList::default(), Instant::now()),
         Err(NoWorker::Of { role: Leg::Decode, may_come: true })
     );
-    assert_eq!(booked(&router), [0, 0]);
+    assert_eq!(reserved(&router), [0, 0]);
     assert_eq!(router.first(&AvoidList::default()), Ok(WorkerNumber(0)));
     let unwilling = AvoidList { unwilling: vec![WorkerNumber(0)], ..AvoidList::default() };
     assert_eq!(router.first(&unwilling), Err(NoWorker::Of { role: Leg::Prefill, may_come: true }));
@@ -180,7 +180,7 @@ fn a_leaving_worker_is_not_chosen_and_is_known_until_its_last_booking_ends() {
     assert!(router.knows(WorkerNumber(1)) && !router.has(WorkerNumber(1)));
     assert_eq!(
         router.load(WorkerNumber(1)),
-        Some(WorkerLoad { booked: 2, ..WorkerLoad::default() })
+        Some(WorkerLoad { reserved: 2, ..WorkerLoad::default() })
     );
     for _ in 0..3 {
         assert_eq!(
@@ -201,7 +201,7 @@ fn a_leaving_worker_is_not_chosen_and_is_known_until_its_last_booking_ends() {
     router.leave(WorkerNumber(2));
     router.leave(WorkerNumber(0));
     router.release(visit, Instant::now());
-    assert!(router.knows(WorkerNumber(0)), "sequences are booked on it");
+    assert!(router.knows(WorkerNumber(0)), "sequences are reserved on it");
     assert_eq!(
         router.choose_pair(&Demand::of(1), &AvoidList::default(), Instant::now()),
         Err(NoWorker::Of { role: Leg::Prefill, may_come: true })
@@ -341,7 +341,8 @@ fn a_worker_that_fails_at_once_does_not_attract_all_requests() {
 /// A rolling update: two old workers, then one of each kind, then only the new kind.
 #[test]
 fn those_that_do_not_fit_are_never_paired() {
-    let kind = |weights: &str| Compatibility::told(&serde_json::json!({ "weights": weights }));
+    let kind =
+        |weights: &str| Compatibility::from_report(&serde_json::json!({ "weights": weights }));
     let mut router = router(Policy::RoundRobin, 2, 2);
     let [old, new, other_new, other_old] = [0, 1, 2, 3].map(WorkerNumber);
     for worker in [old, new, other_new, other_old] {
@@ -390,7 +391,8 @@ fn those_that_do_not_fit_are_never_paired() {
 
 #[test]
 fn kept_kv_goes_to_a_decode_worker_that_fits_and_has_not_failed() {
-    let kind = |weights: &str| Compatibility::told(&serde_json::json!({ "weights": weights }));
+    let kind =
+        |weights: &str| Compatibility::from_report(&serde_json::json!({ "weights": weights }));
     let mut router = router(Policy::RoundRobin, 1, 3);
     let [reader, failed, other, misfit] = [0, 1, 2, 3].map(WorkerNumber);
     let avoid = AvoidList { failed: vec![failed], ..AvoidList::default() };
@@ -403,7 +405,7 @@ fn kept_kv_goes_to_a_decode_worker_that_fits_and_has_not_failed() {
         router.introduced(worker, kind(weights));
     }
     assert_eq!([choose(&mut router), choose(&mut router)], [Ok(other), Ok(other)]);
-    assert_eq!(booked(&router), [0, 0, 2, 0]);
+    assert_eq!(reserved(&router), [0, 0, 2, 0]);
     router.refused(other);
     assert!(choose(&mut router).is_err(), "one has failed, and one does not fit");
     router.leave(reader);
@@ -415,7 +417,7 @@ fn kept_kv_goes_to_a_decode_worker_that_fits_and_has_not_failed() {
 fn a_request_that_failed_on_a_worker_is_not_refused_as_late() {
     let (now, ms) = (Instant::now(), Duration::from_millis(1));
     let mut router =
-        router(Policy::Slo, 1, 2).foretelling(Forecast { tpot: Some(ms), ..Forecast::default() });
+        router(Policy::Slo, 1, 2).with_forecast(Forecast { tpot: Some(ms), ..Forecast::default() });
     let none = AvoidList::default();
     assert!(matches!(
         router.choose_serving(&Demand::of(1), &none, now),
@@ -553,7 +555,14 @@ fn a_router_sees_the_load_of_another_router_in_worker_reports() {
             (0..6).map(|_| first.choose_pair(&work, &none, now).unwrap()).collect();
         let reports = [0, 1, 2, 3].map(WorkerNumber).map(|worker| {
             let load = first.load(worker).unwrap();
-            (worker, LoadReport { sequences: load.booked, unread: load.unread, used: load.context })
+            (
+                worker,
+                LoadReport {
+                    sequences: load.reserved,
+                    uncomputed: load.uncomputed,
+                    used: load.context,
+                },
+            )
         });
         let tell = |router: &mut LoadBalancer, now| {
             for (worker, report) in reports {
@@ -577,7 +586,7 @@ fn a_router_sees_the_load_of_another_router_in_worker_reports() {
                 "{policy:?}, {turn}"
             );
         }
-        assert_eq!(booked(&second), [0; 4], "what others have is booked nowhere");
+        assert_eq!(reserved(&second), [0; 4], "what others have is reserved nowhere");
         // A worker that reports nothing has no known foreign load.
         for worker in busy {
             second.ask_report(worker);
@@ -625,7 +634,7 @@ fn invariants_hold_through_reservations_and_find_a_worker_that_leaves_and_can_be
 fn invariants_find_an_absent_worker_that_is_counted_as_one_that_serves_alone() {
     let leave = || {
         let mut router = router(Policy::RoundRobin, 1, 2);
-        router.set_reads_alone(WorkerNumber(2), true);
+        router.set_local_prefill(WorkerNumber(2), true);
         router.invariants();
         router.leave(WorkerNumber(2));
         router.invariants();

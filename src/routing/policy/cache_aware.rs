@@ -10,8 +10,8 @@ use crate::config::CacheAwareConfig;
 /// sequences.
 pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
     let CacheAwareConfig { threshold, ahead, ratio } = question.cache;
-    let booked = || question.usable().map(|place| question.workers[place].sequences);
-    let (least, most) = (booked().min()?, booked().max()?);
+    let reserved = || question.usable().map(|place| question.workers[place].sequences);
+    let (least, most) = (reserved().min()?, reserved().max()?);
     if most - least > ahead && f64::from(most) > ratio * f64::from(least) {
         return question.cheapest(|worker| worker.sequences);
     }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_long_match_is_followed_and_an_overload_is_not() {
-        let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
+        let has = |cached, held, reserved| Candidate { cached, held, ..load(true, reserved) };
         let pick = |loads: &[_]| ask(loads, 0, |_| {}, pick);
         assert_eq!(
             pick(&[has(2, 2, 0), has(4, 90, 30), has(0, 0, 9)]),
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_operators_limits_decide_if_a_cached_prefix_is_preferred() {
-        let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
+        let has = |cached, held, reserved| Candidate { cached, held, ..load(true, reserved) };
         let pick = |cache: CacheAwareConfig, loads: &[_]| {
             ask(loads, 0, |question| question.cache = cache, pick)
         };

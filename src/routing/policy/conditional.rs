@@ -1,7 +1,7 @@
 //! Like [`super::slo`], with one addition: a decode worker can compute a prompt itself. It does so
 //! if it lacks only a small part and its sequences keep their time per token.
 
-use super::slo::{Prediction, foretell};
+use super::slo::{Prediction, predict};
 use super::{Candidate, PolicyInput, Purpose};
 use crate::routing::demand::Demand;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub fn is_short(work: &Demand, cached: u32) -> bool {
 /// `pair`. Its first token must not be later, and its time per token must be within the limit.
 pub fn is_alone(question: &PolicyInput<'_>, worker: &Candidate, pair: Prediction) -> bool {
     let Prediction { ttft, tpot } =
-        foretell(&PolicyInput { leg: Purpose::Whole, ..*question }, worker);
+        predict(&PolicyInput { leg: Purpose::Whole, ..*question }, worker);
     let limit = question.forecast.tpot.unwrap_or(Duration::MAX);
     ttft <= pair.ttft && tpot <= limit
 }

@@ -13,7 +13,7 @@ pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
         let tokens = match question.leg {
             Purpose::Decode => 1,
             Purpose::Prefill | Purpose::Whole => {
-                worker.to_read.saturating_add(question.missing(worker))
+                worker.total_uncomputed.saturating_add(question.missing(worker))
             }
         };
         u64::from(tokens.max(1)) * (u64::from(worker.sequences) + 1)
@@ -28,14 +28,14 @@ mod tests {
 
     #[test]
     fn a_cached_prefix_outweighs_load_by_the_tokens_that_it_saves() {
-        let has = |cached, booked| Candidate { cached, ..load(true, booked) };
+        let has = |cached, reserved| Candidate { cached, ..load(true, reserved) };
         let pick = |loads: &[_], leg| ask(loads, 0, |question| question.leg = leg, pick);
         // 1000 * 1, 500 * 3, 100 * 9.
         assert_eq!(pick(&[has(0, 0), has(5, 2), has(9, 8)], Purpose::Prefill), Some(2));
         assert_eq!(pick(&[has(0, 0), has(5, 2), has(9, 10)], Purpose::Whole), Some(0));
         assert_eq!(pick(&[has(9, 2), has(0, 1)], Purpose::Decode), Some(1), "it reads nothing");
         let mut busy = has(9, 0);
-        busy.to_read = 950;
+        busy.total_uncomputed = 950;
         assert_eq!(pick(&[busy, has(0, 0)], Purpose::Prefill), Some(1));
         assert_eq!(pick(&[load(false, 0)], Purpose::Prefill), None);
     }

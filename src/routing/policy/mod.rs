@@ -37,11 +37,11 @@ pub struct Candidate {
     /// Sequences that it has.
     pub sequences: u32,
     /// Prompt tokens that it has not computed.
-    pub to_read: u32,
+    pub total_uncomputed: u32,
     /// Predicted time at which it has computed them: nanoseconds as in [`PolicyInput::now`].
-    pub has_read: u64,
+    pub prefill_done_ns: u64,
     /// Prompt tokens of its sequences.
-    pub stands_on: u32,
+    pub total_context: u32,
     /// Blocks of the prompt that it probably has, if it has more than all workers have.
     pub cached: u32,
     /// Blocks that it probably has in total.
@@ -168,7 +168,7 @@ impl PolicyInput<'_> {
 
     /// Nanoseconds until a worker has computed its prompts.
     fn queue(&self, worker: &Candidate) -> u64 {
-        worker.has_read.saturating_sub(self.now)
+        worker.prefill_done_ns.saturating_sub(self.now)
     }
 
     /// Blocks of the prompt that a worker probably has.

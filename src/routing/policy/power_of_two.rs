@@ -14,7 +14,10 @@ pub fn pick(question: &PolicyInput<'_>) -> Option<usize> {
     let second = nth(question, question.chance % usable + step)?;
     let load = |place: usize| {
         let worker = &question.workers[place];
-        (if question.leg == Purpose::Prefill { worker.to_read } else { 0 }, worker.sequences)
+        (
+            if question.leg == Purpose::Prefill { worker.total_uncomputed } else { 0 },
+            worker.sequences,
+        )
     };
     Some(if load(second) < load(first) { second } else { first })
 }

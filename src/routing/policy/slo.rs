@@ -55,8 +55,8 @@ fn whole_ms<'a>(
     let (step, output) = (step_ms(question), f64::from(question.forecast.output.max(1)));
     move |worker| {
         let own = known.ms(question, worker);
-        let unread = worker.to_read.saturating_add(question.missing(worker));
-        let passes = f64::from(unread / question.forecast.chunk) + 1.0;
+        let uncomputed = worker.total_uncomputed.saturating_add(question.missing(worker));
+        let passes = f64::from(uncomputed / question.forecast.chunk) + 1.0;
         let beside = BEHIND + f64::from(worker.sequences);
         queue_ms(question, worker) + own + step(worker) * (passes + output) + own * beside
     }
@@ -68,7 +68,7 @@ fn step_ms(question: &PolicyInput<'_>) -> impl Fn(&Candidate) -> f64 + use<> {
     let (context, sequences) = (work.context() as f64, f64::from(work.sequences.max(1)));
     let step = forecast.steps();
     move |worker| {
-        step(f64::from(worker.stands_on) + context, f64::from(worker.sequences) + sequences)
+        step(f64::from(worker.total_context) + context, f64::from(worker.sequences) + sequences)
     }
 }
 
@@ -115,7 +115,7 @@ fn reading_ms(question: &PolicyInput<'_>, cached: u32) -> f64 {
 }
 
 /// The prediction of the leg at this worker.
-pub fn foretell(question: &PolicyInput<'_>, worker: &Candidate) -> Prediction {
+pub fn predict(question: &PolicyInput<'_>, worker: &Candidate) -> Prediction {
     let PolicyInput { demand: work, forecast, .. } = *question;
     let sequences = work.sequences.max(1);
     let missing = question.missing(worker);
@@ -123,7 +123,7 @@ pub fn foretell(question: &PolicyInput<'_>, worker: &Candidate) -> Prediction {
         let own = forecast.reading(missing, work.tokens.saturating_sub(missing));
         Duration::from_nanos(question.queue(worker)).saturating_add(own)
     };
-    let context = u64::from(worker.stands_on) + work.context();
+    let context = u64::from(worker.total_context) + work.context();
     let step = || forecast.step(context, worker.sequences.saturating_add(sequences));
     match question.leg {
         Purpose::Prefill => Prediction { ttft: reading(), tpot: Duration::ZERO },
@@ -134,8 +134,8 @@ pub fn foretell(question: &PolicyInput<'_>, worker: &Candidate) -> Prediction {
         Purpose::Whole => {
             let (reading, step) = (reading(), step());
             // Each of its tokens waits for the prompts that the worker computes in that time.
-            let passes =
-                (worker.to_read.saturating_add(missing) / forecast.chunk).saturating_add(1);
+            let passes = (worker.total_uncomputed.saturating_add(missing) / forecast.chunk)
+                .saturating_add(1);
             let shared = reading / forecast.output.max(1);
             Prediction {
                 ttft: reading.saturating_add(step.saturating_mul(passes)),
@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn a_match_is_worth_twice_the_time_that_it_saves() {
-        let at = |unread: u32, cached| {
-            let has_read = Duration::from_millis(unread.into()).as_nanos() as u64;
-            Candidate { cached, to_read: unread, has_read, ..load(true, 1) }
+        let at = |uncomputed: u32, cached| {
+            let prefill_done_ns = Duration::from_millis(uncomputed.into()).as_nanos() as u64;
+            Candidate { cached, total_uncomputed: uncomputed, prefill_done_ns, ..load(true, 1) }
         };
         let pick = |workers: &[_]| ask(workers, 0, |_| {}, pick);
         // 1000 tokens take 42 ms, 500 tokens 25 ms.
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn decode_goes_to_the_worker_with_the_shortest_step() {
-        let at = |context, booked| Candidate { stands_on: context, ..load(true, booked) };
+        let at = |context, reserved| Candidate { total_context: context, ..load(true, reserved) };
         let decode =
             |workers: &[_]| ask(workers, 0, |question| question.leg = Purpose::Decode, pick);
         assert_eq!(decode(&[at(100_000, 5), at(90_000, 9)]), Some(1));
@@ -176,10 +176,10 @@ mod tests {
     fn the_forecast_for_a_whole_request_includes_both_phases() {
         let (idle, cached) = (load(true, 0), Candidate { cached: 10, ..load(true, 0) });
         let whole = |worker: &Candidate| {
-            ask(&[], 0, |question| question.leg = Purpose::Whole, |q| foretell(q, worker))
+            ask(&[], 0, |question| question.leg = Purpose::Whole, |q| predict(q, worker))
         };
         assert!(whole(&cached).ttft < whole(&idle).ttft && whole(&cached).tpot < whole(&idle).tpot);
-        let prefill = ask(&[], 0, |_| {}, |question| foretell(question, &idle));
+        let prefill = ask(&[], 0, |_| {}, |question| predict(question, &idle));
         assert!(prefill.ttft < whole(&idle).ttft && prefill.tpot == Duration::ZERO);
     }
 }

@@ -5,7 +5,7 @@ use crate::sim::process::{Process, WORKER};
 
 /// Checks a process that has no work in flight.
 pub fn holds_nothing(index: usize, process: &Process) -> Checked {
-    let held = process.stats.is_idle_and_empty().and_then(|()| {
+    let held = process.stats.check_idle().and_then(|()| {
         let worker = process.edge.handoff().worker(WORKER);
         match worker.slots() - worker.free_slots() {
             0 => Ok(()),
@@ -29,12 +29,12 @@ pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
 }
 
 /// Checks that the router charges no worker with load.
-pub fn charges_nothing(booked: u32) -> Checked {
-    match booked {
+pub fn charges_nothing(reserved: u32) -> Checked {
+    match reserved {
         0 => Ok(()),
-        booked => Err(Finding::new(
+        reserved => Err(Finding::new(
             Checker::Idle,
-            format!("the router charges workers with {booked} sequences"),
+            format!("the router charges workers with {reserved} sequences"),
         )),
     }
 }

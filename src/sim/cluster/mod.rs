@@ -411,7 +411,7 @@ impl<'a> Cluster<'a> {
         (host.role, host.size, host.process) = (role, self.plan.size(role), Some(process));
         (host.turns, host.due) = (None, [Nanos::MAX; 3]);
         (host.computes_until, host.slow_until) = (0, 0);
-        self.ends.set_lone(index, role == Leg::Decode && self.plan.reads_alone(index));
+        self.ends.set_lone(index, role == Leg::Decode && self.plan.local_prefill(index));
         for thread in Thread::ALL {
             let at = at + self.late();
             self.wake(index, thread, at);
@@ -463,7 +463,7 @@ impl<'a> Cluster<'a> {
             Phase::Idle { since } => {
                 let since = since.max(self.ends.cleared_from());
                 let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
-                idle::charges_nothing(self.flights.booked())?;
+                idle::charges_nothing(self.flights.reserved())?;
                 match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
                     (Ok(()), Ok(())) => self.phase = Phase::Over,
                     (Err(held), _) if now > since + CLEARED => return Err(held),

@@ -206,9 +206,9 @@ impl Edge {
     }
 
     /// Whether a failure that the hand-off tells of a leg waits for prefill's word on it.
-    pub(super) fn awaits_word(&mut self, name: LegName, cause: Cause, now: Instant) -> bool {
+    pub(super) fn defer_failure(&mut self, name: LegName, cause: Cause, now: Instant) -> bool {
         let asking = self.asking.get_mut(&name);
-        let waits = asking.and_then(|asking| asking.core.awaits_word(cause));
+        let waits = asking.and_then(|asking| asking.core.defer_failure(cause));
         if waits == Some(true) {
             self.unheard.push_back((now + PREFILL_REPLY_TIME, name));
         }
@@ -219,7 +219,7 @@ impl Edge {
     pub(super) fn end_unheard(&mut self, now: Instant) {
         while let Some((_, name)) = self.unheard.pop_front_if(|(until, _)| *until <= now) {
             let asking = self.asking.get_mut(&name);
-            if let Some(cause) = asking.and_then(|asking| asking.core.unheard()) {
+            if let Some(cause) = asking.and_then(|asking| asking.core.take_deferred()) {
                 self.fail_asked(name, cause, Answer::Ended(FinishReason::Failed(cause)));
             }
         }

@@ -306,7 +306,7 @@ impl Edge {
             FinishReason::Failed(cause) => Some(cause),
             _ => None,
         };
-        if !muted && !failure.is_some_and(|cause| self.awaits_word(of, cause, now)) {
+        if !muted && !failure.is_some_and(|cause| self.defer_failure(of, cause, now)) {
             let name = CallName::Leg(of);
             if let (Some(token), None) = (held, failure) {
                 self.outbox.push(Output::Answer(name, Answer::Token(token)));

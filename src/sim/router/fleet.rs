@@ -113,8 +113,8 @@ impl Fleet {
     }
 
     /// Sequences that are charged to workers.
-    pub fn booked(&self) -> u32 {
-        self.router.workers().map(|(_, _, load)| load.booked).sum()
+    pub fn reserved(&self) -> u32 {
+        self.router.workers().map(|(_, _, load)| load.reserved).sum()
     }
 
     /// What has happened to legs.
@@ -136,7 +136,7 @@ impl Fleet {
         there.flat_map(|target| &target.kept).filter(|kept| kept.life == life).count()
     }
 
-    /// Takes a connection to the booked worker; whether it stands already.
+    /// Takes a connection to the reserved worker; whether it stands already.
     pub fn open(&mut self, name: CallName, booking: Reservation, until: Nanos, now: Nanos) -> bool {
         let target = self.target(booking.worker());
         let (host, kept) = (target.host, target.kept.pop().map(|kept| kept.life));
@@ -306,7 +306,7 @@ impl Fleet {
         }
     }
 
-    /// Nothing will be asked of a worker that was booked.
+    /// Nothing will be asked of a worker that was reserved.
     pub fn release(&mut self, booking: Reservation, now: Nanos) {
         self.router.release(booking, self.instant(now));
     }

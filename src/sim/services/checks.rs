@@ -52,7 +52,7 @@ impl Cluster {
         for (host, process) in self.processes.iter().enumerate() {
             let Some(process) = process else { continue };
             process.check_invariants();
-            let empty = process.is_idle_and_empty();
+            let empty = process.check_idle();
             empty.map_err(|held| format!("host {host} is idle and holds {held}"))?;
         }
         Ok(())

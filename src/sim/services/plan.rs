@@ -82,7 +82,7 @@ pub struct ServicePlan {
     /// The faults, and their times.
     pub faults: Vec<(Nanos, ServiceFault)>,
     /// Whether decode workers compute prompts themselves if no prefill worker is left.
-    pub reads_alone: bool,
+    pub local_prefill: bool,
     /// No fault happens after this time.
     pub faults_end: Nanos,
     /// The hosts that faults can meet.
@@ -317,7 +317,7 @@ impl ServicePlan {
             let mut hosts = (1..).zip(&self.roles);
             hosts.any(|(host, &(first, _))| first == role && is_well(host))
         };
-        !is_well(0) || (!has_well(Role::Prefill) && !self.reads_alone) || !has_well(Role::Decode)
+        !is_well(0) || (!has_well(Role::Prefill) && !self.local_prefill) || !has_well(Role::Decode)
     }
 
     /// Whether prefill workers keep KV for decode workers.
@@ -351,10 +351,10 @@ impl ServicePlan {
             })
             .collect();
         let keys = ClusterKeys::draw(dice.fork("keys"));
-        let reads_alone = dice.fork("alone").one_in(3);
+        let local_prefill = dice.fork("alone").one_in(3);
         let place = dice.fork("machines");
         let is_crowded = dice.fork("crowd").one_in(CROWDED);
-        let (lines, mut sites) = draw_fleet(shape, place, &roles, (keys, reads_alone));
+        let (lines, mut sites) = draw_fleet(shape, place, &roles, (keys, local_prefill));
         if is_crowded {
             sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
         }
@@ -362,7 +362,7 @@ impl ServicePlan {
             _ if !scale.faults => Vec::new(),
             Weather::Gentle => Vec::new(),
             // Decode workers that are well need no prefill worker.
-            Weather::Narrow if reads_alone => (1..=prefill + 1).collect(),
+            Weather::Narrow if local_prefill => (1..=prefill + 1).collect(),
             Weather::Narrow => vec![1, prefill + 1],
             Weather::Storm => (0..sites.len()).collect(),
         };
@@ -392,7 +392,7 @@ impl ServicePlan {
             roles,
             requests,
             faults,
-            reads_alone,
+            local_prefill,
             faults_end,
             victims,
             weather,
@@ -407,7 +407,7 @@ fn draw_fleet(
     mut shape: Rng,
     mut place: Rng,
     roles: &[(Role, SocketAddr)],
-    (keys, reads_alone): (ClusterKeys, bool),
+    (keys, local_prefill): (ClusterKeys, bool),
 ) -> (Vec<Vec<String>>, Vec<HostSite>) {
     let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
     let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
@@ -452,19 +452,19 @@ fn draw_fleet(
         router += &format!(" --{role} http://{address}");
     }
     let reserved = place.pick(&[1, 4, 512]);
-    let reads_alone = if reads_alone { " --local-prefill" } else { "" };
+    let local_prefill = if local_prefill { " --local-prefill" } else { "" };
     let worker = |((role, address), is_registered): (&(Role, SocketAddr), bool)| {
         let (host, port) = (address.ip(), address.port());
         let registry = match is_registered {
             true => format!(" --registry http://{router_host}:30000"),
             false => String::new(),
         };
-        let reads_alone = if *role == Role::Decode { reads_alone } else { "" };
+        let local_prefill = if *role == Role::Decode { local_prefill } else { "" };
         format!(
             "baton {role} model --host {host} --port {port} --transfer {transfer} \
              --page-size {PAGE_SIZE} --kv-memory 1MiB --threads 1 --bootstrap-allow 10.0.0.0/8 \
              --decode-allocation {allocation} --chunked-prefill-size {chunk}\
-             {data_threads}{reads_alone}{registry}{key_flags} \
+             {data_threads}{local_prefill}{registry}{key_flags} \
              --num-reserved-decode-tokens {reserved}"
         )
     };

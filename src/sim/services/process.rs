@@ -28,7 +28,7 @@ use crate::process::model::LoadedModel;
 use crate::process::stepped_threads::SteppedThreads;
 use crate::process::threads::EngineClock;
 use crate::process::worker::{self, WorkerProcess};
-use crate::process::{RoleError, router};
+use crate::process::{ProcessError, router};
 use crate::router::RouterService;
 use crate::server::drain::DrainOutcome;
 use crate::sim::model::{LAYERS, PseudoModel, VOCAB, Watch};
@@ -131,11 +131,7 @@ impl ServiceProcess {
             Service::Router(router) => {
                 match router.finish_wait(self.until).map_err(|error| error.to_string())? {
                     None => {}
-                    Some(DrainOutcome::Drained) => {
-                        let held = router.is_idle_and_empty();
-                        held.map_err(|held| format!("the router has drained and holds {held}"))?;
-                        return Ok(None);
-                    }
+                    Some(DrainOutcome::Drained) => return Ok(None),
                     Some(other) => return Err(format!("the router has ended: {other:?}")),
                 }
                 self.until = router.prepare_wait();
@@ -213,10 +209,10 @@ impl ServiceProcess {
     ///
     /// # Errors
     /// What it holds.
-    pub fn is_idle_and_empty(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         match &self.service {
-            Service::Router(router) => router.is_idle_and_empty(),
-            Service::Worker(worker) => worker.is_idle_and_empty(),
+            Service::Router(router) => router.check_idle(),
+            Service::Worker(worker) => worker.check_idle(),
         }
     }
 
@@ -250,12 +246,12 @@ impl Worker {
         match outcome {
             None => Ok(ControlFlow::Continue(())),
             Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
-                let held = self.is_idle_and_empty();
+                let held = self.check_idle();
                 held.map_err(|held| format!("the worker has drained and holds {held}"))?;
                 Ok(ControlFlow::Break(()))
             }
             Some(RunOutcome::ChangeRole(to)) => {
-                let held = self.is_idle_and_empty();
+                let held = self.service.check_role_idle().and_then(|()| self.check_pages());
                 held.map_err(|held| format!("the worker leaves its role and holds {held}"))?;
                 self.change_role(to).map_err(|error| error.to_string())?;
                 Ok(ControlFlow::Continue(()))
@@ -268,7 +264,7 @@ impl Worker {
         }
     }
 
-    fn change_role(&mut self, to: Role) -> Result<(), RoleError> {
+    fn change_role(&mut self, to: Role) -> Result<(), ProcessError> {
         let Some(begun) = self.process.leave_role(&mut self.service, to)? else { return Ok(()) };
         let forward = self.threads.take().expect("a role has threads").stop();
         let clock = engine_clock(self.base, &self.watch);
@@ -316,8 +312,12 @@ impl Worker {
         }
     }
 
-    fn is_idle_and_empty(&self) -> Result<(), String> {
-        self.service.is_idle_and_empty()?;
+    fn check_idle(&self) -> Result<(), String> {
+        self.service.check_idle()?;
+        self.check_pages()
+    }
+
+    fn check_pages(&self) -> Result<(), String> {
         let threads = self.threads.as_ref().expect("a role has threads");
         let held = threads.pools().map(PagePool::counts).find(|counts| counts.held() > 0);
         held.map_or(Ok(()), |counts| Err(format!("pages: {counts:?}")))
@@ -339,7 +339,7 @@ fn parse(line: &[String]) -> Result<RoleConfig, String> {
     }
 }
 
-fn start_router(config: &RouterConfig, reactor: Reactor) -> Result<RouterService, RoleError> {
+fn start_router(config: &RouterConfig, reactor: Reactor) -> Result<RouterService, ProcessError> {
     let (names, _) = Resolver::stepped(no_names, || {});
     router::build_service(config, reactor, names, None, router::targets(config)?)
 }

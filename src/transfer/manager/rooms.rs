@@ -190,7 +190,7 @@ pub struct Rooms<L> {
     tombstones: VecDeque<(Instant, Room)>,
     /// Rooms that ended with everything written, but without a Done from the destination: its link
     /// and slot.
-    unheard: HashMap<Room, (L, Slot)>,
+    unconfirmed: HashMap<Room, (L, Slot)>,
 }
 
 impl<L: Copy + PartialEq> Default for Rooms<L> {
@@ -200,7 +200,7 @@ impl<L: Copy + PartialEq> Default for Rooms<L> {
             by_slot: HashMap::default(),
             early: 0,
             tombstones: VecDeque::new(),
-            unheard: HashMap::default(),
+            unconfirmed: HashMap::default(),
         }
     }
 }
@@ -306,7 +306,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 AbortOutcome::Waits
             }
             Some(Entry::Over) => {
-                self.unheard.remove(&room);
+                self.unconfirmed.remove(&room);
                 AbortOutcome::Answer
             }
             // A refused Destination, or an unknown room. If its request still comes, it finds the
@@ -330,8 +330,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 Some(*slot)
             }
             _ => {
-                if self.unheard.get(&room) == Some(&(link, target)) {
-                    self.unheard.remove(&room);
+                if self.unconfirmed.get(&room) == Some(&(link, target)) {
+                    self.unconfirmed.remove(&room);
                 }
                 None
             }
@@ -408,7 +408,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn, done }) => {
                 // A destination that has aborted confirms nothing.
                 if *held == slot && complete && !*done && !*withdrawn {
-                    let before = self.unheard.insert(room, (wanted.link, wanted.theirs()));
+                    let before = self.unconfirmed.insert(room, (wanted.link, wanted.theirs()));
                     debug_assert!(before.is_none(), "a room ends once");
                 }
                 let is_over =
@@ -435,7 +435,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
     /// of its open slots; the flag says whether the destination sent Done. These slots then have no
     /// other end, because a mover that lost the session sends no more reports about them.
     pub fn unlink(&mut self, link: L, mut parted: impl FnMut(Slot, bool)) {
-        self.unheard.retain(|_, (bound, _)| *bound != link);
+        self.unconfirmed.retain(|_, (bound, _)| *bound != link);
         let by_slot = &mut self.by_slot;
         self.entries.retain(|_, entry| match entry {
             Entry::Early { wanted, .. } => wanted.link != link,
@@ -502,8 +502,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
     }
 
     /// Rooms that are over here, while the destination has not confirmed that it has everything.
-    pub fn unheard(&self) -> usize {
-        self.unheard.len()
+    pub fn unconfirmed(&self) -> usize {
+        self.unconfirmed.len()
     }
 
     /// Rooms that are not over.
@@ -515,7 +515,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
     ///
     /// # Panics
     /// A slot and its room do not name each other, early Destinations are miscounted, a room that
-    /// is not over counts as unheard, or a room that is over is never forgotten.
+    /// is not over counts as unconfirmed, or a room that is over is never forgotten.
     pub fn invariants(&self) {
         let (mut early, mut with_slot, mut over) = (0, 0, 0);
         for (room, entry) in &self.entries {
@@ -533,9 +533,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
         assert_eq!(self.early, early, "early Destinations are counted");
         assert!(early <= EARLY_DESTINATIONS_MAX, "early Destinations are bounded");
         assert_eq!(self.by_slot.len(), with_slot, "a slot leads to a room that is not over");
-        for room in self.unheard.keys() {
+        for room in self.unconfirmed.keys() {
             let is_over = matches!(self.entries.get(room), Some(Entry::Over));
-            assert!(is_over, "only a room that is over can be unheard");
+            assert!(is_over, "only a room that is over can be unconfirmed");
         }
         assert_eq!(self.tombstones.len(), over, "a room that is over is forgotten after a time");
         let is_sorted = self.tombstones.iter().is_sorted_by_key(|(until, _)| until);
@@ -558,7 +558,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     fn exhume(&mut self, room: Room) {
         if matches!(self.entries.get(&room), Some(Entry::Over)) {
-            self.unheard.remove(&room);
+            self.unconfirmed.remove(&room);
             self.entries.remove(&room);
         }
     }

@@ -172,7 +172,7 @@ fn a_dead_link_reports_that_the_kv_has_arrived() {
     assert_eq!(parted, [(OURS, true)]);
     assert_eq!(rooms.partner(OURS), None, "no other end to inform");
     rooms.leave(OURS, true, now);
-    assert_eq!((rooms.open(), rooms.unheard()), (0, 0));
+    assert_eq!((rooms.open(), rooms.unconfirmed()), (0, 0));
 }
 
 /// For a source that writes into the destination's pages. With other transports, pages are freed
@@ -365,17 +365,20 @@ fn written_kv_is_unconfirmed_until_its_destination_confirms_it() {
         rooms.leave(OURS, true, now);
         rooms
     };
-    assert_eq!(over(true).unheard(), 0);
+    assert_eq!(over(true).unconfirmed(), 0);
     let mut rooms = over(false);
-    assert_eq!(rooms.unheard(), 1);
+    assert_eq!(rooms.unconfirmed(), 1);
     assert_eq!((rooms.done(ROOM, 8, theirs(5)), rooms.done(ROOM, 9, theirs(6))), (None, None));
-    assert_eq!(rooms.unheard(), 1, "another link and another slot");
-    assert_eq!((rooms.done(ROOM, 9, theirs(5)), rooms.unheard()), (None, 0));
+    assert_eq!(rooms.unconfirmed(), 1, "another link and another slot");
+    assert_eq!((rooms.done(ROOM, 9, theirs(5)), rooms.unconfirmed()), (None, 0));
     let mut rooms = over(false);
     rooms.unlink(9, |_, _| ());
-    assert_eq!(rooms.unheard(), 0, "the link is gone");
+    assert_eq!(rooms.unconfirmed(), 0, "the link is gone");
     let mut rooms = over(false);
-    assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (AbortOutcome::Answer, 0));
+    assert_eq!(
+        (rooms.abort(ROOM, 9, theirs(5), now), rooms.unconfirmed()),
+        (AbortOutcome::Answer, 0)
+    );
 }
 
 /// The destination aborts between the last post and the end of the request here.
@@ -388,7 +391,7 @@ fn a_destination_that_has_aborted_confirms_nothing() {
     assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Fail(OURS));
     assert!(rooms.withdrawn(OURS, now).is_some(), "all is posted, and the Abort is answered");
     rooms.leave(OURS, true, now);
-    assert_eq!((rooms.open(), rooms.unheard()), (0, 0));
+    assert_eq!((rooms.open(), rooms.unconfirmed()), (0, 0));
 }
 
 #[test]
@@ -400,8 +403,8 @@ fn invariants_find_an_ended_room_that_is_forgotten() {
     rooms.invariants();
     let message = panic_of("ended room is forgotten", || {
         rooms.leave(OURS, true, now);
-        assert_eq!(rooms.unheard(), 1);
+        assert_eq!(rooms.unconfirmed(), 1);
         rooms.invariants();
     });
-    assert!(message.contains("only a room that is over can be unheard"), "{message}");
+    assert!(message.contains("only a room that is over can be unconfirmed"), "{message}");
 }

@@ -144,7 +144,7 @@ impl RequestTable {
                 matches!(leg.kind, LegKind::TokenAfterHandover | LegKind::TokenBeforeHandover)
                     && !leg.finished
                     && !leg.given_up;
-            if is_held && !cx.handoff.is_asked_for(leg.worker, leg.slot) {
+            if is_held && !cx.handoff.has_destination_request(leg.worker, leg.slot) {
                 leg.given_up = true;
                 cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::PeerLost);
             }
@@ -161,7 +161,7 @@ impl RequestTable {
         let NewLeg { key, choice, kind, source, partner } = leg;
         let slot = Slot { id: request.slot, generation: request.generation };
         let (id, worker, room) = (request.id, request.worker, request.room);
-        let has_slot = cx.handoff.worker(worker).tenant(slot).is_some();
+        let has_slot = cx.handoff.worker(worker).slot_request(slot).is_some();
         debug_assert!(has_slot, "a leg starts in a slot that was taken for it");
         let before = self.legs.insert(
             id,

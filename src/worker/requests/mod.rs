@@ -142,7 +142,7 @@ impl RequestTable {
     }
 
     /// Whether a client waits for an answer.
-    pub fn is_asked(&self) -> bool {
+    pub fn has_waiting_client(&self) -> bool {
         !self.active.is_empty() || !self.converting.is_empty()
     }
 
@@ -221,7 +221,7 @@ impl RequestTable {
             return cx.send_error(conn, &error);
         }
         let key = self.make_key();
-        let kept = match self.keeps(&request, cx.reactor.entropy()) {
+        let kept = match self.make_kept_kv(&request, cx.reactor.entropy()) {
             Ok(kept) => kept,
             Err(error) => return cx.send_error(conn, &error),
         };
@@ -312,11 +312,12 @@ impl RequestTable {
     }
 
     /// Whether the tokeniser has a result.
-    pub fn has_news(&self) -> bool {
-        self.queue.has_news()
+    pub fn has_events(&self) -> bool {
+        self.queue.has_events()
     }
 
-    /// Takes results of the tokeniser and replies of prefill workers. True if there were any.
+    /// Takes results of the tokeniser and replies of prefill workers, and ends overdue flushes and
+    /// requests. True if there was a result or a reply.
     pub fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some(conn) = self.flushes.overdue(cx.now) {
@@ -377,7 +378,7 @@ impl RequestTable {
         }
     }
 
-    /// Ends overdue requests and flushes.
+    /// On a prefill worker, aborts legs that no decode worker has claimed in time.
     pub fn expire(&mut self, cx: &mut Context<'_>) {
         if let Placement::Prefill { bootstrap_timeout, .. } = self.config.placement {
             self.abort_unclaimed_legs(bootstrap_timeout, cx);

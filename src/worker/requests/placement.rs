@@ -54,7 +54,7 @@ pub enum Placement {
         /// Whether prefill workers must prove the cluster key.
         proven: bool,
         /// Whether this worker computes the prompt if the request names no prefill worker.
-        reads_alone: bool,
+        local_prefill: bool,
     },
 }
 
@@ -96,7 +96,9 @@ impl RequestTable {
             Placement::Prefill { worker, fake_bootstrap, .. } => {
                 self.place_on_prefill(place, worker, fake_bootstrap, cx)
             }
-            Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(place.key) => {
+            Placement::Decode { worker, local_prefill: true, .. }
+                if self.comes_alone(place.key) =>
+            {
                 let mut request = self.build_request(place, worker, Room(0), None, cx)?;
                 request.alone = true;
                 self.start_leg(place.leg(LegKind::Visible), request, cx);
@@ -207,7 +209,7 @@ impl RequestTable {
     ///
     /// # Errors
     /// The KV cannot be kept here, or there is no address to announce.
-    pub(super) fn keeps(
+    pub(super) fn make_kept_kv(
         &self,
         request: &GenerateRequest,
         entropy: &mut Entropy,

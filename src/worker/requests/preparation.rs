@@ -154,7 +154,8 @@ impl RequestTable {
         let given = ChoiceInput { ids: prompt.clone(), resumed: 0 };
         let Some(active) = self.active.get_mut(&key) else { return Ok(None) };
         let Some(response) = active.response.as_mut() else { return Ok(None) };
-        let Some(told) = active.request.resume.as_ref().and_then(|resume| resume.told(choice))
+        let Some(told) =
+            active.request.resume.as_ref().and_then(|resume| resume.progress_of(choice))
         else {
             return Ok(Some(given));
         };

@@ -121,7 +121,7 @@ impl RequestTable {
             PrefillReply::Kept(told) => Reply::Kept(told.room),
             PrefillReply::Failed(cause) => Reply::Failed(*cause),
             PrefillReply::Refused(_) => Reply::Refused,
-            PrefillReply::NotSent => Reply::Unasked,
+            PrefillReply::NotSent => Reply::NotSent,
             PrefillReply::Ended => Reply::Ended,
             PrefillReply::Lost => Reply::Lost,
         };
@@ -201,7 +201,7 @@ impl RequestTable {
         now: Instant,
     ) -> bool {
         let pending = self.active.get_mut(&key).and_then(|active| active.pending_prefill.as_mut());
-        let waits = pending.and_then(|pending| pending.core.awaits_word(cause));
+        let waits = pending.and_then(|pending| pending.core.defer_failure(cause));
         if waits == Some(true) {
             self.awaiting_reply.push_back((now + PREFILL_REPLY_TIME, key));
         }
@@ -214,7 +214,7 @@ impl RequestTable {
         while let Some((_, key)) = self.awaiting_reply.pop_front_if(|(until, _)| *until <= cx.now) {
             let pending =
                 self.active.get_mut(&key).and_then(|active| active.pending_prefill.as_mut());
-            if let Some(cause) = pending.and_then(|pending| pending.core.unheard()) {
+            if let Some(cause) = pending.and_then(|pending| pending.core.take_deferred()) {
                 self.fail_request(key, &error_of(cause), cause, cx);
             }
         }

@@ -102,12 +102,16 @@ fn count_handoff_failure(leg: &ActiveLeg, stamps: &Stamps, metrics: &WorkerMetri
 /// Bytes of KV that a decode leg received, and the transport.
 fn carried(leg: &ActiveLeg, handoff: &Handoff) -> Option<(u64, Transport)> {
     let worker = handoff.worker(leg.worker);
-    let tenant = worker.tenant(leg.slot)?;
+    let slot_request = worker.slot_request(leg.slot)?;
     let layout = worker.layout();
-    let pages = layout.pages_for(tenant.prompt.tokens) - tenant.prefix / layout.page_size;
-    Some((u64::from(pages) * layout.page_bytes(), tenant.transport?))
+    let pages =
+        layout.pages_for(slot_request.prompt.tokens) - slot_request.prefix / layout.page_size;
+    Some((u64::from(pages) * layout.page_bytes(), slot_request.transport?))
 }
 
 fn prompt_tokens(leg: &ActiveLeg, handoff: &Handoff) -> u32 {
-    handoff.worker(leg.worker).tenant(leg.slot).map_or(0, |tenant| tenant.prompt.tokens)
+    handoff
+        .worker(leg.worker)
+        .slot_request(leg.slot)
+        .map_or(0, |slot_request| slot_request.prompt.tokens)
 }

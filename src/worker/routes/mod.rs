@@ -152,8 +152,8 @@ impl WorkerRoutes {
     }
 
     /// Logs the events that the figures show.
-    pub fn look(&mut self, now: Instant) {
-        self.telemetry.tell(now);
+    pub fn log_shortages(&mut self, now: Instant) {
+        self.telemetry.log_shortages(now);
     }
 
     /// Sets whether the engine hangs.

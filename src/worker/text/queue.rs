@@ -107,7 +107,7 @@ impl TextQueue {
     }
 
     /// Whether an answer waits.
-    pub fn has_news(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         !self.done.is_empty()
     }
 

@@ -134,7 +134,7 @@ impl DestinationEffects<u32, &'static str> for Side {
         self.worker.link.has_ended = true;
     }
 
-    fn offer(&mut self, _: SessionId, _: &&'static str, without: &[Transport]) -> Option<Rank> {
+    fn make_rank(&mut self, _: SessionId, _: &&'static str, without: &[Transport]) -> Option<Rank> {
         (!without.contains(&Transport::Shm)).then(|| self.worker.rank())
     }
 

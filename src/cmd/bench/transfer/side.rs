@@ -20,7 +20,7 @@ use crate::net::{Event, ListenerId, Reactor};
 use crate::peer::control::{ControlLinks, LinkTimeouts, PeerIdentity};
 use crate::peer::directory::Directory;
 use crate::peer::handoff::{
-    EndpointKind, Handoff, Source, TransportOffer, WorkerEndpoint, prompt_of,
+    EndpointKind, Handoff, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
 };
 use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::peer::shm_handshake::ShmHandshake;
@@ -235,8 +235,12 @@ impl Parts {
         if !pool.allocate(memory.pages, &mut all) {
             return Err("the pool has no pages".into());
         }
-        let offer =
-            TransportOffer { transports: vec![transport], host: host_id(), data, lanes: row.lanes };
+        let offer = TransportCapabilities {
+            transports: vec![transport],
+            host: host_id(),
+            data,
+            lanes: row.lanes,
+        };
         let mover = if row.busy_poll {
             MoverRunner::Here(Box::new(mover))
         } else {
@@ -513,7 +517,7 @@ impl<C: Cancel> BenchWorker<C> {
 
     /// Runs one iteration of `ctl`. Parks until an event if no busy polling is set.
     fn turn(&mut self) -> Result<(), String> {
-        let parks = matches!(self.mover, MoverRunner::Thread { .. }) && !self.handoff.has_news();
+        let parks = matches!(self.mover, MoverRunner::Thread { .. }) && !self.handoff.has_events();
         let wait = if parks { TICK } else { Duration::ZERO };
         self.reactor.poll(Some(Instant::now() + wait)).map_err(text)?;
         let now = Instant::now();

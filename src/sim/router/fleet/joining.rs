@@ -26,7 +26,7 @@ pub(super) struct Target {
     pub(super) host: usize,
     seat: WorkerAddress,
     /// It was named for another role, and has this one by its own word.
-    has_turned: bool,
+    has_changed_role: bool,
     /// How often its role has changed, as it says.
     changes: Option<u64>,
     /// It has been asked who it is since somebody else may have taken its place.
@@ -55,7 +55,7 @@ impl Fleet {
             targets: BTreeMap::new(),
             turned: VecDeque::new(),
             introduces: plan.turns(),
-            read_alone: (0..hosts).map(|host| plan.reads_alone(host)).collect(),
+            read_alone: (0..hosts).map(|host| plan.local_prefill(host)).collect(),
             asked: 0,
             news: VecDeque::new(),
             wishes: Vec::new(),
@@ -71,9 +71,9 @@ impl Fleet {
             fleet.router.introduced(worker, Compatibility::default());
             let target = fleet.target(worker);
             (target.introduced, target.changes) = (true, Some(0));
-            let reads_alone =
+            let local_prefill =
                 target.seat.role == Leg::Decode && fleet.read_alone[fleet.host(worker)];
-            fleet.router.set_reads_alone(worker, reads_alone);
+            fleet.router.set_local_prefill(worker, local_prefill);
         }
         fleet
     }
@@ -124,11 +124,11 @@ impl Fleet {
         let words = told.map(|(role, changes)| WorkerInfo {
             role: Some(name_of(role)),
             role_changes: Some(changes),
-            reads_alone: role == Leg::Decode && alone,
+            local_prefill: role == Leg::Decode && alone,
             ..WorkerInfo::default()
         });
         if let Some(words) = &words {
-            self.router.set_reads_alone(worker, words.reads_alone);
+            self.router.set_local_prefill(worker, words.local_prefill);
             self.router.introduced(worker, words.kind.clone());
         }
         // It may have left while it was asked; what it runs goes on as long as it does.
@@ -141,11 +141,11 @@ impl Fleet {
         let target = self.target(worker);
         let verdict = words.map(|words| {
             target.changes = words.role_changes;
-            identify_worker(role, None, target.has_turned, &words)
+            identify_worker(role, None, target.has_changed_role, &words)
         });
         target.introduced = verdict.is_some();
         match verdict {
-            Some(Identification::Turned(to)) => {
+            Some(Identification::RoleChanged(to)) => {
                 target.introduced = false;
                 self.turned.push_back((worker, to));
             }
@@ -173,7 +173,7 @@ impl Fleet {
     pub(super) fn follow_roles(&mut self, now: Nanos) {
         while let Some((worker, role)) = self.turned.pop_front() {
             let seat = self.targets[&worker].seat.clone();
-            self.members.turn(&seat, role).expect("there is room for a few");
+            self.members.change_role(&seat, role).expect("there is room for a few");
         }
         self.act(now);
     }
@@ -183,13 +183,13 @@ impl Fleet {
         let instant = self.instant(now);
         while let Some(action) = self.members.poll() {
             match action {
-                MembershipAction::Join { address: seat, has_turned, .. } => {
+                MembershipAction::Join { address: seat, has_changed_role, .. } => {
                     let worker = self.router.join(seat.role, instant);
                     let host = (0..self.read_alone.len()).find(|&host| url_of(host) == seat.url);
                     let host = host.expect("nobody else is named");
                     let (changes, introduced, drains, kept) = (None, false, false, Vec::new());
                     let target =
-                        Target { host, seat, has_turned, changes, introduced, drains, kept };
+                        Target { host, seat, has_changed_role, changes, introduced, drains, kept };
                     self.targets.insert(worker, target);
                 }
                 MembershipAction::Leave { address: seat, .. } => {

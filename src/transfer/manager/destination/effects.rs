@@ -24,7 +24,7 @@ pub trait DestinationEffects<L, A> {
     fn hang_up(&mut self, link: L);
     /// This worker's offer to a source in a new session: one rank, except the transports in
     /// `without`. `None` if no transport is left.
-    fn offer(&mut self, session: SessionId, source: &A, without: &[Transport]) -> Option<Rank>;
+    fn make_rank(&mut self, session: SessionId, source: &A, without: &[Transport]) -> Option<Rank>;
     /// Takes back the offer for a session that was not established.
     fn withdraw(&mut self, session: SessionId);
     /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`]

@@ -116,7 +116,7 @@ where
         let generation = self.status.load(slot.id).generation;
         debug_assert_eq!(generation, slot.generation, "a request enters in its use of a slot");
         if !self.sources.contains_key(source) {
-            let fresh = self.make_room(now, effects).ok_or(Cause::Overloaded)?;
+            let fresh = self.take_session(now, effects).ok_or(Cause::Overloaded)?;
             self.sessions[fresh.session.0 as usize] = Some(source.clone());
             self.sources.insert(source.clone(), fresh);
         }

@@ -88,7 +88,7 @@ where
     /// one that has been down for the longest, else the one that was used longest ago. So old
     /// prefill workers do not block new ones. `None`: each session has a slot. Generations continue
     /// from the replaced source, so that its late lanes and reports do not match the new one.
-    pub(super) fn make_room(
+    pub(super) fn take_session(
         &mut self,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
@@ -234,9 +234,9 @@ where
         entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
         let barred =
             entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
-        let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
+        let offered = barred.and_then(|without| effects.make_rank(entry.session, source, &without));
         // A barred transport is better than no transport.
-        let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
+        let offered = offered.or_else(|| effects.make_rank(entry.session, source, &entry.without));
         let Some(offered) = offered else {
             effects.hang_up(link);
             return self.down(source, now, failure, effects);

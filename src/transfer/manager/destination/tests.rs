@@ -113,7 +113,7 @@ impl DestinationEffects<u32, u32> for Effects {
 
     fn hang_up(&mut self, _: u32) {}
 
-    fn offer(&mut self, _: SessionId, _: &u32, without: &[Transport]) -> Option<Rank> {
+    fn make_rank(&mut self, _: SessionId, _: &u32, without: &[Transport]) -> Option<Rank> {
         let mut rank = rank();
         rank.shm = rank.shm.filter(|_| !without.contains(&Transport::Shm));
         rank.tcp = rank.tcp.filter(|_| !without.contains(&Transport::Tcp));

@@ -133,7 +133,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     /// Whether the Destination or Interest of a request has arrived.
-    pub fn is_asked_for(&self, slot: Slot) -> bool {
+    pub fn has_destination_request(&self, slot: Slot) -> bool {
         self.rooms.partner(slot).is_some()
     }
 
@@ -276,8 +276,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 
     /// Rooms that are over here, while the destination has not confirmed that it has everything. If
     /// their link ended now, they would fail there.
-    pub fn unheard_rooms(&self) -> usize {
-        self.rooms.unheard()
+    pub fn unconfirmed_rooms(&self) -> usize {
+        self.rooms.unconfirmed()
     }
 
     /// Rooms that are not over.

@@ -22,7 +22,7 @@ const TAKEN_MAX: usize = 64;
 
 /// Queue pairs offered to a source.
 #[derive(Debug)]
-pub struct RdmaOffer {
+pub struct PendingQueuePairs {
     rails: Arc<Rails>,
     /// Each entry is taken when the source's answer names it.
     opened: Vec<Option<Opened>>,
@@ -41,14 +41,17 @@ pub struct RdmaDestination {
     records: Box<[AuxRecord]>,
 }
 
-impl RdmaOffer {
+impl PendingQueuePairs {
     /// Queue pairs for a future session. `sequences` returns numbers that cannot be guessed.
-    pub fn new(rails: &Arc<Rails>, mut sequences: impl FnMut() -> u32) -> io::Result<RdmaOffer> {
+    pub fn new(
+        rails: &Arc<Rails>,
+        mut sequences: impl FnMut() -> u32,
+    ) -> io::Result<PendingQueuePairs> {
         let mut opened = Vec::new();
         for place in rails.usable() {
             opened.push(Some(rails.open(place, rails.settings().lanes, true, &mut sequences)?));
         }
-        Ok(RdmaOffer { rails: rails.clone(), opened })
+        Ok(PendingQueuePairs { rails: rails.clone(), opened })
     }
 
     /// The grant for the source.

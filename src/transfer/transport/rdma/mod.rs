@@ -20,7 +20,7 @@ mod source;
 mod split;
 mod threads;
 
-pub use destination::{RdmaDestination, RdmaOffer};
+pub use destination::{PendingQueuePairs, RdmaDestination};
 pub use nic::Nic;
 pub use rails::{Rails, Settings};
 pub use slabs::Slabs;

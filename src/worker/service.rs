@@ -330,6 +330,11 @@ impl WorkerService {
         self.routes.telemetry().check_idle()
     }
 
+    /// The number of running requests, while the role changes.
+    pub fn running_in_role_change(&self) -> Option<usize> {
+        self.routes.is_changing().then(|| self.requests.running())
+    }
+
     /// The first half of a turn: announces the wait, and sends the queued bytes. Returns the end of
     /// the wait.
     pub fn prepare_wait(&mut self) -> Instant {

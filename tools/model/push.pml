@@ -26,7 +26,7 @@
  *   NO_OVERDUE_RESET      an overdue answer resets the session                        DestinationManager::expire
  *   NO_DEAD_LINK_RESET    a dead link resets the session                              DestinationManager::down
  *   NO_PAIRS_FIRST        queue pairs are destroyed, then the leases end              DestinationMover::close
- *   NO_FRESH_PAIRS        the next session has new queue pairs                        RdmaOffer::new
+ *   NO_FRESH_PAIRS        the next session has new queue pairs                        PendingQueuePairs::new
  *   NO_WITHDRAWN_TO_ASK   quiet is sent once the mover has withdrawn the slot         Rooms::abort
  *   NO_DRAINING           ... also for a request that ends before that                Rooms::leave
  *   NO_QUEUE_DROPPED      queued writes are dropped once Cancel is taken              Posting::withdraw

@@ -2,13 +2,12 @@
 
 use super::clients::Outcome;
 use super::keys::WRONG_KEY;
-use super::operator::PATIENCE;
+use super::operator::{PATIENCE, is_ready};
 use super::plan::{ServicePlan, ServiceRequest, Weather};
 use super::{Cluster, ServiceReport};
 use crate::limits::{EARLY_DESTINATION_LIFE, ENGINE_STILL_MAX};
 use crate::sim::checkers::silence::KNOWN;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
-use serde_json::Value;
 
 /// Errors that a fault can cause.
 const EXCUSED: [&str; 7] =
@@ -16,6 +15,9 @@ const EXCUSED: [&str; 7] =
 /// The longest role change: the patience of the operator, and the time between
 /// two of its requests.
 const CHANGE: Nanos = PATIENCE.as_nanos() as Nanos + 2 * SECOND;
+/// The longest time until the router uses a worker in a new role: a probe, an identity query or a
+/// registry entry, and the period of the operator's list.
+const FOLLOWED: Nanos = 10 * SECOND;
 /// The longest request without faults.
 const WAIT: Nanos = 4 * SECOND;
 /// The longest request if one worker after the other falls silent, or an engine hangs.
@@ -27,18 +29,21 @@ impl Cluster {
         let listed = self.operator.listed.as_ref().and_then(|listed| listed["workers"].as_array());
         let listed = listed.ok_or("the router lists no workers")?;
         for (role, address) in &self.plan.roles {
-            let (url, role) = (format!("http://{address}"), role.to_string());
-            let is_used = |worker: &Value| {
-                worker["url"] == *url
-                    && worker["worker_type"] == *role
-                    && worker["status"] == "ready"
-            };
-            if !listed.iter().any(is_used) {
-                return Err(format!("the {role} worker {url} is not used at the end: {listed:?}"));
+            if !listed.iter().any(|entry| is_ready(entry, *address, *role)) {
+                return Err(format!(
+                    "the {role} worker {address} is not used at the end: {listed:?}"
+                ));
             }
         }
         if listed.len() > self.plan.roles.len() {
             return Err(format!("a worker is listed twice: {listed:?}"));
+        }
+        let unlisted = self.operator.longest_unlisted;
+        if self.plan.weather == Weather::Gentle && unlisted > FOLLOWED {
+            return Err(format!(
+                "the router does not use a worker in its new role for {} ms",
+                unlisted / MILLI
+            ));
         }
         let longest = self.operator.longest_change;
         match longest > CHANGE {

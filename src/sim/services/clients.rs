@@ -245,7 +245,6 @@ fn body_of(request: &ServiceRequest) -> Value {
             "frequency_penalty": asked.sampling.frequency_penalty,
             "max_new_tokens": asked.max_new,
             "stop_token_ids": asked.stop_tokens,
-            "ignore_eos": true,
         },
     });
     if asked.salt != Salt(0) {

@@ -32,7 +32,7 @@ use clients::Clients;
 use network::{CutPlace, Network};
 use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
-use plan::{AIMED_DEATH, AIMED_SILENCE, ServiceFault, ServicePlan};
+use plan::{AIMED_DEATH, AIMED_SILENCE, ServiceFault, ServicePlan, Weather};
 use process::ServiceProcess;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -206,7 +206,7 @@ impl Cluster {
     }
 
     fn run(mut self) -> Result<ServiceReport, String> {
-        let mut end = None;
+        let (mut end, mut is_over) = (None, false);
         while let Some(event) = self.queue.pop() {
             let now = self.queue.now();
             if now > TIME_MAX || self.turns > self.turns_max {
@@ -217,7 +217,7 @@ impl Cluster {
             if end.is_none() && self.clients.is_done() && self.operator.is_done() {
                 end = Some(now + SETTLED);
             }
-            let is_listed = end.is_some_and(|end| now > end) && self.operator.listed.is_some();
+            let is_listed = is_over && self.operator.listed.is_some();
             // A worker that renews its entry sends a body.
             if is_listed && self.check_idle().is_ok() {
                 break;
@@ -226,7 +226,8 @@ impl Cluster {
                 self.check_idle()?;
                 return Err("the router does not list its workers".into());
             }
-            if end.is_some_and(|end| now > end) {
+            if end.is_some_and(|end| now > end) && !std::mem::replace(&mut is_over, true) {
+                self.operator.listed = None;
                 self.operator.list_workers(self.router);
             }
         }
@@ -342,6 +343,9 @@ impl Cluster {
     fn order(&mut self, host: usize, role: Role, now: Nanos) {
         let (_, worker) = self.plan.roles[host - 1];
         self.operator.order(worker, role, now);
+        if self.plan.weather == Weather::Gentle {
+            self.operator.list_workers(self.router);
+        }
         self.wake(self.processes.len() + 1, now);
     }
 

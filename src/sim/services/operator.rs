@@ -38,6 +38,10 @@ pub struct Operator {
     changing: BTreeMap<SocketAddr, (Nanos, Nanos)>,
     /// The longest change of a role.
     pub longest_change: Nanos,
+    /// Workers with a new role, and since when, until the router lists them in it.
+    unlisted: BTreeMap<SocketAddr, (Role, Nanos)>,
+    /// The longest time until the router has listed a worker in its new role.
+    pub longest_unlisted: Nanos,
     now: Nanos,
     /// Orders after which the worker had the role.
     pub done: usize,
@@ -76,6 +80,8 @@ impl Operator {
             lists: None,
             changing: BTreeMap::new(),
             longest_change: 0,
+            unlisted: BTreeMap::new(),
+            longest_unlisted: 0,
             now: 0,
             done: 0,
         }
@@ -84,6 +90,7 @@ impl Operator {
     /// Orders a role for the worker at this address.
     pub fn order(&mut self, worker: SocketAddr, role: Role, now: Nanos) {
         self.orders.insert(worker, (role, now));
+        self.unlisted.remove(&worker);
     }
 
     /// Reads the list of workers of the router at this address.
@@ -167,11 +174,25 @@ impl Operator {
                     self.end(conn);
                     return match about {
                         About::Role(worker, role) => self.hear(worker, role, status),
-                        About::Workers => self.listed = serde_json::from_slice(&body).ok(),
+                        About::Workers => self.read_list(&body),
                     };
                 }
             }
         }
+    }
+
+    /// Handles the router's list.
+    fn read_list(&mut self, body: &[u8]) {
+        self.listed = serde_json::from_slice(body).ok();
+        let Some(Value::Array(listed)) = self.listed.as_ref().map(|list| &list["workers"]) else {
+            return;
+        };
+        let (now, longest) = (self.now, &mut self.longest_unlisted);
+        self.unlisted.retain(|&worker, &mut (role, since)| {
+            let is_listed = listed.iter().any(|entry| is_ready(entry, worker, role));
+            *longest = (*longest).max(now - since);
+            !is_listed
+        });
     }
 
     /// Handles the answer of a worker to an order.
@@ -195,6 +216,7 @@ impl Operator {
         let is_order = self.orders.get(&worker).is_some_and(|order| order.0 == role);
         if status == 200 && is_last && is_order {
             self.orders.remove(&worker);
+            self.unlisted.insert(worker, (role, self.now));
             self.done += 1;
         }
     }
@@ -203,4 +225,12 @@ impl Operator {
         self.reactor.close(conn);
         self.open.remove(&conn);
     }
+}
+
+/// Whether this entry of the router's list is a worker that is used in this role.
+pub fn is_ready(entry: &Value, worker: SocketAddr, role: Role) -> bool {
+    let role = role.to_string();
+    entry["url"] == *format!("http://{worker}")
+        && entry["worker_type"] == *role
+        && entry["status"] == "ready"
 }

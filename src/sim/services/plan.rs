@@ -25,6 +25,10 @@ const DRAINED: Nanos = RETURNED + KEPT_KV_LIFE.as_nanos() as Nanos;
 /// After this time, an ordered role change has ended: the worker finishes its requests, and KV that
 /// it keeps for decode.
 const CHANGED: Nanos = PATIENCE.as_nanos() as Nanos + DRAINED;
+/// Some role changes of gentle weather last so long, so that the router must use the new role.
+const ROLE_TIME: Nanos = 25 * SECOND;
+/// All prefill workers of some runs are dead for this time.
+const OUTAGE: Nanos = 30 * SECOND;
 /// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
 /// Requests that meet a fault are sent at most this long before or after it.
@@ -53,7 +57,7 @@ const CROWDED: u64 = 4;
 /// The longest time between two requests of such a run.
 const CROWDED_GAP: Nanos = 2 * MILLI;
 /// Time of one token of a batch of a decode worker of such a run.
-const CROWDED_TOKEN: Nanos = 2 * MILLI;
+const CROWDED_TOKEN: Nanos = 5 * MILLI;
 /// The longest time between the first and the last request, without the calm ones.
 const SPAN_MAX: Nanos = 300 * SECOND;
 
@@ -354,8 +358,10 @@ impl ServicePlan {
         let local_prefill = dice.fork("alone").one_in(3);
         let place = dice.fork("machines");
         let is_crowded = dice.fork("crowd").one_in(CROWDED);
-        let (lines, mut sites) = draw_fleet(shape, place, &roles, (keys, local_prefill));
+        let (lines, mut sites) =
+            draw_fleet(shape, place, &roles, (keys, local_prefill, is_crowded));
         if is_crowded {
+            sites[..=prefill].iter_mut().for_each(|site| site.token = TOKENS[0]);
             sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
         }
         let victims = match weather {
@@ -407,7 +413,7 @@ fn draw_fleet(
     mut shape: Rng,
     mut place: Rng,
     roles: &[(Role, SocketAddr)],
-    (keys, local_prefill): (ClusterKeys, bool),
+    (keys, local_prefill, is_crowded): (ClusterKeys, bool, bool),
 ) -> (Vec<Vec<String>>, Vec<HostSite>) {
     let flow = shape.pick(&["dual", "prefill-first", "decode-first"]);
     let policy = shape.pick(&["least_loaded", "round_robin", "random", "cache_aware", "slo"]);
@@ -452,6 +458,7 @@ fn draw_fleet(
         router += &format!(" --{role} http://{address}");
     }
     let reserved = place.pick(&[1, 4, 512]);
+    let reserved = if is_crowded { 1 } else { reserved };
     let local_prefill = if local_prefill { " --local-prefill" } else { "" };
     let worker = |((role, address), is_registered): (&(Role, SocketAddr), bool)| {
         let (host, port) = (address.ip(), address.port());
@@ -495,7 +502,7 @@ fn draw_faults(
     let most = if sites.iter().any(|site| site.has_nic) { 10 } else { 8 };
     while at < end || faults.len() < FAULTS_MIN {
         at += match is_gentle {
-            true => chaos.range_u64(CHANGED, 2 * CHANGED),
+            true => chaos.range_u64(ROLE_TIME + CHANGED, 2 * (ROLE_TIME + CHANGED)),
             false => chaos.range_u64(MILLI, lull),
         };
         let (worker, any) = match weather {
@@ -510,7 +517,10 @@ fn draw_faults(
         let silence = chaos.range_u64(MILLI, silence_max);
         let role = chaos.pick(&Role::ALL);
         let fault = match chaos.range_u64(0, most) {
-            0..=3 if is_gentle && changes_roles => ServiceFault::Role { host: worker, role, pause },
+            0..=3 if is_gentle && changes_roles => {
+                let pause = chaos.pick(&[pause, ROLE_TIME]);
+                ServiceFault::Role { host: worker, role, pause }
+            }
             0 | 1 if !is_gentle => ServiceFault::Death { host: any, pause },
             2 if !is_gentle => ServiceFault::Drain { host: any, pause },
             3 if changes_roles => ServiceFault::Role { host: worker, role, pause },
@@ -528,6 +538,13 @@ fn draw_faults(
             _ => ServiceFault::Drain { host: worker, pause },
         };
         faults.push((at, fault));
+    }
+    // Decode workers compute prompts while all prefill workers are dead.
+    if weather == Weather::Narrow && sources.len() == prefill && chaos.one_in(2) {
+        let deaths = sources.into_iter().map(|host| {
+            (at + chaos.range_u64(0, 2 * WINDOW), ServiceFault::Death { host, pause: OUTAGE })
+        });
+        faults.extend(deaths);
     }
     faults
 }

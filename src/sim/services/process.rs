@@ -242,7 +242,11 @@ impl Part {
 impl Worker {
     /// Steps `ctl`. Breaks if the process has ended.
     fn turn_ctl(&mut self, until: Instant) -> Result<ControlFlow<()>, String> {
+        let before = self.service.running_in_role_change();
         let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
+        if self.service.running_in_role_change().zip(before).is_some_and(|(now, old)| now > old) {
+            return Err("the worker changes its role and takes a request".into());
+        }
         match outcome {
             None => Ok(ControlFlow::Continue(())),
             Some(RunOutcome::Ended(DrainOutcome::Drained)) => {

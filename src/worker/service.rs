@@ -313,21 +313,18 @@ impl WorkerService {
 
     /// Whether the service holds nothing of any request. Fails with what it holds.
     pub fn check_idle(&self) -> Result<(), String> {
-        let RemainingWork { queued, .. } = self.left();
-        let held = self.connections.held();
-        if queued + held > 0 {
-            return Err(format!("bytes to send: {queued}, of bodies: {held}"));
+        match (self.reactor.queued_total(), self.connections.held()) {
+            (0, 0) => self.check_role_idle(),
+            (queued, held) => Err(format!("bytes to send: {queued}, of bodies: {held}")),
         }
-        self.check_role_idle()
     }
 
     /// The same for the role. Answers can be on their way to clients.
     pub fn check_role_idle(&self) -> Result<(), String> {
-        if self.left().busy {
-            return Err("requests".into());
+        match self.requests.is_idle() {
+            true => self.handoff.check_idle().and_then(|()| self.routes.telemetry().check_idle()),
+            false => Err("requests".into()),
         }
-        self.handoff.check_idle()?;
-        self.routes.telemetry().check_idle()
     }
 
     /// The number of running requests, while the role changes.

@@ -1,18 +1,27 @@
 //! What is checked at the end of a run: the requests, the workers, and what processes still hold.
 
 use super::clients::Outcome;
+use super::faults::Weather;
 use super::keys::WRONG_KEY;
 use super::operator::{PATIENCE, is_ready};
-use super::plan::{ServicePlan, ServiceRequest, Weather};
+use super::plan::{ServicePlan, ServiceRequest};
 use super::{Cluster, ServiceReport};
 use crate::limits::{EARLY_DESTINATION_LIFE, ENGINE_STILL_MAX};
 use crate::sim::checkers::silence::KNOWN;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 
 /// Errors that a fault can cause.
-const EXCUSED: [&str; 7] =
-    ["peer_lost", "other_leg", "draining", "overloaded", "no_worker", "unreachable", "flushed"];
-/// The longest role change: the patience of the operator, and the time between
+const EXCUSED: [&str; 8] = [
+    "peer_lost",
+    "other_leg",
+    "draining",
+    "overloaded",
+    "no_worker",
+    "unreachable",
+    "flushed",
+    "hanging",
+];
+/// The longest role change in gentle weather: the patience of the operator, and the time between
 /// two of its requests.
 const CHANGE: Nanos = PATIENCE.as_nanos() as Nanos + 2 * SECOND;
 /// The longest time until the router uses a worker in a new role: a probe, an identity query or a
@@ -46,7 +55,7 @@ impl Cluster {
             ));
         }
         let longest = self.operator.longest_change;
-        match longest > CHANGE {
+        match self.plan.weather == Weather::Gentle && longest > CHANGE {
             true => Err(format!("a role change takes {} ms", longest / MILLI)),
             false => Ok(()),
         }
@@ -72,13 +81,13 @@ impl Cluster {
     ) -> Result<(), String> {
         let is_near_fault = self.plan.is_near_fault(request.at, ended);
         let most = match self.plan.weather {
-            Weather::Storm if is_near_fault => return Ok(()),
+            Weather::Flaky | Weather::Storm if is_near_fault => return Ok(()),
             // A prefill worker that has started again waits for the prompt of KV that is lost.
             Weather::Narrow if is_near_fault && self.plan.keeps_kv() => {
                 WAIT_NEAR_FAULT + EARLY_DESTINATION_LIFE.as_nanos() as Nanos
             }
             Weather::Narrow if is_near_fault => WAIT_NEAR_FAULT,
-            Weather::Gentle | Weather::Narrow | Weather::Storm => WAIT,
+            _ => WAIT,
         };
         let waited = ended - request.at;
         match waited > most {

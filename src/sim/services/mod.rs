@@ -13,6 +13,7 @@
 mod campaign;
 mod checks;
 mod clients;
+mod faults;
 mod keys;
 mod network;
 mod nics;
@@ -29,10 +30,11 @@ use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::hash_map;
 use crate::stdx::rng::{Rng, scramble};
 use clients::Clients;
+use faults::{ServiceFault, Weather};
 use network::{CutPlace, Network};
 use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
-use plan::{AIMED_DEATH, AIMED_SILENCE, ServiceFault, ServicePlan, Weather};
+use plan::ServicePlan;
 use process::ServiceProcess;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,8 +49,6 @@ const TURNS_OF_REQUEST: u64 = 5_000;
 const SETTLED: Nanos = 90 * SECOND;
 /// The longest delay between a reason to wake and the turn of a process.
 const LATENESS: Nanos = 50 * MICRO;
-/// One in so many clients leaves while its KV is in transfer.
-const LEAVES_IN_TRANSFER: u64 = 6;
 /// After the start of one in so many transfers to a victim, the victim dies or falls silent.
 const FAULTS_IN_TRANSFER: u64 = 6;
 /// The usual time of an answer.
@@ -426,22 +426,20 @@ impl Cluster {
     fn aim_at_transfers(&mut self, host: usize, now: Nanos) {
         let Some(Some(process)) = self.processes.get_mut(host) else { return };
         for prompt in process.take_begun_transfers() {
-            if self.dice.one_in(LEAVES_IN_TRANSFER) {
+            if self.dice.one_in(self.plan.leaves_in_transfer) {
                 let at = now + self.dice.range_u64(0, TRANSFER);
                 self.clients.leave(&prompt, at);
                 self.schedule(self.processes.len(), at);
             }
             let at = now + self.dice.range_u64(0, ANSWER);
-            let is_aimed = at < self.plan.faults_end && self.plan.victims.contains(&host);
+            let is_aimed = at < self.plan.faults_end
+                && self.plan.weather != Weather::Flaky
+                && self.plan.victims.contains(&host);
             if is_aimed && self.dice.one_in(FAULTS_IN_TRANSFER) {
-                let pause = AIMED_SILENCE;
-                let fault = self.dice.pick(&[
-                    ServiceFault::Death { host, pause: AIMED_DEATH },
-                    ServiceFault::Stall { host, pause },
-                    ServiceFault::Hang { host, pause },
-                ]);
-                self.plan.faults.push((at, fault));
-                self.queue.schedule(at, Event::Fault(fault));
+                for fault in faults::draw_aimed(&mut self.dice, host) {
+                    self.plan.faults.push((at, fault));
+                    self.queue.schedule(at, Event::Fault(fault));
+                }
             }
         }
     }

@@ -1,38 +1,19 @@
-//! The plan of a seed: the cluster, its command lines, its requests and its faults.
+//! The plan of a seed: the cluster, its command lines and its requests. `faults` draws the faults.
 
+use super::faults::{
+    AIMED_SILENCE, CHANGED, FaultScope, START, ServiceFault, WINDOW, Weather, draw_faults,
+};
 use super::keys::{ADMIN_KEY, API_KEY, KeyFiles, WRONG_KEY};
 use super::network::address_of;
-use super::operator::PATIENCE;
 use crate::ids::Role;
-use crate::limits::KEPT_KV_LIFE;
 use crate::sim::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::sim::workload::{SimRequest, Workload};
 use crate::stdx::event_queue::{MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
 use crate::transfer::transport::rdma::Settings;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 
-/// The router knows all workers after this time.
-const START: Nanos = 5 * SECOND;
-/// After this time, a worker that has started again serves again.
-const RETURNED: Nanos = 10 * SECOND;
-/// After this time, a lost connection or session is replaced.
-const RECONNECTED: Nanos = 4 * SECOND;
-/// After this time, a worker that was drained has ended and serves again. If a client leaves as the
-/// drain begins, its kept KV can hold the drain for its life.
-const DRAINED: Nanos = RETURNED + KEPT_KV_LIFE.as_nanos() as Nanos;
-/// After this time, an ordered role change has ended: the worker finishes its requests, and KV that
-/// it keeps for decode.
-const CHANGED: Nanos = PATIENCE.as_nanos() as Nanos + DRAINED;
-/// Some role changes of gentle weather last so long, so that the router must use the new role.
-const ROLE_TIME: Nanos = 25 * SECOND;
-/// All prefill workers of some runs are dead for this time.
-const OUTAGE: Nanos = 30 * SECOND;
-/// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
-/// Requests that meet a fault are sent at most this long before or after it.
-const WINDOW: Nanos = 30 * MILLI;
 /// Time of one token of a batch. A worker has one of them.
 const TOKENS: [Nanos; 3] = [100 * MICRO, 100 * MICRO, 2 * MILLI];
 /// Tokens of a page.
@@ -42,12 +23,6 @@ const LONGEST: u32 = (PROMPT_MAX + ANSWER_MAX).div_ceil(PAGE_SIZE) + 1;
 /// The HTTP ports of workers that start as prefill, and as decode.
 const PREFILL_PORT: u16 = 30_001;
 const DECODE_PORT: u16 = 30_002;
-/// Time until the next process after a death that was aimed.
-pub const AIMED_DEATH: Nanos = 200 * MILLI;
-/// How long a fault that was aimed silences a process: longer than any wait that is allowed.
-pub const AIMED_SILENCE: Nanos = 60 * SECOND;
-/// Fewest faults of a run with faults.
-const FAULTS_MIN: usize = 3;
 /// Requests that are sent after the last fault.
 const CALM_REQUESTS: usize = 5;
 /// A NIC sends a request again six times, each after 67 ms (`Route`). Some multiply that.
@@ -95,6 +70,8 @@ pub struct ServicePlan {
     pub weather: Weather,
     /// The keys of the processes.
     pub keys: ClusterKeys,
+    /// One in so many clients leaves while its KV is in transfer.
+    pub leaves_in_transfer: u64,
     /// Time for which NICs send a request again.
     pub nic_patience: Nanos,
 }
@@ -143,25 +120,6 @@ impl ClusterKeys {
     }
 }
 
-/// Which faults happen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Weather {
-    /// Drains and role changes, one at a time. Each role has another worker, so all requests must
-    /// succeed.
-    Gentle,
-    /// Faults of one prefill worker and of one decode worker. A pair of others is always well, so
-    /// all requests must succeed.
-    Narrow,
-    /// Faults of all processes and connections.
-    Storm,
-}
-
-impl Weather {
-    fn draw(mut dice: Rng) -> Weather {
-        dice.pick(&[Weather::Gentle, Weather::Narrow, Weather::Storm])
-    }
-}
-
 /// Where a process runs, and the memory that a worker has there.
 #[derive(Clone, Copy, Debug)]
 pub struct HostSite {
@@ -206,108 +164,6 @@ pub struct ServiceRequest {
     pub order: SimRequest,
 }
 
-/// A fault.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ServiceFault {
-    /// A random connection is reset.
-    Reset,
-    /// The NIC breaks a queue pair that waits for an answer.
-    NicError,
-    /// Writes of NICs to a host land only after this time.
-    Hold {
-        /// The host.
-        host: usize,
-        /// The time.
-        pause: Nanos,
-    },
-    /// The process of a host gets SIGTERM, ends after its requests, and starts again after
-    /// this time.
-    Drain {
-        /// The host.
-        host: usize,
-        /// Time until the new process.
-        pause: Nanos,
-    },
-    /// The process of a host takes no turn for this time, as after SIGSTOP.
-    Stall {
-        /// The host.
-        host: usize,
-        /// The time.
-        pause: Nanos,
-    },
-    /// The engine of a worker takes no step for this time. Its other threads work.
-    Hang {
-        /// The host.
-        host: usize,
-        /// The time.
-        pause: Nanos,
-    },
-    /// Nothing passes between a host and all others for this time. The kernels send the data again
-    /// after the cut.
-    Cut {
-        /// The host.
-        host: usize,
-        /// The time.
-        pause: Nanos,
-    },
-    /// Nothing passes between a prefill and a decode host for this time.
-    Part {
-        /// The hosts.
-        hosts: (usize, usize),
-        /// The time.
-        pause: Nanos,
-    },
-    /// The operator orders this role for a worker, and its first role again after this time.
-    Role {
-        /// The host.
-        host: usize,
-        /// The role.
-        role: Role,
-        /// Time until the order of the first role.
-        pause: Nanos,
-    },
-    /// The process of a host dies. A new one starts after this time.
-    Death {
-        /// The host.
-        host: usize,
-        /// Time until the new process.
-        pause: Nanos,
-    },
-}
-
-impl ServiceFault {
-    /// Whether it meets this host.
-    fn meets(self, other: usize) -> bool {
-        match self {
-            ServiceFault::Reset | ServiceFault::NicError => true,
-            ServiceFault::Part { hosts: (one, two), .. } => one == other || two == other,
-            ServiceFault::Hold { host, .. }
-            | ServiceFault::Drain { host, .. }
-            | ServiceFault::Stall { host, .. }
-            | ServiceFault::Cut { host, .. }
-            | ServiceFault::Hang { host, .. }
-            | ServiceFault::Role { host, .. }
-            | ServiceFault::Death { host, .. } => host == other,
-        }
-    }
-
-    /// Time from the fault until its effects are over.
-    pub fn effect(self) -> Nanos {
-        match self {
-            ServiceFault::Reset | ServiceFault::NicError => RECONNECTED,
-            ServiceFault::Role { pause, .. } => pause + CHANGED + RETURNED,
-            ServiceFault::Drain { pause, .. } => pause + DRAINED + RETURNED,
-            ServiceFault::Hold { pause, .. } | ServiceFault::Part { pause, .. } => {
-                pause + RECONNECTED
-            }
-            ServiceFault::Death { pause, .. }
-            | ServiceFault::Stall { pause, .. }
-            | ServiceFault::Hang { pause, .. }
-            | ServiceFault::Cut { pause, .. } => pause + RETURNED,
-        }
-    }
-}
-
 impl ServicePlan {
     /// Whether a fault excuses the failure of a request in this time: it meets the router or a
     /// connection, or no pair of workers was well for all of the time.
@@ -345,15 +201,7 @@ impl ServicePlan {
     pub fn new(dice: &Rng, scale: ServiceScale) -> ServicePlan {
         let weather = Weather::draw(dice.fork("weather"));
         let mut shape = dice.fork("shape");
-        let least = if scale.faults && weather != Weather::Storm { 2 } else { 1 };
-        let mut count = || shape.range_u64(least, least.max(scale.workers as u64)) as usize;
-        let (prefill, decode) = (count(), count());
-        let roles: Vec<(Role, SocketAddr)> = (1..=prefill + decode)
-            .map(|host| match host <= prefill {
-                true => (Role::Prefill, SocketAddr::new(address_of(host), PREFILL_PORT)),
-                false => (Role::Decode, SocketAddr::new(address_of(host), DECODE_PORT)),
-            })
-            .collect();
+        let (roles, prefill) = draw_roles(&mut shape, scale, weather);
         let keys = ClusterKeys::draw(dice.fork("keys"));
         let local_prefill = dice.fork("alone").one_in(3);
         let place = dice.fork("machines");
@@ -370,14 +218,20 @@ impl ServicePlan {
             // Decode workers that are well need no prefill worker.
             Weather::Narrow if local_prefill => (1..=prefill + 1).collect(),
             Weather::Narrow => vec![1, prefill + 1],
-            Weather::Storm => (0..sites.len()).collect(),
+            Weather::Flaky | Weather::Storm => (0..sites.len()).collect(),
         };
         let nic_patience = NIC_PATIENCE * dice.fork("nics").pick(&[1, 4]);
         let mut requests = draw_requests(dice, scale, (weather, is_crowded));
         give_keys(&mut requests, keys, dice.fork("key of client"));
         let end = requests.last().map_or(0, |last| last.at);
+        let scope = FaultScope {
+            prefill,
+            workers: roles.len(),
+            has_nics: sites.iter().any(|site| site.has_nic),
+            victims: &victims,
+        };
         let faults = match scale.faults {
-            true => draw_faults(dice.fork("chaos"), end, (&sites, &victims, prefill), weather),
+            true => draw_faults(dice.fork("chaos"), end, &scope, weather),
             false => Vec::new(),
         };
         let faults_end = faults.iter().map(|&(at, _)| at).max().unwrap_or(0);
@@ -402,10 +256,31 @@ impl ServicePlan {
             faults_end,
             victims,
             weather,
+            leaves_in_transfer: if is_crowded { 2 } else { 6 },
             keys,
             nic_patience,
         }
     }
+}
+
+/// The first roles and the addresses of the workers, and how many of them are prefill workers.
+fn draw_roles(
+    shape: &mut Rng,
+    scale: ServiceScale,
+    weather: Weather,
+) -> (Vec<(Role, SocketAddr)>, usize) {
+    let (least, most) = match weather {
+        Weather::Gentle | Weather::Narrow if scale.faults => (2, scale.workers.max(2) as u64),
+        Weather::Flaky if scale.faults => (1, 1),
+        _ => (1, scale.workers as u64),
+    };
+    let mut count = || shape.range_u64(least, most) as usize;
+    let (prefill, decode) = (count(), count());
+    let roles = (1..=prefill + decode).map(|host| match host <= prefill {
+        true => (Role::Prefill, SocketAddr::new(address_of(host), PREFILL_PORT)),
+        false => (Role::Decode, SocketAddr::new(address_of(host), DECODE_PORT)),
+    });
+    (roles.collect(), prefill)
 }
 
 /// The command lines of the router and of workers with these roles, and their sites.
@@ -428,10 +303,8 @@ fn draw_fleet(
         "auto" => place.pick(&[1, 2, 1000]),
         _ => 1000,
     };
-    let data_threads = match transfer {
-        "rdma" => place.pick(&["", " --data-threads split"]),
-        _ => "",
-    };
+    let is_split = transfer == "rdma" && place.one_in(2);
+    let data_threads = if is_split { " --data-threads split" } else { "" };
     let chunk = place.pick(&[8, 40, 160]);
     let sites = (0..=roles.len()).map(|_| HostSite {
         machine: place.range_u64(1, spread) as u8,
@@ -459,19 +332,19 @@ fn draw_fleet(
     }
     let reserved = place.pick(&[1, 4, 512]);
     let reserved = if is_crowded { 1 } else { reserved };
-    let local_prefill = if local_prefill { " --local-prefill" } else { "" };
+    let alone = if local_prefill { " --local-prefill" } else { "" };
     let worker = |((role, address), is_registered): (&(Role, SocketAddr), bool)| {
         let (host, port) = (address.ip(), address.port());
         let registry = match is_registered {
             true => format!(" --registry http://{router_host}:30000"),
             false => String::new(),
         };
-        let local_prefill = if *role == Role::Decode { local_prefill } else { "" };
+        let alone = if *role == Role::Decode { alone } else { "" };
         format!(
             "baton {role} model --host {host} --port {port} --transfer {transfer} \
              --page-size {PAGE_SIZE} --kv-memory 1MiB --threads 1 --bootstrap-allow 10.0.0.0/8 \
              --decode-allocation {allocation} --chunked-prefill-size {chunk}\
-             {data_threads}{local_prefill}{registry}{key_flags} \
+             {data_threads}{alone}{registry}{key_flags} \
              --num-reserved-decode-tokens {reserved}"
         )
     };
@@ -479,74 +352,6 @@ fn draw_fleet(
     let lines = std::iter::once(router).chain(workers);
     let split = |line: String| line.split(' ').map(str::to_owned).collect();
     (lines.map(split).collect(), sites)
-}
-
-/// The faults until `end` on these hosts: the router, this number of prefill workers, and decode
-/// workers. In narrow weather, only victims have faults.
-fn draw_faults(
-    mut chaos: Rng,
-    end: Nanos,
-    (sites, victims, prefill): (&[HostSite], &[usize], usize),
-    weather: Weather,
-) -> Vec<(Nanos, ServiceFault)> {
-    let (mut at, mut faults) = (START, Vec::new());
-    let is_gentle = weather == Weather::Gentle;
-    let lull = chaos.pick(&[50 * MILLI, 500 * MILLI, 3 * SECOND]);
-    let changes_roles = chaos.one_in(2);
-    let workers = sites.len() as u64 - 1;
-    let victims_of = |hosts: RangeInclusive<usize>| {
-        let victims = victims.iter().copied();
-        victims.filter(|victim| hosts.contains(victim)).collect::<Vec<usize>>()
-    };
-    let (sources, destinations) = (victims_of(1..=prefill), victims_of(prefill + 1..=sites.len()));
-    let most = if sites.iter().any(|site| site.has_nic) { 10 } else { 8 };
-    while at < end || faults.len() < FAULTS_MIN {
-        at += match is_gentle {
-            true => chaos.range_u64(ROLE_TIME + CHANGED, 2 * (ROLE_TIME + CHANGED)),
-            false => chaos.range_u64(MILLI, lull),
-        };
-        let (worker, any) = match weather {
-            Weather::Narrow => {
-                let victim = chaos.pick(victims);
-                (victim, victim)
-            }
-            _ => (chaos.range_u64(1, workers) as usize, chaos.range_u64(0, workers) as usize),
-        };
-        let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
-        let silence_max = chaos.pick(&[SECOND, 10 * SECOND, 40 * SECOND]);
-        let silence = chaos.range_u64(MILLI, silence_max);
-        let role = chaos.pick(&Role::ALL);
-        let fault = match chaos.range_u64(0, most) {
-            0..=3 if is_gentle && changes_roles => {
-                let pause = chaos.pick(&[pause, ROLE_TIME]);
-                ServiceFault::Role { host: worker, role, pause }
-            }
-            0 | 1 if !is_gentle => ServiceFault::Death { host: any, pause },
-            2 if !is_gentle => ServiceFault::Drain { host: any, pause },
-            3 if changes_roles => ServiceFault::Role { host: worker, role, pause },
-            4 if !is_gentle => ServiceFault::Stall { host: any, pause: silence },
-            5 if !is_gentle => ServiceFault::Cut { host: any, pause: silence },
-            6 | 7 if weather == Weather::Storm => ServiceFault::Reset,
-            8 if !is_gentle => {
-                let hosts = (chaos.pick(&sources), chaos.pick(&destinations));
-                ServiceFault::Part { hosts, pause: silence }
-            }
-            9 if weather == Weather::Storm => ServiceFault::NicError,
-            // No probe sees a NIC that is slow, so in narrow weather it is slow for a short time.
-            10 if weather == Weather::Narrow => ServiceFault::Hold { host: worker, pause },
-            10 if weather == Weather::Storm => ServiceFault::Hold { host: worker, pause: silence },
-            _ => ServiceFault::Drain { host: worker, pause },
-        };
-        faults.push((at, fault));
-    }
-    // Decode workers compute prompts while all prefill workers are dead.
-    if weather == Weather::Narrow && sources.len() == prefill && chaos.one_in(2) {
-        let deaths = sources.into_iter().map(|host| {
-            (at + chaos.range_u64(0, 2 * WINDOW), ServiceFault::Death { host, pause: OUTAGE })
-        });
-        faults.extend(deaths);
-    }
-    faults
 }
 
 /// Moves half of the requests to times near the faults, so that faults meet requests that run.
@@ -585,7 +390,11 @@ fn draw_requests(
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
     let gap = if is_crowded { CROWDED_GAP } else { gap };
-    let gap = if scale.faults && weather == Weather::Gentle { 10 * SECOND } else { gap };
+    let gap = match weather {
+        Weather::Gentle if scale.faults => 10 * SECOND,
+        Weather::Flaky if scale.faults => 4 * SECOND,
+        _ => gap,
+    };
     let gap = gap.min(SPAN_MAX / scale.requests as u64);
     let (leavers, stay) = (arrivals.pick(&[4, 16]), arrivals.pick(&[10, 30, 60, 200]) * MILLI);
     let draw = |_| {

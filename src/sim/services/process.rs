@@ -5,13 +5,14 @@
 //! their order. A thread that parks takes no step before its wake-up. The time of an engine's
 //! step passes before its next one.
 
+use super::operator::PATIENCE;
 use super::plan::HostSite;
 use super::shadow::PoolShadow;
 use crate::cli::{self, HostInfo, Invocation};
 use crate::config::{ClusterWorkerConfig, RoleConfig, RouterConfig};
 use crate::ids::Role;
 use crate::kv::pool::PagePool;
-use crate::limits::TOKENISE_QUEUE_MAX;
+use crate::limits::{DRAIN_DONE_TIME, TOKENISE_QUEUE_MAX};
 use crate::model::chat::ChatError;
 use crate::model::config::{Architecture, ModelConfig, RopeScaling};
 use crate::model::files::ModelFiles;
@@ -48,6 +49,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// The longest role change: requests may take the patience of the operator, then destinations
+/// confirm. One more second is for the turns.
+const ROLE_CHANGE_MAX: Duration =
+    Duration::from_secs(PATIENCE.as_secs() + DRAIN_DONE_TIME.as_secs() + 1);
+
 /// A process of the cluster.
 pub struct ServiceProcess {
     kernel: MemoryKernel,
@@ -69,6 +75,8 @@ struct Worker {
     text: Vec<TextWorker>,
     watch: Arc<Watch>,
     base: Instant,
+    /// Since when the role changes.
+    changes_since: Option<Instant>,
     /// The engine computes until this time.
     busy_until: Nanos,
     shadow: PoolShadow,
@@ -244,9 +252,7 @@ impl Worker {
     fn turn_ctl(&mut self, until: Instant) -> Result<ControlFlow<()>, String> {
         let before = self.service.running_in_role_change();
         let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
-        if self.service.running_in_role_change().zip(before).is_some_and(|(now, old)| now > old) {
-            return Err("the worker changes its role and takes a request".into());
-        }
+        self.check_role_change(before)?;
         match outcome {
             None => Ok(ControlFlow::Continue(())),
             Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
@@ -265,6 +271,22 @@ impl Worker {
                 Ok(ControlFlow::Continue(()))
             }
             Some(other) => Err(format!("the worker has ended: {other:?}")),
+        }
+    }
+
+    /// A worker that changes its role takes no request, and gives the change up in time.
+    fn check_role_change(&mut self, before: Option<usize>) -> Result<(), String> {
+        let Some(running) = self.service.running_in_role_change() else {
+            self.changes_since = None;
+            return Ok(());
+        };
+        if before.is_some_and(|before| running > before) {
+            return Err("the worker changes its role and takes a request".into());
+        }
+        let now = self.service.reactor().now();
+        match now - *self.changes_since.get_or_insert(now) > ROLE_CHANGE_MAX {
+            true => Err("the worker does not give its role change up".into()),
+            false => Ok(()),
         }
     }
 
@@ -408,6 +430,7 @@ fn start_worker(
         text,
         watch,
         base,
+        changes_since: None,
         busy_until: 0,
         shadow: PoolShadow::default(),
     })))

@@ -52,9 +52,22 @@ fn flag(arg: &Arg) -> String {
     }
 }
 
-fn meaning(arg: &Arg) -> String {
+/// The help, and the default that it states at its end or in it. Several defaults stay in the help.
+fn help(arg: &Arg) -> (String, String) {
     let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
-    let mut meaning = plain(&help);
+    let help = plain(&help);
+    let parts: Vec<&str> = help.split(" [default: ").collect();
+    match parts[..] {
+        [before, after] => {
+            let (default, after) = after.split_once(']').expect("the bracket is closed");
+            (format!("{before}{after}"), default.to_owned())
+        }
+        _ => (help, String::new()),
+    }
+}
+
+fn meaning(arg: &Arg) -> String {
+    let (mut meaning, _) = help(arg);
     let values: Vec<String> = arg
         .get_possible_values()
         .iter()
@@ -83,7 +96,7 @@ fn default(arg: &Arg) -> String {
     let is_switch = !arg.get_num_args().is_some_and(|count| count.takes_values());
     let values: Vec<String> =
         arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
-    if is_switch || values.is_empty() { String::new() } else { format!("`{}`", values.join(" ")) }
+    if is_switch || values.is_empty() { help(arg).1 } else { format!("`{}`", values.join(" ")) }
 }
 
 /// One line that a table can hold.

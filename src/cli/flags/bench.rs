@@ -32,12 +32,12 @@ pub enum BenchFlags {
 /// `baton bench transfer`.
 #[derive(Args, Clone, Debug)]
 pub struct TransferBenchFlags {
-    /// Transport to measure: shm, tcp, rdma, or all that this machine has
+    /// Transport to measure: shm, tcp, rdma, or all that this host has
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub transport: String,
     /// Case to measure, by its name, or a group. all: tiny-2k, smol-128, smol-1024, smol-8192,
     /// qwen-128, qwen-1024, qwen-8192, qwen-p1-contig-1024 and qwen-p1-frag-1024. small: tiny-2k,
-    /// smol-128, qwen-64 and p1-32 (for slow machines)
+    /// smol-128, qwen-64 and p1-32 (for slow hosts)
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub case: String,
     /// Layout of the source's and the destination's pool: layer-major (as in other engines),

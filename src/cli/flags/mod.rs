@@ -56,12 +56,12 @@ pub enum CliCommand {
     Decode(DecodeFlags),
     /// Run the router in front of prefill and decode workers
     Router(RouterFlags),
-    /// Run a benchmark on this machine
+    /// Run a benchmark on this host
     #[command(subcommand)]
     Bench(BenchFlags),
     /// Drain a worker or a router: it accepts no new requests, finishes the running ones and exits
     Drain(DrainFlags),
-    /// Show the features of this machine and the choices that Baton makes on it
+    /// Show the features of this host and the choices that Baton makes on it
     Doctor(DoctorFlags),
     /// Test the hand-off in a simulated cluster. One thread runs the code of all workers; a hash
     /// replaces the model

@@ -129,7 +129,7 @@ pub struct SimFlags {
     pub calm: bool,
     /// Simulate the router and the workers as whole processes: HTTP, control links and TCP lanes
     /// are bytes, and NICs write into memory. Processes stall, die, drain and restart, and workers
-    /// change roles. Each seed draws up to 3 workers of each role, their machines and a transport,
+    /// change roles. Each seed draws up to 3 workers of each role, their hosts and a transport,
     /// and has 20 requests unless --requests is set
     #[arg(
         long,

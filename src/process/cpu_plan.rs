@@ -302,7 +302,7 @@ mod tests {
             shown(&smt, 6, false),
             "engine 0; team-i 1-5; move-0 6; ctl 7; copy-i 14; tok, tok-long, names-i 15"
         );
-        // ThreadParts are used up: the siblings of the team's last threads come first.
+        // Cores are used up: the siblings of the team's last threads come first.
         assert_eq!(
             shown(&smt, 8, false),
             "engine 0; team-i 1-7; move-0 15; ctl 14; copy-i 13; tok, tok-long, names-i 8-12"

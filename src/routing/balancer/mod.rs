@@ -197,7 +197,8 @@ impl LoadBalancer {
 
     /// Whether the worker needs a worker of the other role and there is none.
     pub fn is_lonely(&self, worker: WorkerNumber) -> bool {
-        let local_prefill = |one: &Member| one.role == Leg::Decode && self.seat(one).local_prefill;
+        let local_prefill =
+            |one: &Member| one.role == Leg::Decode && self.worker_row(one).local_prefill;
         let is_only = |one: &Member| self.here(one.role.other()).next().is_none();
         self.member(worker).is_some_and(|one| is_only(one) && !local_prefill(one))
     }
@@ -218,13 +219,13 @@ impl LoadBalancer {
         }
     }
 
-    fn seat(&self, member: &Member) -> &WorkerRow {
+    fn worker_row(&self, member: &Member) -> &WorkerRow {
         let table = &self.tables[member.role as usize];
         &table.workers()[table.place(member.number).expect("a member has a row")]
     }
 
     fn class(&self, member: &Member) -> usize {
-        self.seat(member).class
+        self.worker_row(member).class
     }
 
     fn fit(&self, one: usize, other: usize) -> bool {

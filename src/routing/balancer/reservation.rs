@@ -52,7 +52,7 @@ pub enum NoWorker {
     Late {
         /// The limited time, as text of a message.
         until: &'static str,
-        /// The shortest predicted time.
+        /// The predicted time at the workers of least cost.
         predicted: Duration,
         /// The flag of the limit, and the limit.
         allowed: (&'static str, Duration),
@@ -93,7 +93,7 @@ impl fmt::Display for NoWorker {
                 let [predicted, most] = [predicted, most].map(|time| time.as_secs_f64() * 1e3);
                 write!(
                     f,
-                    "the shortest predicted time {until} is {predicted:.1} ms; \
+                    "the predicted time {until} is {predicted:.1} ms; \
                     the limit of {flag} is {most}"
                 )
             }

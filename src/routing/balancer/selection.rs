@@ -105,7 +105,8 @@ impl LoadBalancer {
             }
             (Err(none), None) => {
                 let reads = |decode: &Member| {
-                    self.seat(decode).local_prefill && !avoid.unwilling.contains(&decode.number)
+                    self.worker_row(decode).local_prefill
+                        && !avoid.unwilling.contains(&decode.number)
                 };
                 Err(none.or_may_come(is_wanted && self.here(Leg::Decode).any(reads)))
             }

@@ -1,6 +1,6 @@
-//! Chooses the worker with the shortest predicted time (prefill) or step (decode). The prediction
-//! uses the reservations, and includes the delay of other requests. The source is Mooncake,
-//! FAST'25, algorithm 1, extended by the reservations of both legs.
+//! Chooses the worker with the least cost: predicted time (prefill) or step (decode). The
+//! prediction uses the reservations, and includes the delay of other requests. The source is
+//! Mooncake, FAST'25, algorithm 1, extended by the reservations of both legs.
 //!
 //! Time to first token: the queue, the missing part of the prompt, the transfer of the last chunk,
 //! and a decode step. Time per token: a step with all sequences that are reserved there, because

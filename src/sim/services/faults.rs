@@ -22,7 +22,6 @@ pub const CHANGED: Nanos = PATIENCE.as_nanos() as Nanos + DRAINED;
 const ROLE_TIME: Nanos = 25 * SECOND;
 /// All prefill workers of some runs are dead for this time.
 const OUTAGE: Nanos = 30 * SECOND;
-/// No fault happens in this time before the last requests, so that they must succeed.
 /// Requests that meet a fault are sent at most this long before or after it.
 pub const WINDOW: Nanos = 30 * MILLI;
 /// Time until the next process after a death that was aimed.
@@ -166,7 +165,7 @@ pub struct FaultScope<'a> {
     pub workers: usize,
     /// Whether a host has a NIC.
     pub has_nics: bool,
-    /// In narrow weather, only these hosts have faults.
+    /// Only these hosts have faults, except in gentle weather.
     pub victims: &'a [usize],
 }
 

@@ -7,7 +7,7 @@
 //! workers ─┘
 //! ```
 //! Replaced: the sockets below the reactor, the library of verbs, the threads (a turn steps all of
-//! a process), and the model. Not covered yet: TLS, registries and the keys of clusters.
+//! a process), and the model. Not covered yet: TLS, etcd, names of hosts, and the exchange of keys.
 //! Invariant: the same seed gives the same run.
 
 mod campaign;

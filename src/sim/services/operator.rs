@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 
 /// Time between two requests for the same order.
 const AGAIN: Nanos = 500 * MILLI;
-/// A worker that changes its role answers more often than this.
-const SILENT: Nanos = 2 * AGAIN;
 /// How long the running requests of a worker may take.
 pub const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -34,10 +32,6 @@ pub struct Operator {
     pub listed: Option<Value>,
     /// The router to list workers, and when to ask next.
     lists: Option<(SocketAddr, Nanos)>,
-    /// By worker: since when it says that it changes its role, and when it said so last.
-    changing: BTreeMap<SocketAddr, (Nanos, Nanos)>,
-    /// The longest change of a role.
-    pub longest_change: Nanos,
     /// Workers with a new role, and since when, until the router lists them in it.
     unlisted: BTreeMap<SocketAddr, (Role, Nanos)>,
     /// The longest time until the router has listed a worker in its new role.
@@ -78,8 +72,6 @@ impl Operator {
             open,
             listed: None,
             lists: None,
-            changing: BTreeMap::new(),
-            longest_change: 0,
             unlisted: BTreeMap::new(),
             longest_unlisted: 0,
             now: 0,
@@ -197,23 +189,12 @@ impl Operator {
 
     /// Handles the answer of a worker to an order.
     fn hear(&mut self, worker: SocketAddr, role: Role, status: u16) {
-        // 202: the change goes on. 200: the worker has the role.
-        if status == 202 {
-            let (since, last) = self.changing.entry(worker).or_insert((self.now, self.now));
-            // A worker that was silent may have been dead, or have stood still.
-            if self.now - *last > SILENT {
-                *since = self.now;
-            }
-            *last = self.now;
-            self.longest_change = self.longest_change.max(self.now - *since);
-        } else {
-            self.changing.remove(&worker);
-        }
         // A request for an older order can still arrive, and change the role again.
         let is_of_worker =
             |open: &Request| matches!(open.about, About::Role(at, _) if at == worker);
         let is_last = !self.open.values().any(is_of_worker);
         let is_order = self.orders.get(&worker).is_some_and(|order| order.0 == role);
+        // 202: the change goes on. 200: the worker has the role.
         if status == 200 && is_last && is_order {
             self.orders.remove(&worker);
             self.unlisted.insert(worker, (role, self.now));

@@ -13,6 +13,7 @@ use crate::stdx::rng::Rng;
 use crate::transfer::transport::rdma::Settings;
 use std::net::SocketAddr;
 
+/// No fault happens in this time before the last requests, so that they must succeed.
 const CALM: Nanos = 20 * SECOND;
 /// Time of one token of a batch. A worker has one of them.
 const TOKENS: [Nanos; 3] = [100 * MICRO, 100 * MICRO, 2 * MILLI];

@@ -23,7 +23,7 @@ use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::copy_pool::CopyPool;
 use baton::transfer::event_loop::LoopTask;
-use baton::transfer::handle::{Receiver, Sender};
+use baton::transfer::handle::{DestinationHandle, SourceHandle};
 use baton::transfer::manager::destination::DestinationManager;
 use baton::transfer::manager::identity::WorkerIdentity;
 use baton::transfer::manager::rooms::Slot;
@@ -59,8 +59,8 @@ struct Side<H> {
 struct Cluster {
     handoff: Handoff,
     mover: Mover,
-    prefill: Side<Sender>,
-    decode: Side<Receiver>,
+    prefill: Side<SourceHandle>,
+    decode: Side<DestinationHandle>,
     now: Instant,
 }
 

@@ -1,9 +1,9 @@
 //! Headers of GGUF files. All data that a header names lies inside the file. A truncated file is
 //! refused. If a header is read, written and read again, both results are equal.
 
-use baton::model::gguf::header::{Header, TensorInfo, Value};
+use baton::model::gguf::header::{Header, Value};
 use baton::model::gguf::metadata::Metadata;
-use baton::model::tensor::TensorType;
+use baton::model::tensor::{TensorPlace, TensorType};
 use std::path::Path;
 
 /// The key of the alignment of tensors.
@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(shown(&read, &again), shown(&header, data));
 }
 
-fn check_tensor(tensor: &TensorInfo, header: &Header, alignment: usize, length: usize) {
+fn check_tensor(tensor: &TensorPlace, header: &Header, alignment: usize, length: usize) {
     let (elements, block) = tensor.dtype.block();
     assert!(tensor.rows > 0 && tensor.cols > 0 && tensor.cols.is_multiple_of(elements));
     assert_eq!(tensor.data.len(), tensor.rows * (tensor.cols / elements) * block);
@@ -68,9 +68,9 @@ fn check_access(metadata: &Metadata<'_>, key: &str) {
 fn shown(header: &Header, data: &[u8]) -> Vec<String> {
     let metadata =
         header.metadata.iter().map(|(key, value)| format!("{key:?} {}", show(value, data)));
-    let place = |tensor: &TensorInfo| tensor.data.start - header.length;
+    let place = |tensor: &TensorPlace| tensor.data.start - header.length;
     let tensors = header.tensors.iter().map(|(name, tensor)| {
-        let TensorInfo { dtype, rows, cols, .. } = tensor;
+        let TensorPlace { dtype, rows, cols, .. } = tensor;
         format!("{name:?} {dtype:?} {rows} {cols} {}", place(tensor))
     });
     metadata.chain(tensors).collect()

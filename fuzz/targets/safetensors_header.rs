@@ -2,8 +2,8 @@
 //! size of its shape. A truncated or extended file is refused. If a header is read, written and
 //! read again, both results are equal.
 
-use baton::model::hf::header::{TensorPlace, parse};
-use baton::model::tensor::TensorType;
+use baton::model::hf::header::parse;
+use baton::model::tensor::{TensorPlace, TensorType};
 use std::collections::BTreeMap;
 
 /// Checks the input as it is. Then checks it with repaired lengths, and then with repaired tensor

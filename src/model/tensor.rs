@@ -2,6 +2,8 @@
 //!
 //! Not here: reading files (`gguf`, `hf`), repacking for kernels (`forward`).
 
+use std::ops::Range;
+
 /// Element or block type of a stored tensor. Block types are GGUF's; a block lies along a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[allow(non_camel_case_types)]
@@ -59,6 +61,19 @@ pub enum RowOrder {
         /// Rows of one head.
         head_dim: usize,
     },
+}
+
+/// The place and type of a tensor's data in a model file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorPlace {
+    /// Element or block type. A safetensors file has only F32, F16 and BF16.
+    pub dtype: TensorType,
+    /// Output features; 1 for a vector.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Byte range in the file.
+    pub data: Range<usize>,
 }
 
 /// A checked tensor in a mapped file: `bytes` has exactly the length of type and shape.

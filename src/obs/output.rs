@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::{fmt, process};
 
-/// Writes a line; see [`say!`].
+/// Writes a line; see the macro `say!`.
 pub fn line(text: fmt::Arguments<'_>) {
     if let Err(error) = writeln!(io::stdout().lock(), "{text}") {
         if error.kind() != io::ErrorKind::BrokenPipe {

@@ -5,7 +5,7 @@ use crate::config::ClusterWorkerConfig;
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
-use crate::ids::{Leg as Seated, Peer, Role};
+use crate::ids::{Leg, Peer, Role};
 use crate::net::resolver::Resolver;
 use crate::obs::log::event;
 use crate::registry::entry::{Entry, WorkerAddress};
@@ -48,9 +48,9 @@ pub fn register_worker(
     };
     let address = WorkerAddress {
         role: match role {
-            Role::Prefill => Seated::Prefill,
+            Role::Prefill => Leg::Prefill,
             // For routers, a mixed worker is a decode worker that also does prefill.
-            Role::Decode | Role::Mixed => Seated::Decode,
+            Role::Decode | Role::Mixed => Leg::Decode,
         },
         url: url(config, address),
     };

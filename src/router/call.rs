@@ -19,7 +19,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// Query of a worker's identity.
-    Introduction,
+    IdentityQuery,
     /// Health probe.
     Probe,
     /// Query of a worker's load.
@@ -181,7 +181,7 @@ impl Call {
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => {
                 return Err(CallError::TooLong);
             }
-            Owner::Introduction
+            Owner::IdentityQuery
             | Owner::Probe
             | Owner::Report
             | Owner::Lead(_)

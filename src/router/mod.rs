@@ -329,7 +329,7 @@ impl RouterService {
                         turns.handle_call_event(client, news.conn, &news.event, &mut cx)
                     }
                     Owner::Balance => turns.handle_balancer_event(news.conn, &news.event, &mut cx),
-                    Owner::Introduction | Owner::Probe | Owner::Report | Owner::Detached => {}
+                    Owner::IdentityQuery | Owner::Probe | Owner::Report | Owner::Detached => {}
                 }
             } else if let Some(incoming) = cx.connections.poll_event() {
                 match incoming {

@@ -56,7 +56,7 @@ enum Route {
     Loads,
     Version,
     /// The router, for another router that has it configured as a worker.
-    Introduction,
+    Identity,
     /// The router, which refuses new requests from then on.
     Drain,
     /// The list of workers, for operators.
@@ -244,7 +244,7 @@ impl RouterRoutes {
     fn admit(&self, course: Route, request: &http::Request) -> Result<Route, ApiError> {
         let is_open = matches!(
             course,
-            Route::Alive | Route::Health | Route::Readiness | Route::Introduction | Route::Registry
+            Route::Alive | Route::Health | Route::Readiness | Route::Identity | Route::Registry
         );
         if !is_open {
             authorise(&self.keys, request)?;
@@ -267,7 +267,9 @@ impl RouterRoutes {
     ) -> LocalReply {
         match course {
             Route::Health | Route::Readiness if !cx.pool.balancer().is_ready() => {
-                LocalReply::error(&unavailable("no pair of workers is reachable".into()))
+                LocalReply::error(&unavailable(
+                    "no worker that can serve a request is reachable".into(),
+                ))
             }
             Route::Metrics => self.metrics(cx.pool),
             Route::Loads => {
@@ -281,7 +283,7 @@ impl RouterRoutes {
                 LocalReply::json(&Loads::new(load, now, VERSION))
             }
             Route::Version => LocalReply::json(&VersionInfo { version: VERSION }),
-            Route::Introduction => LocalReply::json(&RouterInfo::default()),
+            Route::Identity => LocalReply::json(&RouterInfo::default()),
             Route::Drain => LocalReply::json(&Draining::with(requests.count())),
             Route::Health | Route::Alive if self.draining => {
                 LocalReply::well("text/plain", DRAINING.as_bytes().to_vec())
@@ -396,7 +398,7 @@ fn course(request: &http::Request) -> Result<Route, ApiError> {
         && path == identity::PATH
         && request.head.headers.get(identity::ASKED_BY_ROUTER).is_some()
     {
-        return Ok(Route::Introduction);
+        return Ok(Route::Identity);
     }
     let is_meant = |known: &str| match known.split_once('*') {
         Some((before, behind)) => name_between(path, before, behind).is_some(),

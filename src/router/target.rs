@@ -28,7 +28,7 @@ pub struct WorkerTarget {
     /// configuration has none.
     pub bootstrap_port: Option<u16>,
     /// Reported port of its bootstrap registry.
-    pub(super) told_port: Option<u16>,
+    pub(super) reported_port: Option<u16>,
     /// Whether it was named with another role and has then reported this role.
     pub(super) has_changed_role: bool,
     /// The reported capacity, and the number of role changes if its role can change.
@@ -44,7 +44,7 @@ pub struct WorkerTarget {
     pub(super) lost: bool,
     /// Whether it was identified after the last time at which another process could have replaced
     /// it.
-    pub(super) introduced: bool,
+    pub(super) is_identified: bool,
     /// The result of the last identity query.
     pub(super) verdict: Identification,
     /// Whether it may answer load queries.
@@ -79,7 +79,7 @@ impl WorkerTarget {
             url,
             address,
             bootstrap_port,
-            told_port: None,
+            reported_port: None,
             has_changed_role: false,
             capacity: None,
             role_changes: None,
@@ -87,7 +87,7 @@ impl WorkerTarget {
             withholds: false,
             is_mixed: false,
             lost: false,
-            introduced: false,
+            is_identified: false,
             reports: true,
             used: None,
             verdict: Identification::Fits,
@@ -114,7 +114,7 @@ impl WorkerTarget {
         self.keeps_role &= words.role_changes == self.role_changes;
         (self.role_changes, self.is_mixed) = (words.role_changes, words.is_mixed());
         if role == Leg::Prefill {
-            self.told_port = words.bootstrap_port.or(self.told_port);
+            self.reported_port = words.bootstrap_port.or(self.reported_port);
         }
         if words.role_changes.is_some_and(|changes| changes > 0) {
             // The configured port belongs to an earlier role.
@@ -158,7 +158,7 @@ impl WorkerTarget {
 
     /// The port of its bootstrap registry, configured or reported.
     pub(super) fn registry_port(&self) -> Option<u16> {
-        self.bootstrap_port.or(self.told_port)
+        self.bootstrap_port.or(self.reported_port)
     }
 
     /// Switches to the next address of its name, because the present one does not work.

@@ -85,9 +85,9 @@ impl EngineChannel {
 
     /// Sends an event to `ctl`. [`EngineChannel::flush`] wakes it.
     pub fn send_event(&mut self, event: impl Into<EngineEvent>) {
-        let told = self.events.try_send(event.into());
+        let sent = self.events.try_send(event.into());
         debug_assert!(
-            !matches!(told, Err(channel::TrySendError::Full(_))),
+            !matches!(sent, Err(channel::TrySendError::Full(_))),
             "events outgrew their ring"
         );
         self.unread = true;

@@ -27,7 +27,7 @@ use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::wait_queue::WaitQueue;
 use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker, WriteLease};
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::handle::Receiver;
+use crate::transfer::handle::DestinationHandle;
 use crate::transfer::status::State;
 use crate::transfer::target::SessionId;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct DecodeWorker {
     config: SchedConfig,
     kv: KvMemory,
     pool: PagePool,
-    receiver: Receiver,
+    transfers: DestinationHandle,
     slots: Slots<Decode>,
     /// Preallocation queue.
     line: WaitQueue,
@@ -90,23 +90,23 @@ enum Stage {
 }
 
 impl DecodeWorker {
-    /// Makes a worker with an empty pool and an empty tier. The receiver owns status table and
+    /// Makes a worker with an empty pool and an empty tier. The handle owns status table and
     /// rings.
     pub fn new(
         id: WorkerId,
         config: SchedConfig,
         kv: KvMemory,
         tier: Tier,
-        receiver: Receiver,
+        transfers: DestinationHandle,
     ) -> DecodeWorker {
-        let slots = receiver.status.slots();
+        let slots = transfers.status.slots();
         DecodeWorker {
             id,
             config,
             pool: config.pool(kv.pages),
             stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
-            receiver,
+            transfers,
             slots: Slots::new(slots),
             line: WaitQueue::new(slots),
             arrived: WaitQueue::new(slots),
@@ -168,7 +168,7 @@ impl DecodeWorker {
 
     /// Takes back pages from leases that the mover has ended. Success also brings the aux record.
     fn take_ends(&mut self) {
-        while let Some(end) = self.receiver.poll_end() {
+        while let Some(end) = self.transfers.poll_end() {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
             let held = self
                 .slots
@@ -189,7 +189,7 @@ impl DecodeWorker {
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
             if self.slots[slot].state.stage != Stage::Over {
-                self.look_at(slot, turn);
+                self.check_request(slot, turn);
             }
             if self.slots[slot].state.stage == Stage::Over {
                 self.let_go(slot, turn.channel);
@@ -197,8 +197,8 @@ impl DecodeWorker {
         }
     }
 
-    fn look_at(&mut self, slot: SlotId, turn: &mut TurnContext<'_>) {
-        let status = self.receiver.status(slot);
+    fn check_request(&mut self, slot: SlotId, turn: &mut TurnContext<'_>) {
+        let status = self.transfers.status(slot);
         match (status.state, self.slots[slot].state.stage) {
             (State::Failed, _) => {
                 let cause = status.cause.unwrap_or(Cause::Internal);
@@ -288,7 +288,7 @@ impl DecodeWorker {
         let mut room = self.claims().budget_for_new(self.pool.counts());
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
         let mut places = self.places_to_arrive();
-        while places > 0 && self.receiver.has_room() {
+        while places > 0 && self.transfers.has_room() {
             let (slots, pool) = (&self.slots, &self.pool);
             let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.pop_fitting(fits) else { break };
@@ -313,7 +313,7 @@ impl DecodeWorker {
         let tokens = prefix..tokens;
         state.stage = Stage::Transferring;
         // If the slot has failed in the meantime, the next sweep ends the request.
-        if self.receiver.expect(
+        if self.transfers.expect(
             slot,
             generation,
             (session, room),
@@ -441,7 +441,7 @@ impl DecodeWorker {
 
     /// Ends a request. It ends the transfer first, so that no more bytes can arrive.
     fn fail(&mut self, slot: SlotId, cause: Cause, channel: &mut EngineChannel) {
-        self.receiver.fail(slot, self.slots[slot].request.generation, cause);
+        self.transfers.fail(slot, self.slots[slot].request.generation, cause);
         self.finish(slot, FinishReason::Failed(cause), channel);
     }
 
@@ -459,7 +459,7 @@ impl DecodeWorker {
     /// Frees the slot of a finished request, unless the mover has its lease. It also waits until
     /// the mover's ring has room, so that the ring always has room for one Cancel per slot.
     fn let_go(&mut self, slot: SlotId, channel: &mut EngineChannel) {
-        if self.slots[slot].state.lease != LeaseState::Out && self.receiver.has_room() {
+        if self.slots[slot].state.lease != LeaseState::Out && self.transfers.has_room() {
             self.slots.let_go(slot, channel);
         }
     }

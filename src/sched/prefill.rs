@@ -24,7 +24,7 @@ use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::handle::Sender;
+use crate::transfer::handle::SourceHandle;
 use crate::transfer::status::State;
 use crate::transfer::target::Target;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct PrefillWorker {
     config: SchedConfig,
     kv: KvMemory,
     pool: PagePool,
-    sender: Sender,
+    transfers: SourceHandle,
     slots: Slots<Prefill>,
     chunks: ChunkScheduler,
     stats: Arc<WorkerStats>,
@@ -81,16 +81,21 @@ impl Prefill {
 }
 
 impl PrefillWorker {
-    /// Makes a worker with an empty pool. The sender owns status table and rings.
-    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, sender: Sender) -> PrefillWorker {
-        let slots = sender.status.slots();
+    /// Makes a worker with an empty pool. The handle owns status table and rings.
+    pub fn new(
+        id: WorkerId,
+        config: SchedConfig,
+        kv: KvMemory,
+        transfers: SourceHandle,
+    ) -> PrefillWorker {
+        let slots = transfers.status.slots();
         PrefillWorker {
             id,
             config,
             pool: config.pool(kv.pages),
             stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
-            sender,
+            transfers,
             slots: Slots::new(slots),
             chunks: ChunkScheduler::new(config, slots),
         }
@@ -170,7 +175,7 @@ impl PrefillWorker {
 
     /// Takes back pages from leases that the mover has ended.
     fn take_ends(&mut self) {
-        while let Some(end) = self.sender.poll_end() {
+        while let Some(end) = self.transfers.poll_end() {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
             let held = self
                 .slots
@@ -191,19 +196,19 @@ impl PrefillWorker {
         while let Some(slot) = self.slots.next_from(from) {
             from = slot.0 + 1;
             if self.slots[slot].state.stage != Stage::Over {
-                self.look_at(slot, now, channel);
+                self.check_request(slot, now, channel);
             }
             let Prefill { stage, lease, .. } = self.slots[slot].state;
             // Waits until the mover's ring has room, so that the ring always has room for one
             // Cancel per slot.
-            if stage == Stage::Over && lease != LeaseState::Out && self.sender.has_room() {
+            if stage == Stage::Over && lease != LeaseState::Out && self.transfers.has_room() {
                 self.slots.let_go(slot, channel);
             }
         }
     }
 
-    fn look_at(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
-        let status = self.sender.status(slot);
+    fn check_request(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
+        let status = self.transfers.status(slot);
         match (status.state, self.slots[slot].state.stage) {
             (State::Failed, _) => {
                 let cause = status.cause.unwrap_or(Cause::Internal);
@@ -225,7 +230,7 @@ impl PrefillWorker {
     }
 
     fn hand_over(&mut self, slot: SlotId) {
-        hand_over(&mut self.slots[slot], &mut self.pool, &self.sender);
+        hand_over(&mut self.slots[slot], &mut self.pool, &self.transfers);
     }
 
     /// Computes one batch of chunks. Returns false if there was nothing to compute.
@@ -241,12 +246,12 @@ impl PrefillWorker {
         for index in 0..self.chunks.picked().len() {
             self.hand_over(self.chunks.picked()[index].slot);
         }
-        let (id, sender, pool) = (self.id, &self.sender, &mut self.pool);
+        let (id, transfers, pool) = (self.id, &self.transfers, &mut self.pool);
         let completed =
             self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, channel| {
-                hand_over_parked(id, slots, pool, sender, channel);
+                hand_over_parked(id, slots, pool, transfers, channel);
                 chunks.iter().all(|chunk| {
-                    sender.status(chunk.slot).state == State::Failed
+                    transfers.status(chunk.slot).state == State::Failed
                         || channel.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
                 })
             });
@@ -299,7 +304,7 @@ impl PrefillWorker {
 
     /// Ends a request. It ends the transfer first, so that the mover stops.
     fn fail(&mut self, slot: SlotId, cause: Cause, channel: &mut EngineChannel) {
-        self.sender.fail(slot, self.slots[slot].request.generation, cause);
+        self.transfers.fail(slot, self.slots[slot].request.generation, cause);
         self.finish(slot, FinishReason::Failed(cause), channel);
     }
 
@@ -400,7 +405,7 @@ impl Worker for PrefillWorker {
 }
 
 /// Passes new KV to the mover, if its ring has room.
-fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, sender: &Sender) {
+fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, transfers: &SourceHandle) {
     let SlotEntry { request, computed, state, .. } = held;
     let (slot, generation) = (request.slot, request.generation);
     let Some(target) = state.target else { return };
@@ -409,15 +414,15 @@ fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, sender: &Sender
         return;
     }
     if state.lease == LeaseState::None {
-        if !sender.has_room() {
+        if !transfers.has_room() {
             return;
         }
         let lease = pool.lease(slot, generation, &request.pages);
-        sender.begin(slot, generation, target, &request.pages, lease);
+        transfers.begin(slot, generation, target, &request.pages, lease);
         state.lease = LeaseState::Out;
     }
-    if sender.has_room() {
-        sender.chunk(slot, generation, state.handed..*computed, state.aux.take());
+    if transfers.has_room() {
+        transfers.chunk(slot, generation, state.handed..*computed, state.aux.take());
         state.handed = *computed;
     }
 }
@@ -428,14 +433,14 @@ fn hand_over_parked(
     worker: WorkerId,
     slots: &mut Slots<Prefill>,
     pool: &mut PagePool,
-    sender: &Sender,
+    transfers: &SourceHandle,
     channel: &mut EngineChannel,
 ) {
     loop {
         let granted = channel.take_early(|command| match *command {
             EngineCommand::Granted { worker: of, slot, generation, target } if of == worker => {
                 let held = slots.named(slot, generation)?;
-                let is_open = sender.status(slot).state == State::WaitingForInput;
+                let is_open = transfers.status(slot).state == State::WaitingForInput;
                 (held.state.stage == Stage::Parked && is_open).then_some((slot, target))
             }
             _ => None,
@@ -444,7 +449,7 @@ fn hand_over_parked(
         let held = &mut slots[slot];
         held.state.aim(target);
         held.state.stage = Stage::Inflight;
-        hand_over(held, pool, sender);
+        hand_over(held, pool, transfers);
     }
 }
 

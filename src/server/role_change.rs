@@ -164,7 +164,7 @@ impl RoleChange {
         self.is_changing() && !is_failpoint_active("worker in a role change takes new requests")
     }
 
-    /// The role and the number of changes, in the form of the [`TAKEN_FOR`] header.
+    /// The role and the number of changes, in the form of the `TAKEN_FOR` header.
     pub fn name(&self) -> String {
         format!("{}/{}", self.role, self.changes)
     }

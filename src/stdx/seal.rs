@@ -2,7 +2,7 @@
 //! none.
 //!
 //! Thread: the seal is a flag of the thread; the count is global. Without the allocator installed,
-//! a seal only sets the flag. A debugger's breakpoint on [`violated`] shows the caller.
+//! a seal only sets the flag. A debugger's breakpoint on `violated` shows the caller.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

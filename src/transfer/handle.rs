@@ -1,4 +1,4 @@
-//! The scheduler's ends of the hand-off: [`Sender`] at a prefill worker, [`Receiver`] at a decode
+//! The scheduler's ends of the hand-off: [`SourceHandle`] at a prefill worker, [`DestinationHandle`] at a decode
 //! worker.
 //!
 //! Thread: `engine`. No function here blocks or allocates.
@@ -22,7 +22,7 @@ pub struct RingFull;
 
 /// The scheduler's end of a worker's transfers; `C` is its mover's command type.
 #[derive(Debug)]
-pub struct Handle<C> {
+pub struct TransferHandle<C> {
     /// The status table of this worker.
     pub status: Arc<StatusTable>,
     /// Page lists by slot: the pages that peers pull from, or the pages that receive KV.
@@ -36,12 +36,12 @@ pub struct Handle<C> {
 }
 
 /// A prefill worker's end.
-pub type Sender = Handle<SourceCommand>;
+pub type SourceHandle = TransferHandle<SourceCommand>;
 
 /// A decode worker's end.
-pub type Receiver = Handle<DestinationCommand>;
+pub type DestinationHandle = TransferHandle<DestinationCommand>;
 
-impl<C: Cancel> Handle<C> {
+impl<C: Cancel> TransferHandle<C> {
     /// The slot's status.
     pub fn status(&self, slot: SlotId) -> SlotStatus {
         self.status.load(slot)
@@ -70,15 +70,15 @@ impl<C: Cancel> Handle<C> {
     }
 
     fn send_command(&self, command: C) {
-        let told = self.commands.try_send(command);
-        debug_assert!(told.is_ok(), "ring to the mover overflowed");
+        let sent = self.commands.try_send(command);
+        debug_assert!(sent.is_ok(), "ring to the mover overflowed");
         self.bell.notify();
     }
 }
 
-impl Sender {
+impl SourceHandle {
     /// Sends the prompt's pages to the mover, before the first chunk. The caller has checked
-    /// [`Sender::has_room`].
+    /// [`SourceHandle::has_room`].
     pub fn begin(
         &self,
         slot: SlotId,
@@ -93,7 +93,7 @@ impl Sender {
     }
 
     /// Gives the KV of `tokens` to the mover, with the aux record if they are the last. The caller
-    /// has checked [`Sender::has_room`].
+    /// has checked [`SourceHandle::has_room`].
     pub fn chunk(
         &self,
         slot: SlotId,
@@ -106,7 +106,7 @@ impl Sender {
     }
 }
 
-impl Receiver {
+impl DestinationHandle {
     /// Leases the pages of `tokens` to the transfer; `pages` lists those of the whole prompt. Sets
     /// WaitingForInput and sends the command to the mover *before* the caller sends Destination.
     /// False if the slot has failed in the meantime; the mover then ends the lease at once.

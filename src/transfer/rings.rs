@@ -5,7 +5,7 @@
 //! that do not fit until its next turn (`peer::local_worker::Ring`).
 
 use super::command::LeaseEnd;
-use super::handle::Handle;
+use super::handle::TransferHandle;
 use super::mover::{Links, Report};
 use super::pages::PageLists;
 use super::status::StatusTable;
@@ -30,7 +30,7 @@ pub struct Rings<C> {
     /// The mover's ends.
     pub links: Links<C>,
     /// The scheduler's ends.
-    pub handle: Handle<C>,
+    pub handle: TransferHandle<C>,
     /// `ctl`'s end of the ring to the mover.
     pub commands: channel::Sender<C>,
     /// `ctl`'s end of the ring from the mover.
@@ -59,7 +59,7 @@ impl<C> Rings<C> {
             ctl: bells.ctl.clone(),
             status: status.clone(),
         };
-        let handle = Handle {
+        let handle = TransferHandle {
             status: status.clone(),
             pages: pages.clone(),
             commands: commands.clone(),

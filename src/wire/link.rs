@@ -4,7 +4,7 @@
 //! ```text
 //!  Greeting … READY ──▶ Hello ◀─▶ Hello ──▶ (Proof ◀─▶ Proof) ──▶ Open: messages
 //! ```
-//! The contract is that of [`zmtp`](super::zmtp): `handle_input`, then `poll_event` until `None`.
+//! The contract is that of [`zmtp`]: `handle_input`, then `poll_event` until `None`.
 //! Invariants: until the link is open, only Hello and Proof pass, with small bounds on their size.
 //! Not here: deadlines of proof and heartbeat, which peer may connect (`peer`, `transfer`).
 

@@ -2,22 +2,22 @@
 //! other fields or none, and know nothing about this router.
 
 use crate::client::{Router, url};
-use crate::worker::{Introduction, Worker};
+use crate::worker::{IdentityReply, Worker};
 use crate::{PROMPT, STREAM};
 use serde_json::{Value, json};
 
 /// The answer of SGLang's server, with the fields that matter.
-const READER: Introduction = Some((
+const READER: IdentityReply = Some((
     "200 OK",
     r#"{"model_path":"m","served_model_name":"m","disaggregation_mode":"prefill",
         "disaggregation_bootstrap_port":9123}"#,
 ));
-const WRITER: Introduction =
+const WRITER: IdentityReply =
     Some(("200 OK", r#"{"model_path":"m","disaggregation_mode":"decode"}"#));
-const UNKNOWN: Introduction = Some(("404 Not Found", r#"{"detail":"Not Found"}"#));
+const UNKNOWN: IdentityReply = Some(("404 Not Found", r#"{"detail":"Not Found"}"#));
 
-fn worker(introduction: Introduction) -> Worker {
-    Worker::at("127.0.0.1:0".parse().unwrap(), introduction)
+fn worker(identity: IdentityReply) -> Worker {
+    Worker::at("127.0.0.1:0".parse().unwrap(), identity)
 }
 
 /// A router that is ready, with these words after each prefill worker's URL.
@@ -51,7 +51,7 @@ fn port(router: &Router, prefill: &Worker, decode: &Worker) -> Value {
 /// Null means the worker's own port, which decode knows if all have the same.
 #[test]
 fn a_registry_port_is_the_configured_one_or_the_reported_one_or_null() {
-    for (introduction, words, expected) in [
+    for (identity, words, expected) in [
         (READER, &["9000"][..], json!(9000)),
         (READER, &[], json!(9123)),
         (READER, &["none"], json!(9123)),
@@ -60,9 +60,9 @@ fn a_registry_port_is_the_configured_one_or_the_reported_one_or_null() {
         (UNKNOWN, &["none"], Value::Null),
         (None, &[], Value::Null),
     ] {
-        let (prefill, decode) = (worker(introduction), worker(WRITER));
+        let (prefill, decode) = (worker(identity), worker(WRITER));
         let router = router(&[(&prefill, words)], &[&decode]);
-        assert_eq!(port(&router, &prefill, &decode), expected, "{introduction:?} {words:?}");
+        assert_eq!(port(&router, &prefill, &decode), expected, "{identity:?} {words:?}");
         let (_, told) = router.get("/workers").answer();
         let told: Value = serde_json::from_str(&told).unwrap();
         assert_eq!(told["workers"][0]["bootstrap_port"], expected);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
-use worker::{Introduction, Worker};
+use worker::{IdentityReply, Worker};
 
 const PROMPT: &str = r#"{"prompt":"a","max_tokens":4}"#;
 const STREAM: &str = r#"{"prompt":"a","stream":true}"#;
@@ -338,9 +338,9 @@ fn a_worker_that_answers_that_it_drains_is_asked_no_more() {
 
 #[test]
 fn a_worker_of_another_role_is_not_used() {
-    let prefill = Worker::introduced(r#"{"disaggregation_mode":"prefill"}"#);
-    let wrong = Worker::introduced(r#"{"disaggregation_mode":"null"}"#);
-    let decode = Worker::introduced(r#"{"disaggregation_mode":"decode","version":"0.5"}"#);
+    let prefill = Worker::with_identity(r#"{"disaggregation_mode":"prefill"}"#);
+    let wrong = Worker::with_identity(r#"{"disaggregation_mode":"null"}"#);
+    let decode = Worker::with_identity(r#"{"disaggregation_mode":"decode","version":"0.5"}"#);
     let router = Router::ready(&[&prefill], &[&wrong, &decode], &["--policy", "round_robin"]);
     for _ in 0..3 {
         let mut client = router.post("/v1/completions", PROMPT);
@@ -372,13 +372,13 @@ fn a_worker_that_does_not_report_its_identity_is_used() {
 
 #[test]
 fn a_worker_at_the_address_of_another_is_asked_for_its_identity() {
-    const READER: Introduction = Some(("200 OK", r#"{"disaggregation_mode":"prefill"}"#));
-    const WRITER: Introduction = Some(("200 OK", r#"{"disaggregation_mode":"decode"}"#));
+    const READER: IdentityReply = Some(("200 OK", r#"{"disaggregation_mode":"prefill"}"#));
+    const WRITER: IdentityReply = Some(("200 OK", r#"{"disaggregation_mode":"decode"}"#));
     let (prefill, decode) = (Worker::start(), Worker::at("127.0.0.1:0".parse().unwrap(), WRITER));
     let router = Router::ready(&[&prefill], &[&decode], &[]);
     decode.stop();
     let wrong = Worker::at(decode.address, READER);
-    wrong.await_introduction();
+    wrong.await_identity_query();
     thread::sleep(Duration::from_millis(100));
     assert_eq!(router.get("/readiness").answer().0, 503);
     wrong.stop();

@@ -173,7 +173,7 @@ fn a_worker_that_is_gone_is_told_of_once() {
 #[test]
 fn a_worker_that_fits_no_other_is_listed_as_unpaired() {
     let told = |weights: &str| format!(r#"{{"handoff":{{"weights":"{weights}"}}}}"#).leak();
-    let (prefill, decode) = (Worker::introduced(told("aa")), Worker::introduced(told("bb")));
+    let (prefill, decode) = (Worker::with_identity(told("aa")), Worker::with_identity(told("bb")));
     let router = Router::start(&[&prefill], &[&decode], &[]);
     router.wait_for_workers(2);
     let listed = ask(&router, "GET", "/workers", "", "").1;
@@ -187,7 +187,7 @@ fn a_worker_that_fits_no_other_is_listed_as_unpaired() {
         let reason = worker["reason"].as_str().unwrap();
         assert!(reason.contains(&url(other)) && reason.contains(differs), "{reason}");
     }
-    let fitting = Worker::introduced(told("aa"));
+    let fitting = Worker::with_identity(told("aa"));
     assert_eq!(add(&router, json!({"url": url(&fitting), "worker_type": "decode"})).0, 202);
     router.wait_for("/readiness", 200);
     let listed = ask(&router, "GET", "/workers", "", "").1;
@@ -200,8 +200,8 @@ fn a_worker_that_fits_no_other_is_listed_as_unpaired() {
 fn a_mixed_worker_is_told_of_as_one() {
     const MIXED: &str = r#"{"disaggregation_mode":"null","role_changes":1}"#;
     let prefill =
-        Worker::introduced(r#"{"disaggregation_mode":"prefill","handoff":{"wire":"3.1"}}"#);
-    let mixed = Worker::introduced(MIXED);
+        Worker::with_identity(r#"{"disaggregation_mode":"prefill","handoff":{"wire":"3.1"}}"#);
+    let mixed = Worker::with_identity(MIXED);
     let router = Router::start(&[], &[], &[]);
     assert_eq!(add(&router, json!({"url": url(&mixed), "worker_type": "mixed"})).0, 202);
     router.await_said(&format!("worker is up role=mixed worker={}", url(&mixed)));
@@ -226,7 +226,8 @@ fn a_mixed_worker_is_told_of_as_one() {
         url(&mixed)
     );
     assert_eq!(told(1, "reason"), Some(why));
-    let decode = Worker::introduced(r#"{"disaggregation_mode":"decode","handoff":{"wire":"4.0"}}"#);
+    let decode =
+        Worker::with_identity(r#"{"disaggregation_mode":"decode","handoff":{"wire":"4.0"}}"#);
     assert_eq!(add(&router, json!({"url": url(&decode), "worker_type": "decode"})).0, 202);
     router.await_said("two workers are never paired");
     let listed = ask(&router, "GET", "/workers", "", "").1;
@@ -505,11 +506,11 @@ fn workers_are_asked_for_their_identity_again_when_the_cluster_key_changes() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let flags = ["--cluster-key-file", path.to_str().unwrap()];
     let router = Router::ready(&[&prefill], &[&decode], &flags);
-    assert_eq!([prefill.introductions(), decode.introductions()], [1, 1]);
+    assert_eq!([prefill.identity_queries(), decode.identity_queries()], [1, 1]);
     std::fs::write(&path, [2; 40]).unwrap();
     router.await_said("file reloaded what=\"cluster keys\"");
     let begun = Instant::now();
-    while [&prefill, &decode].into_iter().any(|worker| worker.introductions() < 2) {
+    while [&prefill, &decode].into_iter().any(|worker| worker.identity_queries() < 2) {
         assert!(begun.elapsed() < PATIENCE, "they are not asked");
         thread::sleep(Duration::from_millis(20));
     }

@@ -96,7 +96,7 @@ fn a_request_with_a_late_forecast_is_refused_at_once() {
 
 #[test]
 fn decode_reads_a_prompt_with_a_short_uncached_rest_itself() {
-    let (prefill, decode) = (Worker::start(), Worker::introduced(ALONE));
+    let (prefill, decode) = (Worker::start(), Worker::with_identity(ALONE));
     let router = Router::ready(
         &[&prefill],
         &[&decode],
@@ -163,7 +163,8 @@ fn load_that_a_worker_reports_is_avoided_although_another_router_booked_it() {
 #[test]
 fn the_loads_of_a_router_are_those_of_its_decode_workers() {
     let told = r#"{"max_running_requests": 8, "max_total_tokens": 4096}"#;
-    let (prefill, decode) = (Worker::start(), [Worker::introduced(told), Worker::introduced(told)]);
+    let (prefill, decode) =
+        (Worker::start(), [Worker::with_identity(told), Worker::with_identity(told)]);
     decode.iter().zip([9, 1]).for_each(|(worker, sequences)| worker.will_report(sequences));
     let flags = ["--health-check-interval-secs", "1"];
     let router = Router::start(&[&prefill], &[&decode[0], &decode[1]], &flags);

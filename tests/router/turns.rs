@@ -58,8 +58,8 @@ fn asked(worker: &Worker) -> Asked {
 
 #[test]
 fn a_worker_that_cannot_change_is_not_asked_again_but_another() {
-    let readers = [(); 3].map(|()| Worker::introduced(told("prefill", "aa")));
-    let decode = Worker::introduced(told("decode", "aa"));
+    let readers = [(); 3].map(|()| Worker::with_identity(told("prefill", "aa")));
+    let decode = Worker::with_identity(told("decode", "aa"));
     let router = Router::ready(&readers.each_ref(), &[&decode], &FLAGS);
     router.wait_for_workers(4);
     let _runs = pressed(&router, &readers, &decode);
@@ -76,8 +76,8 @@ fn a_worker_that_cannot_change_is_not_asked_again_but_another() {
 fn a_role_is_changed_with_the_admin_key() {
     let path = std::env::temp_dir().join(format!("baton-turn-keys-{}", std::process::id()));
     std::fs::write(&path, "chief\n").unwrap();
-    let readers = [(); 2].map(|()| Worker::introduced(told("prefill", "aa")));
-    let decode = Worker::introduced(told("decode", "aa"));
+    let readers = [(); 2].map(|()| Worker::with_identity(told("prefill", "aa")));
+    let decode = Worker::with_identity(told("decode", "aa"));
     let flags = [&FLAGS[..], &["--admin-key-file", path.to_str().unwrap()]].concat();
     let router = Router::ready(&readers.each_ref(), &[&decode], &flags);
     router.wait_for_workers(3);
@@ -109,8 +109,8 @@ fn a_role_is_changed_with_the_admin_key() {
 
 #[test]
 fn a_worker_that_its_role_needs_is_passed_over_for_a_spare_one() {
-    let readers = ["aa", "bb"].map(|weights| Worker::introduced(told("prefill", weights)));
-    let decode = Worker::introduced(told("decode", "aa"));
+    let readers = ["aa", "bb"].map(|weights| Worker::with_identity(told("prefill", weights)));
+    let decode = Worker::with_identity(told("decode", "aa"));
     let router = Router::ready(&readers.each_ref(), &[&decode], &FLAGS);
     router.wait_for_workers(3);
     let _runs = pressed(&router, &readers, &decode);

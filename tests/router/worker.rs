@@ -19,7 +19,7 @@ pub struct Worker {
 }
 
 /// Status and body.
-pub type Introduction = Option<(&'static str, &'static str)>;
+pub type IdentityReply = Option<(&'static str, &'static str)>;
 
 struct Shared {
     stopped: AtomicBool,
@@ -32,7 +32,7 @@ struct Shared {
     /// Probes wait for their answers.
     holds: AtomicBool,
     /// Number of identity queries so far.
-    introductions: AtomicUsize,
+    identity_queries: AtomicUsize,
     /// Its load report, and how often it was sent.
     report: Mutex<Option<String>>,
     reports: AtomicUsize,
@@ -54,16 +54,16 @@ pub struct Asked {
 
 impl Worker {
     pub fn start() -> Worker {
-        Worker::introduced("{}")
+        Worker::with_identity("{}")
     }
 
     /// A worker that answers identity queries with this.
-    pub fn introduced(introduction: &'static str) -> Worker {
-        Worker::at("127.0.0.1:0".parse().unwrap(), Some(("200 OK", introduction)))
+    pub fn with_identity(identity: &'static str) -> Worker {
+        Worker::at("127.0.0.1:0".parse().unwrap(), Some(("200 OK", identity)))
     }
 
     /// A worker at this address that answers identity queries with this, or not at all.
-    pub fn at(address: SocketAddr, introduction: Introduction) -> Worker {
+    pub fn at(address: SocketAddr, identity: IdentityReply) -> Worker {
         let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
@@ -72,14 +72,14 @@ impl Worker {
             probes: 0.into(),
             ignored: 0.into(),
             holds: false.into(),
-            introductions: AtomicUsize::new(0),
+            identity_queries: AtomicUsize::new(0),
             report: Mutex::default(),
             reports: AtomicUsize::new(0),
             connections: Mutex::default(),
         });
         let (sender, asked) = channel();
         let inside = shared.clone();
-        thread::spawn(move || accept(&listener, introduction, &inside, &sender));
+        thread::spawn(move || accept(&listener, identity, &inside, &sender));
         Worker { address, shared, asked }
     }
 
@@ -94,14 +94,14 @@ impl Worker {
     }
 
     /// How many identity queries it has received.
-    pub fn introductions(&self) -> usize {
-        self.shared.introductions.load(Ordering::SeqCst)
+    pub fn identity_queries(&self) -> usize {
+        self.shared.identity_queries.load(Ordering::SeqCst)
     }
 
     /// Waits until it has received an identity query.
-    pub fn await_introduction(&self) {
+    pub fn await_identity_query(&self) {
         for _ in 0..400 {
-            if self.shared.introductions.load(Ordering::SeqCst) > 0 {
+            if self.shared.identity_queries.load(Ordering::SeqCst) > 0 {
                 return;
             }
             thread::sleep(Duration::from_millis(50));
@@ -230,7 +230,7 @@ impl Asked {
 
 fn accept(
     listener: &TcpListener,
-    introduction: Introduction,
+    identity: IdentityReply,
     shared: &Arc<Shared>,
     asked: &Sender<Asked>,
 ) {
@@ -241,7 +241,7 @@ fn accept(
         let stream = stream.unwrap();
         shared.connections.lock().unwrap().push(stream.try_clone().unwrap());
         let (asked, shared) = (asked.clone(), shared.clone());
-        thread::spawn(move || serve(stream, number, introduction, &shared, &asked));
+        thread::spawn(move || serve(stream, number, identity, &shared, &asked));
     }
 }
 
@@ -249,7 +249,7 @@ fn accept(
 fn serve(
     mut stream: TcpStream,
     connection: usize,
-    introduction: Introduction,
+    identity: IdentityReply,
     shared: &Shared,
     asked: &Sender<Asked>,
 ) -> Option<()> {
@@ -287,8 +287,8 @@ fn serve(
                 Some(Some(("200 OK", if drains { "draining" } else { "OK" })))
             }
             "GET /server_info HTTP/1.1" => {
-                shared.introductions.fetch_add(1, Ordering::SeqCst);
-                Some(introduction)
+                shared.identity_queries.fetch_add(1, Ordering::SeqCst);
+                Some(identity)
             }
             "GET /v1/loads HTTP/1.1" => {
                 report = shared.report.lock().unwrap().clone();

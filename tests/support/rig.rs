@@ -24,7 +24,7 @@ use baton::sim::model::{PseudoModel, VOCAB, Watch, layout};
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::seal_thread;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
-use baton::transfer::handle::{Receiver, Sender};
+use baton::transfer::handle::{DestinationHandle, SourceHandle};
 use baton::transfer::pages::PageLists;
 use baton::transfer::status::{Move, State, StatusTable};
 use baton::transfer::target::{SessionId, Target};
@@ -221,27 +221,28 @@ impl Rig {
     pub fn split(setup: &Setup) -> Rig {
         let source: Far<SourceCommand> = far(setup, setup.prefill_pages);
         let destination: Far<DestinationCommand> = far(setup, setup.decode_pages);
-        let sender = Sender {
+        let source_handle = SourceHandle {
             status: source.side.status.clone(),
             pages: source.side.lists.clone(),
             commands: source.commands,
             ends: source.ends,
             bell: source.bell,
         };
-        let receiver = Receiver {
+        let destination_handle = DestinationHandle {
             status: destination.side.status.clone(),
             pages: destination.side.lists.clone(),
             commands: destination.commands.clone(),
             ends: destination.ends,
             bell: destination.bell,
         };
-        let prefill = PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), sender);
+        let prefill =
+            PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), source_handle);
         let decode = DecodeWorker::new(
             DECODE,
             setup.config,
             destination.side.kv.clone(),
             tier(setup),
-            receiver,
+            destination_handle,
         );
         let stats = vec![
             (prefill.stats().clone(), source.side.status.clone(), setup.prefill_pages),

@@ -15,7 +15,7 @@ use baton::sys::event::WaitSet;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::copy_pool::CopyPool;
-use baton::transfer::handle::{Handle, Receiver, Sender};
+use baton::transfer::handle::{DestinationHandle, SourceHandle, TransferHandle};
 use baton::transfer::mover::destination::DestinationMover;
 use baton::transfer::mover::source::SourceMover;
 use baton::transfer::mover::{Links, Report};
@@ -99,8 +99,8 @@ pub struct Handoff {
 }
 
 pub struct Rig {
-    pub source: Side<Sender, SourceCommand>,
-    pub destination: Side<Receiver, DestinationCommand>,
+    pub source: Side<SourceHandle, SourceCommand>,
+    pub destination: Side<DestinationHandle, DestinationCommand>,
     pub source_mover: SourceMover,
     pub destination_mover: DestinationMover,
     pub ways: Vec<Way>,
@@ -219,8 +219,8 @@ impl Rig {
         self.rooms.insert(handoff.room, handoff.clone());
         let (slot, generation, pages) = handoff.to.clone();
         let grant = move |rig: &Rig| {
-            let receiver = &rig.destination.handle;
-            receiver.expect(slot, generation, (session, Room(room)), tokens, &pages, to_lease);
+            let handle = &rig.destination.handle;
+            handle.expect(slot, generation, (session, Room(room)), tokens, &pages, to_lease);
         };
         (handoff, grant)
     }
@@ -528,7 +528,7 @@ fn memory(layout: KvLayout, copy_lanes: usize) -> Memory {
     }
 }
 
-fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
+fn source_side(layout: KvLayout) -> (SourceMover, Side<SourceHandle, SourceCommand>) {
     side(layout, true, 1, |links, memory| {
         SourceMover::new(links, memory, SESSIONS, MoverRight::for_mover_thread())
     })
@@ -537,7 +537,7 @@ fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
 fn destination_side(
     layout: KvLayout,
     copy_lanes: usize,
-) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
+) -> (DestinationMover, Side<DestinationHandle, DestinationCommand>) {
     side(layout, false, copy_lanes, |links, memory| {
         DestinationMover::new(links, memory, SESSIONS, MoverRight::for_mover_thread())
     })
@@ -548,7 +548,7 @@ fn side<M, C>(
     reversed: bool,
     copy_lanes: usize,
     mover: impl FnOnce(Links<C>, Memory) -> M,
-) -> (M, Side<Handle<C>, C>) {
+) -> (M, Side<TransferHandle<C>, C>) {
     let (memory, status) = (memory(layout, copy_lanes), Arc::new(StatusTable::new(SLOTS)));
     let bells = Bells { engine: bell(), ctl: bell(), mover: bell() };
     let Rings { links, handle, commands, reports } =

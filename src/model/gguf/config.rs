@@ -2,11 +2,11 @@
 //! results and are not supported, and names them. A model without them would write fluent but wrong
 //! text.
 
-use super::header::{TensorInfo, Value};
+use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
 use crate::model::config::{Architecture, ModelConfig, RopeScaling};
-use crate::model::tensor::TensorType;
+use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 
 /// Keys below the architecture that change the computation and are not supported.
@@ -200,7 +200,7 @@ impl Reader<'_> {
 /// tensor with other divisors is refused.
 fn llama3_scaling(
     metadata: &Metadata<'_>,
-    info: &TensorInfo,
+    info: &TensorPlace,
     rope_theta: f32,
     head_dim: usize,
 ) -> Result<RopeScaling, LoadError> {

@@ -5,7 +5,7 @@
 //! Not here: the meaning of the metadata (`config`, `tokenizer`).
 
 use crate::limits::{GGUF_METADATA_MAX, GGUF_NAME_MAX, GGUF_TENSORS_MAX};
-use crate::model::tensor::TensorType;
+use crate::model::tensor::{TensorPlace, TensorType};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -157,26 +157,13 @@ impl Array {
     }
 }
 
-/// The place and type of a tensor's data.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TensorInfo {
-    /// Element or block type.
-    pub dtype: TensorType,
-    /// Output features; 1 for a vector.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// Byte range in the file.
-    pub data: Range<usize>,
-}
-
 /// Metadata and tensor table of a GGUF file.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Header {
     /// Values by key.
     pub metadata: BTreeMap<String, Value>,
     /// Tensors by the names in the file.
-    pub tensors: BTreeMap<String, TensorInfo>,
+    pub tensors: BTreeMap<String, TensorPlace>,
     /// Bytes before the tensors' data.
     pub length: usize,
 }
@@ -246,7 +233,7 @@ impl TableEntry {
         start: usize,
         alignment: usize,
         length: usize,
-    ) -> Result<(String, TensorInfo), GgufError> {
+    ) -> Result<(String, TensorPlace), GgufError> {
         let Some(dtype) = tensor_type(self.kind) else {
             return Err(GgufError::TensorType { tensor: self.name, kind: self.kind });
         };
@@ -265,7 +252,7 @@ impl TableEntry {
         if end > length as u64 || !self.offset.is_multiple_of(alignment as u64) {
             return Err(GgufError::Data { tensor: self.name, end, length: length as u64 });
         }
-        let info = TensorInfo {
+        let info = TensorPlace {
             dtype,
             rows: rows as usize,
             cols: cols as usize,

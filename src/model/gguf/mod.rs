@@ -17,9 +17,9 @@ pub(crate) mod writer;
 use super::config::{Architecture, ModelConfig};
 use super::inventory;
 use super::mapped_file::Mapped;
-use super::tensor::{RowOrder, TensorType, TensorView};
+use super::tensor::{RowOrder, TensorPlace, TensorType, TensorView};
 use super::weights::{LoadError, WeightSource};
-use header::{Header, TensorInfo};
+use header::Header;
 use metadata::Metadata;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub struct GgufFile {
 
 #[derive(Debug)]
 struct Entry {
-    info: TensorInfo,
+    info: TensorPlace,
     order: RowOrder,
     /// The reordered data of a vector, if the file stores its elements in another order.
     natural: Option<Vec<u8>>,
@@ -93,7 +93,7 @@ impl WeightSource for GgufFile {
 }
 
 /// Finds the row order of a tensor. Vectors are converted to natural order here.
-fn entry(config: &ModelConfig, name: &str, info: &TensorInfo, bytes: &[u8]) -> Entry {
+fn entry(config: &ModelConfig, name: &str, info: &TensorPlace, bytes: &[u8]) -> Entry {
     let mut entry = Entry { info: info.clone(), order: RowOrder::Natural, natural: None };
     let rotated = ["attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias"];
     let interleaved = config.architecture == Architecture::Llama

@@ -4,25 +4,11 @@
 //! panics.
 
 use crate::limits::SAFETENSORS_HEADER_MAX;
-use crate::model::tensor::TensorType;
+use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 use safetensors::{Dtype, SafeTensors};
 use std::fmt;
-use std::ops::Range;
 use std::path::Path;
-
-/// The place and type of a tensor's data.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TensorPlace {
-    /// F32, F16 or BF16.
-    pub dtype: TensorType,
-    /// Output features; 1 for a vector.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// Byte range in the file.
-    pub data: Range<usize>,
-}
 
 /// The reason why the bytes are not a supported safetensors file.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -12,9 +12,8 @@ mod tests;
 use super::config::ModelConfig;
 use super::inventory;
 use super::mapped_file::Mapped;
-use super::tensor::{RowOrder, TensorView};
+use super::tensor::{RowOrder, TensorPlace, TensorView};
 use super::weights::{LoadError, WeightSource};
-use header::TensorPlace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

@@ -12,7 +12,7 @@ use crate::limits::UNPROVEN_CONNECTIONS_MAX;
 use crate::net::{ConnId, Reactor};
 use crate::obs::log::event;
 use crate::peer::directory::LookupResult;
-use crate::peer::handoff::{Handoff, LinkId as LinkName, Source};
+use crate::peer::handoff::{Handoff, LinkId, Source};
 use crate::wire::auth::Side;
 use crate::wire::link::ControlLink;
 use crate::wire::message::{Hello, MINOR, VERSION};
@@ -163,7 +163,7 @@ impl ControlLinks {
                 link = conn,
                 wire = wire
             );
-            handoff.link_up(worker, &source, LinkName::Remote(conn), now);
+            handoff.link_up(worker, &source, LinkId::Remote(conn), now);
             return Ok(());
         }
         let address = self.links.get(&conn).and_then(|peer_link| peer_link.address);

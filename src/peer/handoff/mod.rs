@@ -423,7 +423,7 @@ impl Handoff {
             let EndpointKind::Prefill { manager, .. } = &self.endpoints[worker.index()].kind else {
                 panic!("a source session is of a prefill worker");
             };
-            let is_open = manager.usage(session).is_some();
+            let is_open = manager.mover_generation(session).is_some();
             assert!(is_open, "the session of link {link} is bound while it is open");
         }
         let mut granted: Vec<_> = self.tokens.values().collect();

@@ -62,7 +62,7 @@ impl Handoff {
     /// Gives a source's mover its half.
     pub fn open_source(&mut self, id: WorkerId, session: SessionId, binding: Box<SourceBinding>) {
         if let EndpointKind::Prefill { manager, mover } = &mut self.endpoints[id.index()].kind
-            && let Some(generation) = manager.usage(session)
+            && let Some(generation) = manager.mover_generation(session)
         {
             mover.send(SourceCommand::Open { session, generation, binding });
         }
@@ -166,7 +166,8 @@ impl Handoff {
                     debug_assert!(before.is_none(), "a session has one ring");
                 }
                 None => {
-                    let generation = manager.usage(session).unwrap_or(SessionGeneration(0));
+                    let generation =
+                        manager.mover_generation(session).unwrap_or(SessionGeneration(0));
                     mover.send(SourceCommand::Open {
                         session,
                         generation,

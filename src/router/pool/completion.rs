@@ -47,7 +47,7 @@ impl WorkerPool {
             self.log_drain_end(worker);
             self.look_up_again(worker, now);
             let is_shown = matches!(reason, CloseReason::Tls(why) if why.is_of_certificate());
-            if matches!(owner, Owner::Introduction | Owner::Probe)
+            if matches!(owner, Owner::IdentityQuery | Owner::Probe)
                 && is_shown
                 && self.serves(worker)
             {
@@ -82,13 +82,13 @@ impl WorkerPool {
         }
         match owner {
             Owner::Probe if drains => self.declined(worker, answer.is_role_mismatch(), now),
-            Owner::Introduction | Owner::Probe if is_outdated && answer.is_success() => {
+            Owner::IdentityQuery | Owner::Probe if is_outdated && answer.is_success() => {
                 // A success from before the drain says nothing about the present, so the worker is
                 // probed at once.
                 self.balancer.declined(worker, now);
                 self.balancer.hasten_probe(worker, now);
             }
-            Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
+            Owner::IdentityQuery => self.handle_identity(reactor, worker, Ok(answer), now),
             Owner::Probe if answer.is_success() => {
                 self.probed(worker, true, now);
                 self.ask_report(reactor, worker, now);
@@ -118,13 +118,13 @@ impl WorkerPool {
             (call.is_begun(), call.held_back, reactor.is_greeting(conn));
         self.settle(reactor, conn, call, false, now);
         match owner {
-            Owner::Introduction if connected => {
+            Owner::IdentityQuery if connected => {
                 self.balancer.unanswered(worker);
-                self.introduced(reactor, worker, Err(lost.to_string()), now);
+                self.handle_identity(reactor, worker, Err(lost.to_string()), now);
             }
             // Its load is unknown. Only probes decide about its health.
             Owner::Report => self.balancer.reported(worker, None, now),
-            Owner::Introduction | Owner::Probe => {
+            Owner::IdentityQuery | Owner::Probe => {
                 // The reason why there is no connection is more precise.
                 if is_greeting {
                     self.ails(worker, format!("no answer to a probe: {}", TlsError::Slow));
@@ -194,7 +194,7 @@ impl WorkerPool {
         }
         let idle = self.targets.get_mut(&worker).map(|target| {
             // The next answer can come from another process.
-            (target.drains, target.introduced) = (true, false);
+            (target.drains, target.is_identified) = (true, false);
             std::mem::take(&mut target.idle)
         });
         for call in self.calls.values_mut().filter(|call| call.reservation.worker() == worker) {

@@ -56,7 +56,7 @@ impl WorkerPool {
     pub fn ask_anew(&mut self, now: Instant) {
         self.keys_change = Some(now + KEYS_CHANGE_TIME);
         for (&worker, target) in &mut self.targets {
-            target.introduced = false;
+            target.is_identified = false;
             self.balancer.hasten_probe(worker, now);
         }
     }

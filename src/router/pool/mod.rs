@@ -254,7 +254,7 @@ impl WorkerPool {
         let Some(call) = self.calls.get(&conn) else { return };
         // A worker stays known while it has a call.
         let worker = call.reservation.worker();
-        let is_asked = call.owner != Owner::Introduction;
+        let is_asked = call.owner != Owner::IdentityQuery;
         let host = self.targets.get(&worker).map(WorkerTarget::host).unwrap_or_default();
         let taken_for = is_asked.then(|| self.taken_for(worker)).flatten();
         let Some(call) = self.calls.get_mut(&conn) else { return };
@@ -371,7 +371,7 @@ impl WorkerPool {
                 // been replaced, so it is identified again.
                 let worker = self.drop_idle(reactor, conn);
                 if let Some(target) = worker.and_then(|worker| self.targets.get_mut(&worker)) {
-                    target.introduced = false;
+                    target.is_identified = false;
                 }
             }
             return true;
@@ -434,7 +434,7 @@ impl WorkerPool {
         for call in self.calls.values() {
             let worker = call.reservation.worker();
             assert!(self.targets.contains_key(&worker), "a worker is known while it has calls");
-            let is_probe = matches!(call.owner, Owner::Introduction | Owner::Probe);
+            let is_probe = matches!(call.owner, Owner::IdentityQuery | Owner::Probe);
             assert!(!is_probe || probed.insert(worker), "a worker has one probe at a time");
         }
     }

@@ -39,9 +39,9 @@ impl WorkerPool {
             self.look_up_again(worker, now);
         }
         // A leaving worker is probed only for its health, because its calls still run.
-        let is_known = |target: &WorkerTarget| target.introduced || !self.balancer.has(worker);
+        let is_known = |target: &WorkerTarget| target.is_identified || !self.balancer.has(worker);
         match self.targets.get(&worker).is_some_and(is_known) {
-            false => self.call(reactor, worker, Owner::Introduction, now),
+            false => self.call(reactor, worker, Owner::IdentityQuery, now),
             true => self.call(reactor, worker, Owner::Probe, now),
         }
     }
@@ -52,12 +52,12 @@ impl WorkerPool {
         match self.open_call(reactor, owner, reservation, now + self.health.1, now) {
             Ok((conn, _)) => {
                 let path = match owner {
-                    Owner::Introduction => identity::PATH,
+                    Owner::IdentityQuery => identity::PATH,
                     Owner::Report => load_report::PATH,
                     _ => &self.health.0,
                 };
                 let mut order = UpstreamHead::get(path);
-                if owner == Owner::Introduction {
+                if owner == Owner::IdentityQuery {
                     order.headers.push((identity::ASKED_BY_ROUTER, String::from("introduction")));
                 }
                 // `/health` needs no API key.
@@ -142,7 +142,7 @@ impl WorkerPool {
     }
 
     /// Handles the end of an identity query: the answer, or the reason why there is none.
-    pub(super) fn introduced(
+    pub(super) fn handle_identity(
         &mut self,
         reactor: &mut Reactor,
         worker: WorkerNumber,
@@ -176,7 +176,7 @@ impl WorkerPool {
             Some(verdict) => (verdict, true),
             None => doubt(answer),
         };
-        (target.introduced, target.reports) = (asked && is_settled, true);
+        (target.is_identified, target.reports) = (asked && is_settled, true);
         if !asked && target.told_down {
             // The log already says that it is down, and why.
             return self.call(reactor, worker, Owner::Probe, now);
@@ -188,7 +188,7 @@ impl WorkerPool {
         target.verdict = verdict;
         match target.verdict {
             Identification::RoleChanged(to) => {
-                (target.introduced, target.fault) =
+                (target.is_identified, target.fault) =
                     (false, Some(format!("it is a {to} worker now")));
                 debug_assert_ne!(to, role, "a worker that has turned has another role");
                 self.turned.push_back(RoleReport { worker, role: to, is_news });
@@ -198,7 +198,7 @@ impl WorkerPool {
             }
             Identification::Unfit(ref why) => {
                 // The log already says that it cannot be used, and why.
-                (target.introduced, target.fault) = (false, Some(why.clone()));
+                (target.is_identified, target.fault) = (false, Some(why.clone()));
                 target.mark_fault_logged();
                 // The worker is unfit, even if it is healthy.
                 self.balancer.refused(worker);
@@ -211,7 +211,7 @@ impl WorkerPool {
     /// Determines the workers with which this worker can be paired. Logs a pair that is never
     /// possible.
     fn note_compatibility(&mut self, worker: WorkerNumber, words: &WorkerInfo, is_settled: bool) {
-        let Some((other, why)) = self.balancer.introduced(worker, words.kind.clone()) else {
+        let Some((other, why)) = self.balancer.set_compatibility(worker, words.kind.clone()) else {
             return;
         };
         if !words.is_mixed() && is_settled {
@@ -239,7 +239,7 @@ impl WorkerPool {
             target.mark_up();
         }
         // The next answer can come from another process, unless the worker is only slow.
-        target.introduced &= is_well || is_usable;
+        target.is_identified &= is_well || is_usable;
         if !is_well && !is_usable {
             self.tell_why_not(worker);
         }

@@ -160,7 +160,7 @@ impl LoadBalancer {
 
     /// Sets the properties that a worker reported. Returns the first worker of the other role that
     /// does not fit, and the difference. Mixed workers do not count, because they never hand over.
-    pub fn introduced(
+    pub fn set_compatibility(
         &mut self,
         worker: WorkerNumber,
         kind: Compatibility,

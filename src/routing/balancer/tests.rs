@@ -346,9 +346,12 @@ fn those_that_do_not_fit_are_never_paired() {
     let mut router = router(Policy::RoundRobin, 2, 2);
     let [old, new, other_new, other_old] = [0, 1, 2, 3].map(WorkerNumber);
     for worker in [old, new, other_new, other_old] {
-        assert_eq!(router.introduced(worker, kind("old")), None);
+        assert_eq!(router.set_compatibility(worker, kind("old")), None);
     }
-    assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
+    assert_eq!(
+        router.set_compatibility(new, kind("new")).map(|(worker, _)| worker),
+        Some(other_new)
+    );
     let misfit = |router: &LoadBalancer, worker| {
         router.misfit(worker).map(|(other, why)| (other, why.to_string()))
     };
@@ -363,7 +366,7 @@ fn those_that_do_not_fit_are_never_paired() {
         })
         .collect();
     assert_eq!(chosen, [(0, 2), (0, 3), (0, 2), (0, 3)], "none for the new one yet");
-    router.introduced(other_new, kind("new"));
+    router.set_compatibility(other_new, kind("new"));
     assert_eq!([new, other_new, old].map(|worker| router.misfit(worker)), [None, None, None]);
     let chosen: Vec<_> = (0..4)
         .map(|_| {
@@ -402,7 +405,7 @@ fn kept_kv_goes_to_a_decode_worker_that_fits_and_has_not_failed() {
         chosen.map(|reservation| reservation.worker())
     };
     for (worker, weights) in [(reader, "a"), (failed, "a"), (other, "a"), (misfit, "b")] {
-        router.introduced(worker, kind(weights));
+        router.set_compatibility(worker, kind(weights));
     }
     assert_eq!([choose(&mut router), choose(&mut router)], [Ok(other), Ok(other)]);
     assert_eq!(reserved(&router), [0, 0, 2, 0]);

@@ -72,7 +72,7 @@ impl Cluster<'_> {
         let room = match name {
             CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
             CallName::Notice(_, room) => Some(room),
-            CallName::Introduction(_) | CallName::Probe(_) => None,
+            CallName::IdentityQuery(_) | CallName::Probe(_) => None,
         };
         self.calls.insert(name, Call { life: kept, ..Call::standing([ROUTER, host], 0, room) });
         if kept.is_none() {
@@ -246,7 +246,7 @@ impl Cluster<'_> {
                 (CallName::Notice(_, room), Answer::Stands(_)) => {
                     self.post(name, Input::GiveUp(name, room))
                 }
-                (CallName::Notice(..) | CallName::Introduction(_) | CallName::Probe(_), _) => {}
+                (CallName::Notice(..) | CallName::IdentityQuery(_) | CallName::Probe(_), _) => {}
             }
             return Ok(());
         }

@@ -59,7 +59,7 @@ impl Cluster<'_> {
                 send @ Wish::Send { .. } => self.send_legs(send)?,
                 Wish::Ask(call, taken_for) => match call {
                     CallName::Notice(_, room) => self.post(call, Input::GiveUp(call, room)),
-                    CallName::Introduction(_) => self.post(call, Input::Introduce(call)),
+                    CallName::IdentityQuery(_) => self.post(call, Input::Introduce(call)),
                     CallName::Probe(_) | CallName::Leg(_) => {
                         self.post(call, Input::Ask(call, taken_for))
                     }

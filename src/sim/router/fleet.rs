@@ -27,7 +27,7 @@ pub enum CallName {
     /// Of a client's.
     Leg(LegName),
     /// The question of this number, who a worker is.
-    Introduction(u64),
+    IdentityQuery(u64),
     /// The probe of this number.
     Probe(u64),
     /// The notice of this number: the KV that is kept in this room will not be claimed.
@@ -186,7 +186,7 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) if !begun => self.news.push_back((leg, What::Ready)),
                     CallName::Leg(_) => {}
-                    CallName::Introduction(_) | CallName::Probe(_) | CallName::Notice(..) => {
+                    CallName::IdentityQuery(_) | CallName::Probe(_) | CallName::Notice(..) => {
                         let taken_for = self.taken_for(name);
                         self.wishes.push(Wish::Ask(name, taken_for));
                     }
@@ -228,7 +228,7 @@ impl Fleet {
                     CallName::Probe(_) => {
                         self.router.declined(worker, self.instant(now));
                     }
-                    CallName::Introduction(_) | CallName::Notice(..) => {}
+                    CallName::IdentityQuery(_) | CallName::Notice(..) => {}
                 }
             }
             Answer::Hangs => {
@@ -236,7 +236,7 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
                     CallName::Probe(_) => self.unwell(worker, now),
-                    CallName::Introduction(_) | CallName::Notice(..) => {}
+                    CallName::IdentityQuery(_) | CallName::Notice(..) => {}
                 }
             }
             Answer::Lost => self.closed(name, now),
@@ -273,7 +273,7 @@ impl Fleet {
         while let Some(worker) = self.router.begin_probe(self.instant(now)) {
             match self.is_known(worker) {
                 true => self.probe(worker, now),
-                false => self.ask(CallName::Introduction, worker, ROUTER_PROBE_TIME, now),
+                false => self.ask(CallName::IdentityQuery, worker, ROUTER_PROBE_TIME, now),
             }
         }
     }
@@ -340,11 +340,11 @@ impl Fleet {
             CallName::Leg(leg) => {
                 self.news.push_back((leg, if begun { What::Lost(lost) } else { What::Refused }));
             }
-            CallName::Introduction(_) if stands => {
+            CallName::IdentityQuery(_) if stands => {
                 self.router.unanswered(worker);
                 self.introduced(worker, None, now);
             }
-            CallName::Introduction(_) | CallName::Probe(_) => self.unwell(worker, now),
+            CallName::IdentityQuery(_) | CallName::Probe(_) => self.unwell(worker, now),
             CallName::Notice(..) => {}
         }
     }

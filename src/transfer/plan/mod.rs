@@ -5,7 +5,7 @@
 //! ranks. Each destination rank gets its heads from the lowest source rank that holds them. A
 //! *tile* is the most tokens that lie in one page on both sides. A *fragment* is a piece of a tile
 //! that is contiguous on both sides. A run merges adjacent fragments across tiles. A `tcp` stream
-//! carries no addresses, so both ends walk in the same order ([`fragment`]).
+//! carries no addresses, so both ends walk in the same order (`fragment`).
 //! [`Template::of_layers`] plans some of the layers. A held prefix is left out of the token range.
 //! A state slot is a page of one token ([`KvLayout::state_slots`]).
 

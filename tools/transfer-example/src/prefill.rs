@@ -95,7 +95,7 @@ impl Engine for Prefill {
             message.inspect(|message| manager.receive(LINK, message, now, side));
         }
         if let Some(session) = side.announced.take() {
-            let parts = manager.usage(session).zip(side.binding.take());
+            let parts = manager.mover_generation(session).zip(side.binding.take());
             if let Some((generation, binding)) = parts {
                 side.worker.command(SourceCommand::Open { session, generation, binding });
                 manager.bound(session, Ok(side.worker.rank()), side);

@@ -15,7 +15,7 @@ use baton::transfer::mover::{Links, Mover, Report};
 use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{SlotStatus, StatusTable};
 use baton::transfer::transport::Memory;
-use baton::transfer::{event_loop::Waiter, handle::Handle, pages::PageLists};
+use baton::transfer::{event_loop::Waiter, handle::TransferHandle, pages::PageLists};
 use baton::wire::message::{Fingerprint, HostId, Rank, ShmGrant, SocketName, Token, ids_hash};
 use crossbeam_channel::Receiver;
 use std::io;
@@ -45,7 +45,7 @@ pub struct Worker<C> {
     pub identity: WorkerIdentity,
     pub memory: Memory,
     pub pool: PagePool,
-    pub handle: Handle<C>,
+    pub handle: TransferHandle<C>,
     pub reports: Receiver<Report>,
     pub link: Link,
     stop: Arc<AtomicBool>,

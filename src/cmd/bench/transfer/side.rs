@@ -31,7 +31,7 @@ use crate::stdx::event_count::EventCount;
 use crate::transfer::command::{Cancel, DestinationCommand, SourceCommand};
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::event_loop::{LoopTask, Waiter};
-use crate::transfer::handle::Handle;
+use crate::transfer::handle::TransferHandle;
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::identity::{WorkerIdentity, host_id};
 use crate::transfer::manager::rooms::Slot;
@@ -73,7 +73,7 @@ pub struct BenchWorker<C> {
     /// The KV pool.
     pub memory: Memory,
     /// The scheduler's interface to its transfers.
-    pub handle: Handle<C>,
+    pub handle: TransferHandle<C>,
     pool: PagePool,
     commands: channel::Receiver<EngineCommand>,
     talk: BenchChannel,
@@ -222,7 +222,7 @@ impl Parts {
         self,
         row: &BenchRow,
         member: WorkerEndpoint,
-        handle: Handle<C>,
+        handle: TransferHandle<C>,
         mover: Mover,
         data: Option<SocketAddr>,
         peers: ControlLinks,

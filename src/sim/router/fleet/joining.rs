@@ -68,7 +68,7 @@ impl Fleet {
         let numbers: Vec<WorkerNumber> = fleet.targets.keys().copied().collect();
         for worker in numbers {
             fleet.router.probed(worker, true, base);
-            fleet.router.introduced(worker, Compatibility::default());
+            fleet.router.set_compatibility(worker, Compatibility::default());
             let target = fleet.target(worker);
             (target.introduced, target.changes) = (true, Some(0));
             let local_prefill =
@@ -98,7 +98,7 @@ impl Fleet {
         let Call { booking, .. } = self.calls.get(&name)?;
         let role = self.router.role(booking.worker())?;
         let changes = self.targets[&booking.worker()].changes;
-        let is_asked = !matches!(name, CallName::Introduction(_));
+        let is_asked = !matches!(name, CallName::IdentityQuery(_));
         is_asked.then(|| changes.map_or(role.to_string(), |changes| format!("{role}/{changes}")))
     }
 
@@ -129,7 +129,7 @@ impl Fleet {
         });
         if let Some(words) = &words {
             self.router.set_local_prefill(worker, words.local_prefill);
-            self.router.introduced(worker, words.kind.clone());
+            self.router.set_compatibility(worker, words.kind.clone());
         }
         // It may have left while it was asked; what it runs goes on as long as it does.
         if !self.router.has(worker) && self.router.knows(worker) {

@@ -17,7 +17,7 @@ pub trait DestinationEffects<L, A> {
     fn send(&mut self, link: L, message: &Message<'_>);
     /// Sends a command to the worker's mover.
     fn mover(&mut self, command: DestinationCommand);
-    /// Opens a link; [`DestinationManager::link_up`] or [`DestinationManager::dial_failed`]
+    /// Opens a link; `DestinationManager::link_up` or `DestinationManager::dial_failed`
     /// follows.
     fn dial(&mut self, source: &A);
     /// Ends a link.
@@ -27,7 +27,7 @@ pub trait DestinationEffects<L, A> {
     fn make_rank(&mut self, session: SessionId, source: &A, without: &[Transport]) -> Option<Rank>;
     /// Takes back the offer for a session that was not established.
     fn withdraw(&mut self, session: SessionId);
-    /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`]
+    /// Sets up this side of the transport that the source chose; `DestinationManager::bound`
     /// follows.
     fn bind(&mut self, link: L, session: SessionId, how: DestinationSetup<'_>);
     /// Reports to the scheduler that the slot's session is ready, so that pages can be leased.

@@ -68,7 +68,7 @@ struct Session<L> {
     pages: u32,
     slots: u32,
     /// The generation of the session's index at the mover.
-    usage: SessionGeneration,
+    mover_generation: SessionGeneration,
 }
 
 /// All sessions and rooms of one prefill worker.
@@ -201,7 +201,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
             Report::Lost { session, generation, .. } => {
                 let lost = self.sessions[session.0 as usize].as_ref();
-                if let Some(lost) = lost.filter(|lost| lost.usage == generation) {
+                if let Some(lost) = lost.filter(|lost| lost.mover_generation == generation) {
                     let (link, transport) = (lost.link, lost.transport);
                     self.close(session, effects);
                     // The destination can miss the loss, for example if a lane never reached it. If
@@ -248,7 +248,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             let Some(session) = session else { continue };
             let of_link = self.by_link.get(&session.link);
             assert_eq!(of_link, Some(&SessionId(index as u32)), "a link leads to its session");
-            assert!(uses.insert(session.usage), "each use of an index has a number of its own");
+            assert!(
+                uses.insert(session.mover_generation),
+                "each use of an index has a number of its own"
+            );
         }
         assert_eq!(self.by_link.len(), uses.len(), "a link leads to a session that is open");
         for wanted in self.rooms.destinations() {
@@ -485,7 +488,7 @@ mod tests {
             page_size: 16,
             pages: 100,
             slots: 4,
-            usage: SessionGeneration(1),
+            mover_generation: SessionGeneration(1),
         };
         let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
         let asked = Destination {

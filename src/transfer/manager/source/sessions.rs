@@ -60,8 +60,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     /// The generation of an open session's index at the mover.
-    pub fn usage(&self, session: SessionId) -> Option<SessionGeneration> {
-        self.sessions[session.0 as usize].as_ref().map(|session| session.usage)
+    pub fn mover_generation(&self, session: SessionId) -> Option<SessionGeneration> {
+        self.sessions[session.0 as usize].as_ref().map(|session| session.mover_generation)
     }
 
     pub(super) fn announce(
@@ -99,7 +99,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             page_size: layout.page_size,
             pages: announce.kv.pages,
             slots: announce.aux.slots,
-            usage: self.begun,
+            mover_generation: self.begun,
         });
         let before = self.by_link.insert(link, session);
         debug_assert!(before.is_none(), "a link has one session at a time");

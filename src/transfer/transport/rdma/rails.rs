@@ -161,7 +161,7 @@ impl Rails {
         !self.desks.is_empty()
     }
 
-    pub(super) fn desk(&self, place: usize) -> Option<&NicThreads> {
+    pub(super) fn nic_threads(&self, place: usize) -> Option<&NicThreads> {
         self.desks.get(place)
     }
 

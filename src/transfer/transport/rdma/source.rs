@@ -11,7 +11,7 @@ use super::flight::InFlight;
 use super::lane::{Lane, PIECES_MAX};
 use super::posts::Posting;
 use super::rails::{Opened, Rails};
-use super::split::{Job, NicReport, NicSessionHandle};
+use super::split::{NicReport, NicSessionHandle, PosterCommand};
 use crate::ids::SlotId;
 use crate::sys::event::{WaitInterest, WaitSet};
 use crate::transfer::plan::Template;
@@ -39,7 +39,7 @@ pub struct RdmaSource {
 #[derive(Debug)]
 enum Sides {
     Fused(Box<[(Posting, Reaping)]>),
-    Split { seats: Box<[NicSessionHandle]>, said: channel::Receiver<NicReport> },
+    Split { sessions: Box<[NicSessionHandle]>, reports: channel::Receiver<NicReport> },
 }
 
 impl RdmaSource {
@@ -57,7 +57,7 @@ impl RdmaSource {
             let mut opened = rails.open(place, names.len(), false, &mut sequences)?;
             opened.connect(nic, names)?;
             if let Some(events) = opened.completions.events() {
-                let wait = rails.desk(place).map_or(wait, |desk| desk.wait());
+                let wait = rails.nic_threads(place).map_or(wait, |threads| threads.wait());
                 wait.add(events, WaitInterest::Readable)?;
             }
             joined.push((nic, opened));
@@ -81,13 +81,14 @@ impl RdmaSource {
         let sides = if rails.is_split() {
             // Each slot has at most one completion in the ring, and each side of each NIC at most
             // one loss.
-            let (saying, said) = channel::bounded(rails.slots() + 2 * RdmaGrant::RAILS_MAX);
-            let seats = sides.map(|(place, sides)| {
-                let desk =
-                    rails.desk(place).ok_or_else(|| io::Error::other("a NIC without threads"))?;
-                desk.seat(sides, rails.slots(), &saying)
+            let (reporting, reports) = channel::bounded(rails.slots() + 2 * RdmaGrant::RAILS_MAX);
+            let sessions = sides.map(|(place, sides)| {
+                let threads = rails
+                    .nic_threads(place)
+                    .ok_or_else(|| io::Error::other("a NIC without threads"))?;
+                threads.add_session(sides, rails.slots(), &reporting)
             });
-            Sides::Split { seats: seats.collect::<io::Result<_>>()?, said }
+            Sides::Split { sessions: sessions.collect::<io::Result<_>>()?, reports }
         } else {
             Sides::Fused(sides.map(|(_, sides)| sides).collect())
         };
@@ -98,7 +99,7 @@ impl RdmaSource {
     fn nics(&self) -> usize {
         match &self.sides {
             Sides::Fused(sides) => sides.len(),
-            Sides::Split { seats, .. } => seats.len(),
+            Sides::Split { sessions, .. } => sessions.len(),
         }
     }
 }
@@ -135,9 +136,9 @@ impl SourceHalf for RdmaSource {
             Sides::Fused(sides) => {
                 sides[..taking].iter_mut().for_each(|(posting, _)| posting.take(own()))
             }
-            Sides::Split { seats, .. } => {
-                seats[..taking].iter().for_each(|seat| seat.tell(Job::Post(own())))
-            }
+            Sides::Split { sessions, .. } => sessions[..taking]
+                .iter()
+                .for_each(|session| session.send(PosterCommand::Post(own()))),
         }
         Ok(())
     }
@@ -162,9 +163,9 @@ impl SourceHalf for RdmaSource {
                     moved |= posting.step(&mut over)?;
                 }
             }
-            Sides::Split { said, .. } => {
-                while let Ok(said) = said.try_recv() {
-                    match said {
+            Sides::Split { reports, .. } => {
+                while let Ok(report) = reports.try_recv() {
+                    match report {
                         NicReport::Completed(slot) => over(slot),
                         NicReport::Lost(lost) => return Err(lost),
                     }
@@ -192,8 +193,10 @@ impl SourceHalf for RdmaSource {
             }
             // The posters leave, and the last completion ends the slot. It is reported like every
             // other completion.
-            Sides::Split { seats, .. } => {
-                seats[..taking].iter().for_each(|seat| seat.tell(Job::Cancel(slot)));
+            Sides::Split { sessions, .. } => {
+                sessions[..taking]
+                    .iter()
+                    .for_each(|session| session.send(PosterCommand::Cancel(slot)));
                 false
             }
         }

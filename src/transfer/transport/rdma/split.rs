@@ -25,7 +25,7 @@ use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 /// Sessions of a NIC: the open ones, and as many that are about to end.
-const SEATS_MAX: usize = 2 * SESSIONS_MAX;
+const NIC_SESSIONS_MAX: usize = 2 * SESSIONS_MAX;
 /// A poster's turn takes microseconds, so a turn of this many milliseconds hangs. The wait counts
 /// milliseconds one by one, so that a stopped process does not look like a hanging poster.
 const TURN_MAX_MS: u32 = 10_000;
@@ -35,7 +35,7 @@ const YIELDS: u32 = 1000;
 /// A message to a poster.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // In places of a ring; boxed, each would be allocated.
-pub(super) enum Job {
+pub(super) enum PosterCommand {
     Post(Post),
     Cancel(SlotId),
 }
@@ -52,7 +52,7 @@ pub(super) enum NicReport {
 struct Posts {
     // Dropped first, because its queue pairs complete into the other side's queue.
     posting: Posting,
-    jobs: channel::Receiver<Job>,
+    commands: channel::Receiver<PosterCommand>,
 }
 
 /// A session on one NIC, shared by its threads. Each side belongs to one thread, until the mover
@@ -65,13 +65,13 @@ struct NicSession {
     ends: AtomicBool,
     /// Nothing more is posted or polled.
     lost: AtomicBool,
-    said: channel::Sender<NicReport>,
+    reports: channel::Sender<NicReport>,
     mover: Arc<EventCount>,
 }
 
 impl NicSession {
-    fn say(&self, said: NicReport) {
-        let sent = self.said.try_send(said);
+    fn report(&self, report: NicReport) {
+        let sent = self.reports.try_send(report);
         debug_assert!(
             !matches!(sent, Err(channel::TrySendError::Full(_))),
             "the ring has room for a report of each slot"
@@ -81,24 +81,24 @@ impl NicSession {
 
     fn lose(&self, lost: SessionLost) {
         self.lost.store(true, Ordering::Relaxed);
-        self.say(NicReport::Lost(lost));
+        self.report(NicReport::Lost(lost));
     }
 
     fn post(&self) -> bool {
         let Ok(mut held) = self.posts.try_lock() else { return false };
-        let Some(Posts { posting, jobs }) =
+        let Some(Posts { posting, commands }) =
             held.as_mut().filter(|_| !self.lost.load(Ordering::Relaxed))
         else {
             return false;
         };
         let mut moved = false;
-        let mut over = |slot| self.say(NicReport::Completed(slot));
-        while let Ok(job) = jobs.try_recv() {
+        let mut over = |slot| self.report(NicReport::Completed(slot));
+        while let Ok(command) = commands.try_recv() {
             moved = true;
-            match job {
-                Job::Post(post) => posting.take(post),
-                Job::Cancel(slot) if posting.withdraw(slot) => over(slot),
-                Job::Cancel(_) => {}
+            match command {
+                PosterCommand::Post(post) => posting.take(post),
+                PosterCommand::Cancel(slot) if posting.withdraw(slot) => over(slot),
+                PosterCommand::Cancel(_) => {}
             }
         }
         match posting.step(&mut over) {
@@ -115,7 +115,7 @@ impl NicSession {
         let Some(reaping) = held.as_mut().filter(|_| !self.lost.load(Ordering::Relaxed)) else {
             return false;
         };
-        match reaping.step(&mut |slot| self.say(NicReport::Completed(slot))) {
+        match reaping.step(&mut |slot| self.report(NicReport::Completed(slot))) {
             Ok(moved) => moved,
             Err(lost) => {
                 self.lose(lost);
@@ -147,23 +147,23 @@ impl NicSessions {
         arrivals: channel::Receiver<Arc<NicSession>>,
         leaving: channel::Sender<Arc<NicSession>>,
     ) -> NicSessions {
-        NicSessions { arrivals, here: Vec::with_capacity(SEATS_MAX), leaving }
+        NicSessions { arrivals, here: Vec::with_capacity(NIC_SESSIONS_MAX), leaving }
     }
 
     /// Returns sessions that end, and adds new ones. Returns true if there were new ones, because
     /// their events are not armed for a park yet.
     fn renew(&mut self) -> bool {
-        let ended = |joint: &Arc<NicSession>| joint.ends.load(Ordering::Acquire);
+        let ended = |session: &Arc<NicSession>| session.ends.load(Ordering::Acquire);
         while let Some(at) = self.here.iter().position(ended) {
-            // The ring has room for all sessions that arrive between two looks. It is drained
+            // The ring has room for all sessions that arrive between two calls. It is drained
             // before each arrival.
             let _ = self.leaving.try_send(self.here.swap_remove(at));
         }
         let before = self.here.len();
-        while self.here.len() < SEATS_MAX
-            && let Ok(joint) = self.arrivals.try_recv()
+        while self.here.len() < NIC_SESSIONS_MAX
+            && let Ok(session) = self.arrivals.try_recv()
         {
-            self.here.push(joint);
+            self.here.push(session);
         }
         self.here.len() > before
     }
@@ -176,7 +176,7 @@ pub struct Poster(NicSessions);
 impl LoopTask for Poster {
     fn step(&mut self) -> bool {
         let renewed = self.0.renew();
-        self.0.here.iter().fold(renewed, |moved, joint| moved | joint.post())
+        self.0.here.iter().fold(renewed, |moved, session| moved | session.post())
     }
 
     /// Only threads of this process give it work, and they ring the bell.
@@ -186,14 +186,14 @@ impl LoopTask for Poster {
 /// The work of a NIC's thread `poll`.
 #[derive(Debug)]
 pub struct Poller {
-    joints: NicSessions,
+    sessions: NicSessions,
     poster: Arc<EventCount>,
 }
 
 impl LoopTask for Poller {
     fn step(&mut self) -> bool {
-        let renewed = self.joints.renew();
-        let moved = self.joints.here.iter().fold(false, |moved, joint| moved | joint.reap());
+        let renewed = self.sessions.renew();
+        let moved = self.sessions.here.iter().fold(false, |moved, session| moved | session.reap());
         if moved {
             // There may be room again.
             self.poster.notify();
@@ -202,7 +202,7 @@ impl LoopTask for Poller {
     }
 
     fn park(&mut self, parked: bool) {
-        self.joints.here.iter().for_each(|joint| joint.park(parked));
+        self.sessions.here.iter().for_each(|session| session.park(parked));
     }
 }
 
@@ -237,10 +237,10 @@ impl Split {
         spin: bool,
     ) -> io::Result<(Split, NicThreads)> {
         let (posting, polling) = (Waiter::new(spin)?, Waiter::new(spin)?);
-        let (posters, poster) = channel::bounded(SEATS_MAX);
-        let (pollers, poller) = channel::bounded(SEATS_MAX);
-        let (leaving, left) = channel::bounded(4 * SEATS_MAX);
-        let desk = NicThreads {
+        let (posters, poster) = channel::bounded(NIC_SESSIONS_MAX);
+        let (pollers, poller) = channel::bounded(NIC_SESSIONS_MAX);
+        let (leaving, left) = channel::bounded(4 * NIC_SESSIONS_MAX);
+        let threads = NicThreads {
             posters,
             pollers,
             left,
@@ -250,11 +250,11 @@ impl Split {
             mover: mover.clone(),
         };
         let poller = Poller {
-            joints: NicSessions::new(poller, leaving.clone()),
+            sessions: NicSessions::new(poller, leaving.clone()),
             poster: posting.bell.clone(),
         };
         let poster = (Poster(NicSessions::new(poster, leaving)), posting);
-        Ok((Split { poster, poller: (poller, polling), nic: nic.into() }, desk))
+        Ok((Split { poster, poller: (poller, polling), nic: nic.into() }, threads))
     }
 }
 
@@ -268,44 +268,45 @@ impl NicThreads {
     ///
     /// # Errors
     /// If the threads have too many sessions.
-    pub(super) fn seat(
+    pub(super) fn add_session(
         &self,
         (posting, reaping): (Posting, Reaping),
         slots: usize,
-        said: &channel::Sender<NicReport>,
+        reports: &channel::Sender<NicReport>,
     ) -> io::Result<NicSessionHandle> {
         while self.left.try_recv().is_ok() {}
         // Per slot: a post and its Cancel, and the Cancel of an earlier use that completed before
         // the poster took that Cancel.
-        let (jobs, taken) = channel::bounded(3 * slots);
-        let joint = Arc::new(NicSession {
-            posts: Mutex::new(Some(Posts { posting, jobs: taken })),
+        let (commands, receiver) = channel::bounded(3 * slots);
+        let session = Arc::new(NicSession {
+            posts: Mutex::new(Some(Posts { posting, commands: receiver })),
             reaping: Mutex::new(Some(reaping)),
             ends: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            said: said.clone(),
+            reports: reports.clone(),
             mover: self.mover.clone(),
         });
-        let seat = NicSessionHandle { joint: joint.clone(), jobs, poster: self.poster.clone() };
+        let handle =
+            NicSessionHandle { session: session.clone(), commands, poster: self.poster.clone() };
         let full = |_| io::Error::other("too many sessions on a NIC");
-        self.posters.try_send(joint.clone()).map_err(full)?;
-        self.pollers.try_send(joint).map_err(full)?;
+        self.posters.try_send(session.clone()).map_err(full)?;
+        self.pollers.try_send(session).map_err(full)?;
         self.poller.notify();
-        Ok(seat)
+        Ok(handle)
     }
 }
 
 /// The mover's end of a session on one NIC.
 #[derive(Debug)]
 pub(super) struct NicSessionHandle {
-    joint: Arc<NicSession>,
-    jobs: channel::Sender<Job>,
+    session: Arc<NicSession>,
+    commands: channel::Sender<PosterCommand>,
     poster: Arc<EventCount>,
 }
 
 impl NicSessionHandle {
-    pub(super) fn tell(&self, job: Job) {
-        let sent = self.jobs.try_send(job);
+    pub(super) fn send(&self, command: PosterCommand) {
+        let sent = self.commands.try_send(command);
         debug_assert!(sent.is_ok(), "a post and two Cancels of each slot fit");
         self.poster.notify();
     }
@@ -314,24 +315,24 @@ impl NicSessionHandle {
 /// The drop destroys the queue pairs, so that leases can end after it.
 impl Drop for NicSessionHandle {
     fn drop(&mut self) {
-        self.joint.ends.store(true, Ordering::Release);
-        drop(take(&self.joint.posts));
-        drop(take(&self.joint.reaping));
+        self.session.ends.store(true, Ordering::Release);
+        drop(take(&self.session.posts));
+        drop(take(&self.session.reaping));
     }
 }
 
 /// Takes a side from its thread. The thread holds it for at most one turn, and does not return to a
 /// session that ends.
 fn take<T>(side: &Mutex<Option<T>>) -> Option<T> {
-    let mut looks = 0;
+    let mut tries = 0;
     loop {
-        looks += 1;
+        tries += 1;
         match side.try_lock() {
             Ok(mut held) => return held.take(),
             // Its thread has panicked.
             Err(TryLockError::Poisoned(held)) => return held.into_inner().take(),
-            Err(TryLockError::WouldBlock) if looks < YIELDS => yield_now(),
-            Err(TryLockError::WouldBlock) if looks < YIELDS + TURN_MAX_MS => {
+            Err(TryLockError::WouldBlock) if tries < YIELDS => yield_now(),
+            Err(TryLockError::WouldBlock) if tries < YIELDS + TURN_MAX_MS => {
                 sleep(Duration::from_millis(1));
             }
             Err(TryLockError::WouldBlock) => {

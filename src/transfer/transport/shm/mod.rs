@@ -3,7 +3,7 @@
 //! memory of another.
 //!
 //! The source writes offers into its own ring; the destination writes a cursor into its own page
-//! ([`ring`]). Each maps the other's memory read-only. If the destination's page says that its
+//! (`ring`). Each maps the other's memory read-only. If the destination's page says that its
 //! mover is parked, the source rings a doorbell (eventfd) after an offer. The destination takes an
 //! offer one step after it saw it; [`DestinationHalf::step`] gives the reason.
 

@@ -9,7 +9,7 @@ use crate::models::sleep::Sleep;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand};
-use crate::transfer::handle::{Receiver, Sender};
+use crate::transfer::handle::{DestinationHandle, SourceHandle};
 use crate::transfer::mover::destination::DestinationMover;
 use crate::transfer::mover::source::SourceMover;
 use crate::transfer::pages::PageLists;
@@ -75,7 +75,8 @@ impl DestinationHalf for Arriving {
 }
 
 /// A decode worker with one session, and its `ctl`'s end of the ring.
-fn decode() -> (DestinationMover, Receiver, channel::Sender<DestinationCommand>, Generation) {
+fn decode() -> (DestinationMover, DestinationHandle, channel::Sender<DestinationCommand>, Generation)
+{
     let Worker { generation, rings: Rings { links, handle, commands, .. }, memory, .. } =
         Worker::new();
     let mut mover = DestinationMover::new(links, memory, 1, MoverRight::for_mover_thread());
@@ -89,7 +90,7 @@ fn decode() -> (DestinationMover, Receiver, channel::Sender<DestinationCommand>,
     (mover, handle, commands, generation)
 }
 
-fn expect(handle: &Receiver, generation: Generation) {
+fn expect(handle: &DestinationHandle, generation: Generation) {
     let lease = crate::kv::lease(SLOT, generation);
     handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, &[PAGE], lease);
 }
@@ -189,7 +190,7 @@ pub fn both_threads_are_woken() {
     scheduler.join().unwrap();
 }
 
-fn hand_over(handle: &Sender, generation: Generation) {
+fn hand_over(handle: &SourceHandle, generation: Generation) {
     let target = Target { session: SESSION, slot: SLOT, generation, room: Room(7), prefix: 0 };
     handle.begin(SLOT, generation, target, &[PAGE], crate::kv::lease(SLOT, generation));
     handle.chunk(SLOT, generation, 0..1, Some(AUX));

@@ -23,7 +23,7 @@ fn turn<T: LoopTask + 'static>((mut turns, waiter): Thread<T>) -> JoinHandle<Thr
 /// The poster and the poller can each be before, in or after a turn.
 pub fn pages_of_a_session_can_be_reused_when_its_seat_is_gone() {
     let (nic, poster, poller) = Nic::new(&silent());
-    let session = nic.seat();
+    let session = nic.add_session();
     session.post();
     let (poster, poller) = (turn(poster), turn(poller));
     drop(session);
@@ -37,7 +37,7 @@ pub fn pages_of_a_session_can_be_reused_when_its_seat_is_gone() {
 /// reported once. The slot's pages are reused as soon as it is reported.
 pub fn a_cancelled_slot_is_over_once() {
     let (nic, poster, poller) = Nic::new(&silent());
-    let session = nic.seat();
+    let session = nic.add_session();
     session.post();
     let (poster, poller) = (turn(poster), turn(poller));
     session.cancel();
@@ -79,7 +79,7 @@ pub fn all_three_threads_are_woken() {
     let (posts, reaps) = (nic.pair.clone(), nic.pair.clone());
     let poster = run(poster, move || posts.has_posted());
     let poller = run(poller, move || reaps.has_reaped());
-    let session = nic.seat();
+    let session = nic.add_session();
     session.post();
     loop {
         bell.prepare_wait();

@@ -3,7 +3,7 @@
 //! waits for the completion.
 
 use super::flight::{InFlight, WorkRequestId};
-use super::split::{Job, NicReport, NicSessionHandle, NicThreads, Poller, Poster, Split};
+use super::split::{NicReport, NicSessionHandle, NicThreads, Poller, Poster, PosterCommand, Split};
 use super::transport::{Post, SessionLost};
 use crate::channel;
 use crate::ids::{Generation, Room, SlotId};
@@ -121,13 +121,13 @@ pub type Thread<T> = (T, Waiter);
 
 /// A NIC: the handle that adds sessions to its threads, and its one queue pair.
 pub struct Nic {
-    desk: NicThreads,
+    threads: NicThreads,
     pub pair: Arc<Pair>,
 }
 
 impl Nic {
     pub fn new(mover: &Arc<EventCount>) -> (Nic, Thread<Poster>, Thread<Poller>) {
-        let (Split { poster, poller, .. }, desk) = Split::new("nic", mover, false).unwrap();
+        let (Split { poster, poller, .. }, threads) = Split::new("nic", mover, false).unwrap();
         let zero = || AtomicU64::new(0);
         let doorbell = poller.1.doorbell.duplicate().unwrap();
         let pair = Arc::new(Pair {
@@ -138,21 +138,21 @@ impl Nic {
             queue: UnsafeCell::new(0),
             event: EventCount::new(move || doorbell.signal()),
         });
-        (Nic { desk, pair }, poster, poller)
+        (Nic { threads, pair }, poster, poller)
     }
 
-    pub fn seat(&self) -> Session {
-        let (saying, said) = channel::bounded(3);
+    pub fn add_session(&self) -> Session {
+        let (reporting, reports) = channel::bounded(3);
         let sides = (Posting(self.pair.clone(), None), Reaping(self.pair.clone()));
-        let seat = self.desk.seat(sides, 1, &saying).unwrap();
-        Session { seat, said, pair: self.pair.clone() }
+        let handle = self.threads.add_session(sides, 1, &reporting).unwrap();
+        Session { handle, reports, pair: self.pair.clone() }
     }
 }
 
 /// The mover's end of a session.
 pub struct Session {
-    seat: NicSessionHandle,
-    said: channel::Receiver<NicReport>,
+    handle: NicSessionHandle,
+    reports: channel::Receiver<NicReport>,
     pair: Arc<Pair>,
 }
 
@@ -167,15 +167,20 @@ impl Session {
             room: Room(7),
             prefix: 0,
         };
-        self.seat.tell(Job::Post(Post { slot: SLOT, target, tokens: 0..1, last: None }));
+        self.handle.send(PosterCommand::Post(Post {
+            slot: SLOT,
+            target,
+            tokens: 0..1,
+            last: None,
+        }));
     }
 
     pub fn cancel(&self) {
-        self.seat.tell(Job::Cancel(SLOT));
+        self.handle.send(PosterCommand::Cancel(SLOT));
     }
 
     /// Number of reports since the last call that the slot is over.
     pub fn overs(&self) -> usize {
-        std::iter::from_fn(|| self.said.try_recv().ok()).count()
+        std::iter::from_fn(|| self.reports.try_recv().ok()).count()
     }
 }

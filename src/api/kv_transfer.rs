@@ -141,13 +141,14 @@ impl KvTransferParams {
         struct Params {
             bootstrap_room: Option<u64>,
         }
-        let told = match answer.first()? {
+        let entry = match answer.first()? {
             // The answer to a batch is a list. The rooms of later entries follow from the first
             // one.
             b'[' => serde_json::from_slice::<Vec<Told<'_>>>(answer).ok()?.into_iter().next()?,
             _ => serde_json::from_slice(answer).ok()?,
         };
-        let params = told.kv_transfer_params.or_else(|| told.meta_info?.kv_transfer_params)?.get();
+        let params =
+            entry.kv_transfer_params.or_else(|| entry.meta_info?.kv_transfer_params)?.get();
         // An object is required, because serde would also read a list as the fields in order.
         let Params { bootstrap_room } =
             serde_json::from_str(params).ok().filter(|_| params.starts_with('{'))?;
@@ -293,9 +294,9 @@ mod tests {
         let info = serde_json::json!({ "text": "", "meta_info": one });
         for answer in [one.to_string(), info.to_string(), serde_json::json!([info, {}]).to_string()]
         {
-            let told = KvTransferParams::of(answer.as_bytes()).expect(&answer);
-            assert_eq!(told.room, Some(Room(7)));
-            let met = told.met(2).unwrap();
+            let entry = KvTransferParams::of(answer.as_bytes()).expect(&answer);
+            assert_eq!(entry.room, Some(Room(7)));
+            let met = entry.met(2).unwrap();
             assert_eq!(
                 (met[1].host.as_deref(), met[1].port, met[1].room),
                 (Some("10.0.0.1"), Some(8998), Room(8))

@@ -91,7 +91,7 @@ pub struct Mark {
     pub choice: usize,
     /// The progress of the choice with this event.
     #[serde(flatten)]
-    pub told: ChoiceProgress,
+    pub progress: ChoiceProgress,
 }
 
 /// The part of an answer that the client already has.
@@ -114,8 +114,9 @@ impl Resume {
 
     /// Whether all `choices` choices have ended.
     pub fn has_ended(&self, choices: usize) -> bool {
-        let ended =
-            |told: &Option<ChoiceProgress>| told.as_ref().is_some_and(|told| told.end.is_some());
+        let ended = |progress: &Option<ChoiceProgress>| {
+            progress.as_ref().is_some_and(|progress| progress.end.is_some())
+        };
         self.choices.len() >= choices && self.choices.iter().all(ended)
     }
 
@@ -131,7 +132,7 @@ impl Resume {
             self.choices.resize(mark.choice + 1, None);
         }
         self.created.get_or_insert(mark.created);
-        self.choices[mark.choice].get_or_insert_default().extend(mark.told);
+        self.choices[mark.choice].get_or_insert_default().extend(mark.progress);
         Ok(())
     }
 
@@ -161,9 +162,9 @@ pub(super) fn read(
             fields.invalid(FIELD, format!("has more than the {choices} choices of the request"))
         );
     }
-    let is_sound = |told: &ChoiceProgress| {
-        let all = told.logprobs.is_empty() || told.logprobs.len() == told.ids.len();
-        all && told.logprobs.iter().all(|(_, top)| top.len() <= TOP_LOGPROBS_MAX)
+    let is_sound = |progress: &ChoiceProgress| {
+        let all = progress.logprobs.is_empty() || progress.logprobs.len() == progress.ids.len();
+        all && progress.logprobs.iter().all(|(_, top)| top.len() <= TOP_LOGPROBS_MAX)
     };
     if !resume.choices.iter().flatten().all(is_sound) {
         return Err(fields.invalid(FIELD, "must have the logprobs of all its ids or of none"));
@@ -184,7 +185,7 @@ mod tests {
         Mark {
             created: 7,
             choice,
-            told: ChoiceProgress { ids: ids.to_vec(), end, ..ChoiceProgress::default() },
+            progress: ChoiceProgress { ids: ids.to_vec(), end, ..ChoiceProgress::default() },
         }
     }
 
@@ -213,14 +214,14 @@ mod tests {
 
     #[test]
     fn logprobs_come_back_bit_by_bit() {
-        let mut told = ChoiceProgress::default();
+        let mut progress = ChoiceProgress::default();
         let (logprob, other) = (-0.1f32, f32::from_bits(0xc0a0_0001));
-        told.extend(ChoiceProgress {
+        progress.extend(ChoiceProgress {
             ids: vec![3],
             logprobs: vec![(logprob.to_bits(), vec![(9, other.to_bits())])],
             ..ChoiceProgress::default()
         });
-        let sampled: Vec<Sampled> = told.sampled().collect();
+        let sampled: Vec<Sampled> = progress.sampled().collect();
         assert_eq!((sampled[0].token, sampled[0].logprob.to_bits()), (3, logprob.to_bits()));
         assert_eq!(sampled[0].top.as_slice(), [(9, other)]);
     }

@@ -73,8 +73,8 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
     let authorities = config.tls_ca.as_deref().map(Authorities::read).transpose();
     let authorities = authorities.map_err(DrainError::File)?;
     let at = DrainTarget { url: &config.url, authorities: authorities.as_ref() };
-    let told = at.ask(Method::Post, "/drain", config.key.as_ref());
-    let (status, body) = told.map_err(|error| DrainError::Unreachable(error.to_string()))?;
+    let reply = at.ask(Method::Post, "/drain", config.key.as_ref());
+    let (status, body) = reply.map_err(|error| DrainError::Unreachable(error.to_string()))?;
     let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     if status != 200 {
         if said["error"]["code"] == ErrorCode::Https.name() {

@@ -65,7 +65,7 @@ impl Authorities {
     ) -> io::Result<impl Read + Write + use<S>> {
         let mut session = self.session(host)?;
         while session.is_handshaking() {
-            session.complete_io(&mut stream).map_err(told)?;
+            session.complete_io(&mut stream).map_err(unwrap_tls_error)?;
         }
         Ok(StreamOwned::new(session, stream))
     }
@@ -208,7 +208,7 @@ pub(super) fn untrusted(why: TlsError) -> io::Error {
 }
 
 /// Unwraps a TLS error from the I/O error around it.
-fn told(error: io::Error) -> io::Error {
+fn unwrap_tls_error(error: io::Error) -> io::Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(inner) => distrust(inner),
         None => error,

@@ -125,13 +125,13 @@ impl TcpHandshake {
             (0..session.rank.lanes).map(|_| reactor.dial(address)).collect();
         let streams = streams.map_err(|error| format!("{address}: {error}"))?;
         let worker = handoff.worker(session.worker);
-        let told = rank(worker, &[Transport::Tcp], handoff.offer(), None);
+        let rank = rank(worker, &[Transport::Tcp], handoff.offer(), None);
         let proof = (grant.token, session.generation);
         let half =
             TcpSource::new(streams, proof, session.template, worker.slots(), self.wait.clone());
         let half = half.map_err(|error| error.to_string())?;
         handoff.open_source(session.worker, session.session, Box::new(half));
-        Ok(told)
+        Ok(rank)
     }
 
     /// The destination's half of a session. The caller opens it and then calls

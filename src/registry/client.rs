@@ -51,7 +51,7 @@ pub struct RegistryClient<E> {
     conn: Option<ConnId>,
     open: Option<Open>,
     /// The state in the last log line: true if the registry answered. Each change is logged once.
-    told: Option<bool>,
+    logged: Option<bool>,
     /// The path that the registry refuses, and why, as last logged.
     refused: Option<(&'static str, String)>,
 }
@@ -67,7 +67,7 @@ impl<E: RegistryTask> RegistryClient<E> {
             given_up: 0,
             conn: None,
             open: None,
-            told: None,
+            logged: None,
             refused: None,
         }
     }
@@ -337,10 +337,10 @@ impl<E: RegistryTask> RegistryClient<E> {
     }
 
     fn tell(&mut self, how: Result<(), &str>) {
-        if self.told == Some(how.is_ok()) {
+        if self.logged == Some(how.is_ok()) {
             return;
         }
-        self.told = Some(how.is_ok());
+        self.logged = Some(how.is_ok());
         let host = self.host();
         match how {
             Ok(()) => event!(Info, "registry", "registry is reachable", registry = host),

@@ -44,7 +44,7 @@ pub struct RouterLease {
     /// Whether the registry has accepted the entry and can still have it.
     entered: bool,
     /// Whether the first acceptance was reported.
-    told: bool,
+    reported: bool,
 }
 
 impl RouterLease {
@@ -59,7 +59,7 @@ impl RouterLease {
             withdrawn: false,
             paused: false,
             entered: false,
-            told: false,
+            reported: false,
         }
     }
 
@@ -150,7 +150,7 @@ impl RegistryTask for RouterLease {
     }
 
     fn is_first_kept(&mut self) -> bool {
-        self.entered && !std::mem::replace(&mut self.told, self.entered)
+        self.entered && !std::mem::replace(&mut self.reported, self.entered)
     }
 
     fn handle_failure(&mut self, now: Instant) {

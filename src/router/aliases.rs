@@ -26,20 +26,20 @@ struct Past {
 pub struct WorkerAliases {
     past: VecDeque<Past>,
     /// Workers that were ordered to change their role, and the time until which they can be absent.
-    told: HashMap<WorkerNumber, Instant>,
+    ordered: HashMap<WorkerNumber, Instant>,
 }
 
 impl WorkerAliases {
     /// Records that a worker was ordered to change its role. It can be absent until `until`.
     pub fn expect_role_change(&mut self, worker: WorkerNumber, until: Instant, now: Instant) {
         debug_assert!(until > now, "a worker that changes its role can be absent for some time");
-        self.told.retain(|_, until| *until > now);
-        self.told.insert(worker, until);
+        self.ordered.retain(|_, until| *until > now);
+        self.ordered.insert(worker, until);
     }
 
     /// Whether the worker can be between two roles.
     pub fn may_come_back(&self, worker: WorkerNumber, now: Instant) -> bool {
-        self.told.get(&worker).is_some_and(|until| *until > now)
+        self.ordered.get(&worker).is_some_and(|until| *until > now)
     }
 
     /// Records that a worker has left its address.
@@ -60,7 +60,7 @@ impl WorkerAliases {
 
     /// Records that an operator has removed a worker, so that it is not expected again.
     pub fn removed(&mut self, worker: WorkerNumber) {
-        self.told.remove(&worker);
+        self.ordered.remove(&worker);
     }
 
     /// The present worker at the URL of this past worker, if its role is another one. `addresses`
@@ -167,6 +167,6 @@ mod tests {
                 at,
             );
         }
-        assert!(aliases.told.len() <= 3);
+        assert!(aliases.ordered.len() <= 3);
     }
 }

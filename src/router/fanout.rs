@@ -95,8 +95,8 @@ impl Fanout {
         match what {
             CallEvent::Ended(answer) if answer.is_success() => {
                 fan.done += 1;
-                let told = serde_json::from_slice::<WorkerReply>(&answer.body).unwrap_or_default();
-                fan.aborted_at_workers += told.aborted;
+                let reply = serde_json::from_slice::<WorkerReply>(&answer.body).unwrap_or_default();
+                fan.aborted_at_workers += reply.aborted;
             }
             CallEvent::Ended(answer) => {
                 fan.failure.get_or_insert(format!("{url} answered with status {}", answer.status));
@@ -133,14 +133,14 @@ impl Fanout {
         if let Some(failure) = failure {
             return cx.refuse(client, &ApiError::from_cause(Cause::PeerLost, failure));
         }
-        let told = FanoutReply {
+        let reply = FanoutReply {
             success: unreached.is_empty(),
             aborted: fan.aborted,
             aborted_at_workers: fan.aborted.map(|_| fan.aborted_at_workers),
             workers: fan.done,
             unreached,
         };
-        let body = serde_json::to_vec(&told).expect("plain structs are JSON");
+        let body = serde_json::to_vec(&reply).expect("plain structs are JSON");
         cx.connections.send_response(cx.reactor, client, &Response::json(&body), cx.now);
     }
 }

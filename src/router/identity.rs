@@ -62,25 +62,26 @@ pub struct WorkerInfo {
 impl WorkerInfo {
     /// Parses its answer.
     pub fn of(answer: &[u8]) -> WorkerInfo {
-        let told: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let role = match told["disaggregation_mode"].as_str() {
+        let identity: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let role = match identity["disaggregation_mode"].as_str() {
             Some("prefill") => Some(Role::Prefill),
             Some("decode") => Some(Role::Decode),
             Some(BOTH) => Some(Role::Mixed),
             _ => None,
         };
         let is_mixed = role == Some(Role::Mixed);
-        let handoff = &told["handoff"];
-        let model = told["served_model_name"].as_str().filter(|name| name.len() <= MODEL_NAME_MAX);
-        let port = told["disaggregation_bootstrap_port"]
+        let handoff = &identity["handoff"];
+        let model =
+            identity["served_model_name"].as_str().filter(|name| name.len() <= MODEL_NAME_MAX);
+        let port = identity["disaggregation_bootstrap_port"]
             .as_u64()
             .and_then(|port| u16::try_from(port).ok());
         WorkerInfo {
             role,
-            is_router: told["disaggregation_mode"] == ROUTER,
+            is_router: identity["disaggregation_mode"] == ROUTER,
             model: model.map(str::to_owned),
-            capacity: capacity(&told),
-            role_changes: told["role_changes"].as_u64(),
+            capacity: capacity(&identity),
+            role_changes: identity["role_changes"].as_u64(),
             local_prefill: is_mixed || handoff["local_prefill"] == true,
             bootstrap_port: port.filter(|&port| port > 0),
             kind: match handoff {
@@ -98,9 +99,9 @@ impl WorkerInfo {
 }
 
 /// The capacity. `None` unless both limits are reported, because one of them alone says little.
-fn capacity(told: &Value) -> Option<DecodeCapacity> {
-    let sequences = told["max_running_requests"].as_u64()?.try_into().ok()?;
-    Some(DecodeCapacity { sequences, tokens: told["max_total_tokens"].as_u64()? })
+fn capacity(identity: &Value) -> Option<DecodeCapacity> {
+    let sequences = identity["max_running_requests"].as_u64()?.try_into().ok()?;
+    Some(DecodeCapacity { sequences, tokens: identity["max_total_tokens"].as_u64()? })
 }
 
 /// The result of an identity query.
@@ -206,11 +207,11 @@ mod tests {
 
     #[test]
     fn a_worker_that_changed_its_role_is_followed_and_a_misplaced_one_is_not() {
-        let told = |changes: &str| {
+        let identity = |changes: &str| {
             format!(r#"{{"disaggregation_mode":"prefill","role_changes":{changes}}}"#)
         };
         let judged = |has_changed_role, changes: &str| {
-            judge(Leg::Decode, None, has_changed_role, told(changes).as_bytes())
+            judge(Leg::Decode, None, has_changed_role, identity(changes).as_bytes())
         };
         assert_eq!(judged(false, "1"), Identification::RoleChanged(Leg::Prefill));
         assert_eq!(
@@ -223,15 +224,15 @@ mod tests {
                 .iter()
                 .all(|odd| matches!(judged(false, odd), Identification::Unfit(_)))
         );
-        assert_eq!(judge(Leg::Prefill, None, true, told("7").as_bytes()), Identification::Fits);
-        let mixed = told("7").replace("prefill", BOTH);
+        assert_eq!(judge(Leg::Prefill, None, true, identity("7").as_bytes()), Identification::Fits);
+        let mixed = identity("7").replace("prefill", BOTH);
         assert_eq!(
             judge(Leg::Prefill, None, false, mixed.as_bytes()),
             Identification::RoleChanged(Leg::Decode)
         );
         assert_eq!(judge(Leg::Decode, None, false, mixed.as_bytes()), Identification::Fits);
         let (mixed, other) =
-            (WorkerInfo::of(mixed.as_bytes()), WorkerInfo::of(told("7").as_bytes()));
+            (WorkerInfo::of(mixed.as_bytes()), WorkerInfo::of(identity("7").as_bytes()));
         assert!(mixed.is_mixed() && mixed.local_prefill && !other.is_mixed());
     }
 
@@ -243,7 +244,7 @@ mod tests {
             "disaggregation_bootstrap_port": 8998,
             "handoff": {"local_prefill": true, "weights": "aa"},
         });
-        let read = |told: &Value| WorkerInfo::of(told.to_string().as_bytes());
+        let read = |identity: &Value| WorkerInfo::of(identity.to_string().as_bytes());
         let words = read(&whole);
         let room = Some(DecodeCapacity { sequences: 8, tokens: 4096 });
         assert_eq!(
@@ -254,9 +255,9 @@ mod tests {
         assert!(words.local_prefill && words.kind != Compatibility::default());
         for field in whole.as_object().unwrap().keys() {
             for nonsense in [serde_json::json!(-1), serde_json::json!([{}]), Value::Null] {
-                let mut told = whole.clone();
-                told[field] = nonsense;
-                let odd = read(&told);
+                let mut identity = whole.clone();
+                identity[field] = nonsense;
+                let odd = read(&identity);
                 let mut expected = words.clone();
                 match field.as_str() {
                     "disaggregation_mode" => expected.role = None,
@@ -266,7 +267,7 @@ mod tests {
                     "disaggregation_bootstrap_port" => expected.bootstrap_port = None,
                     _ => (expected.local_prefill, expected.kind) = (false, odd.kind.clone()),
                 }
-                assert_eq!(odd, expected, "{told}");
+                assert_eq!(odd, expected, "{identity}");
             }
         }
     }

@@ -300,8 +300,8 @@ impl RouterService {
         scrapers.handle(&mut self.reactor, event, now);
         while let Some(incoming) = scrapers.poll_event() {
             if let ClientEvent::Request(client, request) = incoming {
-                let told = self.paths.scrape(&request, &mut self.pool);
-                scrapers.send_response(&mut self.reactor, client, &told.answer(), now);
+                let reply = self.paths.scrape(&request, &mut self.pool);
+                scrapers.send_response(&mut self.reactor, client, &reply.answer(), now);
             }
         }
         self.scrapers = Some((listener, scrapers));

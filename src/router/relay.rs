@@ -62,7 +62,10 @@ struct LegProgress {
 impl LegProgress {
     /// A leg of an attempt that continues after the client's tokens.
     fn behind(has: &Resume) -> LegProgress {
-        let ids = has.choices.iter().map(|told| told.as_ref().map_or(0, |told| told.ids.len()));
+        let ids = has
+            .choices
+            .iter()
+            .map(|progress| progress.as_ref().map_or(0, |progress| progress.ids.len()));
         LegProgress { ids: ids.collect(), searched: 0 }
     }
 
@@ -73,7 +76,7 @@ impl LegProgress {
     fn is_new(&self, mark: &Mark, has: &Resume) -> Result<bool, ()> {
         let from = self.ids.get(mark.choice).copied().unwrap_or(0);
         let Some(has) = has.progress_of(mark.choice) else { return Ok(true) };
-        let ChoiceProgress { ids, end, .. } = &mark.told;
+        let ChoiceProgress { ids, end, .. } = &mark.progress;
         if from == has.ids.len() && (end.is_some() || !ids.is_empty()) {
             return Ok(true);
         }
@@ -87,7 +90,7 @@ impl LegProgress {
         if self.ids.len() <= mark.choice {
             self.ids.resize(mark.choice + 1, 0);
         }
-        self.ids[mark.choice] += mark.told.ids.len();
+        self.ids[mark.choice] += mark.progress.ids.len();
     }
 
     /// The next complete event after the first `used` bytes.
@@ -210,7 +213,8 @@ impl Relay {
             used += event.len();
             let mark = mark_of(event).filter(|_| self.form != Form::Plain && !self.done);
             if let Some((mark, event)) = mark.and_then(Result::ok) {
-                if mark.told.end.is_none() && self.prefill.is_new(&mark, &self.has) == Ok(true) {
+                if mark.progress.end.is_none() && self.prefill.is_new(&mark, &self.has) == Ok(true)
+                {
                     self.prefill.advance(&mark);
                     if self.has.note(mark).is_ok() {
                         bytes.extend_from_slice(event);
@@ -308,7 +312,7 @@ mod tests {
                 assert!(passed.is_empty() || passed.ends_with(b"\n\n"));
                 let events = got.len() + passed.len();
                 got.extend(passed);
-                let ids = relay.resume().progress_of(0).map_or(0, |told| told.ids.len());
+                let ids = relay.resume().progress_of(0).map_or(0, |progress| progress.ids.len());
                 assert_eq!(
                     ids,
                     if events == 0 {
@@ -397,13 +401,13 @@ mod tests {
             ": {\"created\":7,\"choice\":0,\"end\":\"length\"}\ndata: {\"a\":3}\n\n",
         );
         // The same if the bytes arrive one by one.
-        let mut told = Vec::new();
+        let mut relayed = Vec::new();
         for byte in [opening, FIRST, end, "data: [DONE]\n\n"].concat().bytes() {
             ahead.push(byte);
             let Relayed::Bytes(bytes) = relay.take_ahead(&mut ahead) else { panic!("{ahead:?}") };
-            told.extend(bytes);
+            relayed.extend(bytes);
         }
-        assert_eq!(told, b"data: {\"role\":1}\n\ndata: {\"a\":1}\n\n");
+        assert_eq!(relayed, b"data: {\"role\":1}\n\ndata: {\"a\":1}\n\n");
         assert_eq!(relay.resume().progress_of(0).unwrap().ids, [4, 5]);
         assert_eq!(take(&mut relay, &mut body, &[opening, FIRST].concat()), bytes(""));
         assert_eq!(take(&mut relay, &mut body, SECOND), bytes("data: {\"a\":2}\n\n"));

@@ -38,7 +38,7 @@ pub struct RoleAdmin {
     /// The role balancer, if it is on, and the time of its next poll.
     balance: Option<(RoleBalancer, Instant)>,
     /// The worker that the balancer has ordered to change, until it has answered.
-    told: Option<(ConnId, WorkerNumber)>,
+    ordered: Option<(ConnId, WorkerNumber)>,
 }
 
 impl RoleAdmin {
@@ -117,7 +117,7 @@ impl RoleAdmin {
             return;
         };
         *next = now + BALANCE_INTERVAL;
-        if self.told.is_some() {
+        if self.ordered.is_some() {
             return;
         }
         let rows = cx.pool.rows(now);
@@ -145,7 +145,7 @@ impl RoleAdmin {
             RoleChangeRequest { role, patience: BALANCE_CHANGE_TIME },
             cx,
         ) {
-            Ok(conn) => self.told = Some((conn, worker)),
+            Ok(conn) => self.ordered = Some((conn, worker)),
             Err(reason) => keeps(worker, &format!("cannot connect: {reason}"), cx),
         }
     }
@@ -157,12 +157,12 @@ impl RoleAdmin {
         what: &CallEvent,
         cx: &mut RouterContext<'_>,
     ) {
-        let told = self.told.filter(|&(told, _)| {
-            told == conn
+        let ordered = self.ordered.filter(|&(ordered, _)| {
+            ordered == conn
                 && !matches!(what, CallEvent::Ready | CallEvent::Processing | CallEvent::Arrived)
         });
-        let Some((_, worker)) = told else { return };
-        self.told = None;
+        let Some((_, worker)) = ordered else { return };
+        self.ordered = None;
         let why = match what {
             CallEvent::Ended(answer) if answer.is_success() => return,
             CallEvent::Ended(answer) => {

@@ -220,8 +220,8 @@ impl RouterRoutes {
                 };
             }
             _ => {
-                let told = self.answer_locally(course, requests, cx);
-                return cx.connections.send_response(cx.reactor, client, &told.answer(), cx.now);
+                let reply = self.answer_locally(course, requests, cx);
+                return cx.connections.send_response(cx.reactor, client, &reply.answer(), cx.now);
             }
         };
         let mut order = order(&request, &id, cx);

@@ -206,12 +206,12 @@ mod tests {
     #[test]
     fn keeps_role_is_cleared_when_the_role_changes() {
         let mut target = WorkerTarget::new("http://10.0.0.1:7".parse().unwrap(), None, None);
-        let told = |changes| WorkerInfo { role_changes: changes, ..WorkerInfo::default() };
-        target.hear(&told(Some(0)), Leg::Decode);
+        let info = |changes| WorkerInfo { role_changes: changes, ..WorkerInfo::default() };
+        target.hear(&info(Some(0)), Leg::Decode);
         target.keeps_role = true;
-        target.hear(&told(Some(0)), Leg::Decode);
+        target.hear(&info(Some(0)), Leg::Decode);
         assert!(target.keeps_role, "it is what it was");
-        target.hear(&told(Some(1)), Leg::Decode);
+        target.hear(&info(Some(1)), Leg::Decode);
         assert!(!target.keeps_role);
     }
 }

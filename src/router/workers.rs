@@ -231,7 +231,7 @@ impl WorkerAdmin {
         cx: &mut RouterContext<'_>,
     ) -> Result<JsonReply, ApiError> {
         let path = request.head.path();
-        let told = match (request.head.method, path.strip_prefix("/workers/")) {
+        let reply = match (request.head.method, path.strip_prefix("/workers/")) {
             _ if path == "/challenge" => Ok(json_of(&self.nonces.invite(cx.now))),
             (Method::Get, None) => Ok(json_of(&self.list(cx))),
             (Method::Get, Some(id)) => {
@@ -249,7 +249,7 @@ impl WorkerAdmin {
             }
         };
         self.act(cx.pool, cx.reactor, cx.now);
-        told
+        reply
     }
 
     /// Checks the permission of the sender of a change.

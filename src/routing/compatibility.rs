@@ -206,9 +206,9 @@ mod tests {
             _ => None,
         };
         assert_eq!(field(&entered(1), &entered(2)), Some("kind"));
-        let told = kind("3.1", "a", &["k"]);
-        assert!(entered(1).difference(&told).is_none(), "what the other does not tell");
-        let both = told.clone().with_entry_of(&entered(1));
+        let reported = kind("3.1", "a", &["k"]);
+        assert!(entered(1).difference(&reported).is_none(), "what the other does not report");
+        let both = reported.clone().with_entry_of(&entered(1));
         assert_eq!(field(&both, &entered(2)), Some("kind"));
         assert_eq!(field(&both, &kind("3.1", "b", &["k"])), Some("weights"));
         assert_eq!(
@@ -238,9 +238,9 @@ mod tests {
     #[test]
     fn a_worker_without_hand_offs_fits_no_other_despite_its_entry() {
         let entered = Compatibility::entered(CompatDigest([1; 32]));
-        let told = kind("3.1", "a", &[]).with_entry_of(&entered);
+        let reported = kind("3.1", "a", &[]).with_entry_of(&entered);
         let alone = Compatibility::alone().with_entry_of(&entered);
-        for other in [&told, &entered, &Compatibility::default()] {
+        for other in [&reported, &entered, &Compatibility::default()] {
             assert_eq!(alone.difference(other), Some(Difference::Alone));
             assert_eq!(other.difference(&alone), Some(Difference::Alone));
         }

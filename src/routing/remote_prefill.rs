@@ -196,9 +196,9 @@ mod tests {
             PrefillAction::Fail(Cause::Overloaded)
         );
         // Only the end of a choice was missing.
-        let told = DecodeProgress { begun: true, entered: false };
+        let progress = DecodeProgress { begun: true, entered: false };
         assert_eq!(
-            RemotePrefill::default().apply_reply(Reply::Refused, told),
+            RemotePrefill::default().apply_reply(Reply::Refused, progress),
             PrefillAction::FailAsPartners(Cause::Refused)
         );
     }

@@ -137,7 +137,11 @@ mod tests {
     ];
 
     /// Status and code for a request with this key.
-    fn told(keys: &AccessKeys, it: (&str, &str, &str), key: Option<&str>) -> (u16, &'static str) {
+    fn verdict(
+        keys: &AccessKeys,
+        it: (&str, &str, &str),
+        key: Option<&str>,
+    ) -> (u16, &'static str) {
         match authorise(keys, &request(it.0, it.1, it.2, key)) {
             Ok(()) => (200, ""),
             Err(error) => (error.status, error.code.name()),
@@ -155,26 +159,26 @@ mod tests {
     fn an_administrative_request_needs_an_admin_key_if_there_are_any() {
         let keys = keys(&["client", "other"], &["root", "chief"]);
         for it in ADMINISTRATIVE {
-            assert_eq!(told(&keys, it, Some("client")), (403, "admin_key_required"), "{it:?}");
-            assert_eq!(told(&keys, it, Some("other")), (403, "admin_key_required"), "{it:?}");
-            assert_eq!(told(&keys, it, Some("nobody")), (401, "invalid_api_key"), "{it:?}");
-            assert_eq!(told(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
-            assert_eq!(told(&keys, it, Some("chief")), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("client")), (403, "admin_key_required"), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("other")), (403, "admin_key_required"), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("nobody")), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(verdict(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("chief")), (200, ""), "{it:?}");
         }
         for it in ORDINARY {
-            assert_eq!(told(&keys, it, Some("other")), (200, ""), "{it:?}");
-            assert_eq!(told(&keys, it, Some("root")), (200, ""), "{it:?}");
-            assert_eq!(told(&keys, it, Some("roo")), (401, "invalid_api_key"), "{it:?}");
-            assert_eq!(told(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("other")), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("root")), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("roo")), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(verdict(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
         }
     }
 
     #[test]
     fn without_admin_keys_every_api_key_administers() {
         for it in ADMINISTRATIVE.into_iter().chain(ORDINARY) {
-            assert_eq!(told(&keys(&["client"], &[]), it, Some("client")), (200, ""), "{it:?}");
-            assert_eq!(told(&keys(&["client"], &[]), it, None).0, 401, "{it:?}");
-            assert_eq!(told(&AccessKeys::default(), it, None), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys(&["client"], &[]), it, Some("client")), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys(&["client"], &[]), it, None).0, 401, "{it:?}");
+            assert_eq!(verdict(&AccessKeys::default(), it, None), (200, ""), "{it:?}");
         }
     }
 
@@ -182,13 +186,13 @@ mod tests {
     fn admin_keys_alone_leave_ordinary_requests_open() {
         let keys = keys(&[], &["root"]);
         for it in ADMINISTRATIVE {
-            assert_eq!(told(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
-            assert_eq!(told(&keys, it, Some("")), (401, "invalid_api_key"), "{it:?}");
-            assert_eq!(told(&keys, it, Some("root")), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("")), (401, "invalid_api_key"), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("root")), (200, ""), "{it:?}");
         }
         for it in ORDINARY {
-            assert_eq!(told(&keys, it, None), (200, ""), "{it:?}");
-            assert_eq!(told(&keys, it, Some("nobody")), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys, it, None), (200, ""), "{it:?}");
+            assert_eq!(verdict(&keys, it, Some("nobody")), (200, ""), "{it:?}");
         }
     }
 }

@@ -358,9 +358,9 @@ mod tests {
             (change.role(), change.changes(), change.is_changing()),
             (Role::Prefill, 0, false)
         );
-        let told = serde_json::to_value(change.status(3, false)).unwrap();
-        assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "too long"}));
-        assert_eq!((&told["status"], &told["running"]), (&"serving".into(), &3.into()));
+        let reported = serde_json::to_value(change.status(3, false)).unwrap();
+        assert_eq!(reported["failed"], serde_json::json!({"role": "decode", "reason": "too long"}));
+        assert_eq!((&reported["status"], &reported["running"]), (&"serving".into(), &3.into()));
         assert!(change.request_change(wanted, late).unwrap(), "a change can be requested again");
         assert!(serde_json::to_value(change.status(0, false)).unwrap().get("failed").is_none());
     }
@@ -374,8 +374,8 @@ mod tests {
             (change.role(), change.changes(), change.is_changing()),
             (Role::Prefill, 1, false)
         );
-        let told = serde_json::to_value(change.status(0, false)).unwrap();
-        assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "no port"}));
+        let reported = serde_json::to_value(change.status(0, false)).unwrap();
+        assert_eq!(reported["failed"], serde_json::json!({"role": "decode", "reason": "no port"}));
     }
 
     #[test]

@@ -78,11 +78,11 @@ impl Campaign {
     pub fn run(&self) -> bool {
         let begun = Instant::now();
         let mut sum = SeedReport::default();
-        let mut told = false;
+        let mut is_traced = false;
         for seed in (0..self.seeds).map(|number| self.seed + number) {
             match self.run_one(seed) {
                 Ok(report) => {
-                    told |= report.rooms.iter().any(|&(_, room)| Some(room) == self.trace);
+                    is_traced |= report.rooms.iter().any(|&(_, room)| Some(room) == self.trace);
                     add(&mut sum, report);
                 }
                 Err(failure) => {
@@ -114,7 +114,7 @@ impl Campaign {
                 say!("{count:>8} {cause}: {}", meaning(cause));
             }
         }
-        if let Some(room) = self.trace.filter(|_| !told) {
+        if let Some(room) = self.trace.filter(|_| !is_traced) {
             say!("no request met in room {}; those of seed {} did in these:", room.0, self.seed);
             for (request, room) in &sum.rooms {
                 say!("request {request:>4}: --trace {}", room.0);

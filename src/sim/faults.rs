@@ -159,8 +159,8 @@ impl fmt::Display for Fault {
             Fault::Cut => f.write_str("a connection between two processes breaks, if one stands"),
             Fault::CutCall => f.write_str("a connection of the router breaks, if one stands"),
             Fault::Crash { host, silent, down } => {
-                let told = if silent { ", and its peers get no reset" } else { "" };
-                write!(f, "{} dies, for {} s{told}", Name(host), seconds(down))
+                let silence = if silent { ", and its peers get no reset" } else { "" };
+                write!(f, "{} dies, for {} s{silence}", Name(host), seconds(down))
             }
             Fault::Pause { host, time } => {
                 write!(f, "{} stands still for {} s", Name(host), seconds(time))

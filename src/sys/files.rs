@@ -29,8 +29,8 @@ mod tests {
     #[test]
     fn the_soft_limit_is_the_hard_one_afterwards() {
         let most = raise_open_files().unwrap();
-        let told = std::fs::read_to_string("/proc/self/limits").unwrap();
-        let line = told.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+        let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
         let numbers: Vec<&str> = line.split_whitespace().take(2).collect();
         assert_eq!(numbers[0], numbers[1]);
         assert!(numbers[0] == "unlimited" || numbers[0] == most.to_string());

@@ -1,5 +1,5 @@
-//! The scheduler's ends of the hand-off: [`SourceHandle`] at a prefill worker, [`DestinationHandle`] at a decode
-//! worker.
+//! The scheduler's ends of the hand-off: [`SourceHandle`] at a prefill worker,
+//! [`DestinationHandle`] at a decode worker.
 //!
 //! Thread: `engine`. No function here blocks or allocates.
 

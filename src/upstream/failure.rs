@@ -31,11 +31,11 @@ pub struct UpstreamFailure {
 impl UpstreamFailure {
     /// Reads a response that is not a success.
     pub fn from_reply(answer: &UpstreamReply) -> UpstreamFailure {
-        let told = serde_json::from_slice::<ErrorBody>(&answer.body).ok();
-        let param = told.as_ref().and_then(|told| told.error.param.as_ref());
+        let reply = serde_json::from_slice::<ErrorBody>(&answer.body).ok();
+        let param = reply.as_ref().and_then(|reply| reply.error.param.as_ref());
         let param = param.and_then(Value::as_str);
         let (names_source, names_role) = (param == Some(SOURCE_PARAM), param == Some(TAKEN_FOR));
-        let code = told.and_then(ErrorBody::code);
+        let code = reply.and_then(ErrorBody::code);
         let cause =
             code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
         UpstreamFailure {

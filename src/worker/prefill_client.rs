@@ -86,7 +86,7 @@ struct PrefillCall {
     /// Bytes of the answer that are not parsed yet.
     body: Vec<u8>,
     /// Whether prefill has sent the place of the KV.
-    told: bool,
+    is_kept: bool,
     /// Time at which prefill last accepted bytes of the request.
     silent: Instant,
     until: Instant,
@@ -217,7 +217,7 @@ impl PrefillClient {
                     status: 0,
                     media: String::new(),
                     body: Vec::new(),
-                    told: false,
+                    is_kept: false,
                     silent: now,
                     until,
                 };
@@ -279,7 +279,8 @@ impl PrefillClient {
     /// Ends requests to prefill workers that hang before they send the place of the KV. After that,
     /// the control link detects a hang.
     fn give_up_silent(&mut self, reactor: &mut Reactor, now: Instant) {
-        let is_silent = |call: &PrefillCall| !call.told && call.silent + PREFILL_SILENCE_MAX <= now;
+        let is_silent =
+            |call: &PrefillCall| !call.is_kept && call.silent + PREFILL_SILENCE_MAX <= now;
         let silent: Vec<ConnId> =
             self.open.iter().filter(|(_, call)| is_silent(call)).map(|(&conn, _)| conn).collect();
         for conn in silent {
@@ -366,8 +367,8 @@ impl PrefillClient {
         let Some(call) = self.open.remove(&conn) else { return };
         reactor.close(conn);
         let reply = match reply {
-            PrefillReply::Failed(Cause::PeerLost) if call.told => PrefillReply::Lost,
-            PrefillReply::Failed(Cause::Deadline) if call.told => PrefillReply::Ended,
+            PrefillReply::Failed(Cause::PeerLost) if call.is_kept => PrefillReply::Lost,
+            PrefillReply::Failed(Cause::Deadline) if call.is_kept => PrefillReply::Ended,
             reply => reply,
         };
         self.replies.push_back((call.key, reply));
@@ -404,7 +405,7 @@ impl PrefillCall {
         if self.body.len() > PREFILL_REPLY_MAX {
             replies.push(PrefillReply::Failed(Cause::Internal));
         } else if is_whole {
-            replies.push(if self.told {
+            replies.push(if self.is_kept {
                 PrefillReply::Ended
             } else {
                 PrefillReply::Failed(Cause::Incompatible)
@@ -420,7 +421,7 @@ impl PrefillCall {
         if let Some(cause) = cause_in(line) {
             return Some(PrefillReply::Failed(as_partners(cause)));
         }
-        if std::mem::replace(&mut self.told, true) {
+        if std::mem::replace(&mut self.is_kept, true) {
             return None;
         }
         Some(
@@ -464,7 +465,7 @@ mod tests {
             status,
             media: media.into(),
             body: Vec::new(),
-            told: false,
+            is_kept: false,
             silent: Instant::now(),
             until: Instant::now(),
         }
@@ -510,12 +511,12 @@ mod tests {
 
     #[test]
     fn any_other_answer_is_a_failure() {
-        let told = r#"{"error":{"code":"draining"}}"#;
-        assert_eq!(replies(503, JSON, told)[0], PrefillReply::Failed(Cause::Draining));
+        let draining = r#"{"error":{"code":"draining"}}"#;
+        assert_eq!(replies(503, JSON, draining)[0], PrefillReply::Failed(Cause::Draining));
         assert_eq!(replies(404, JSON, "{}")[0], PrefillReply::Failed(Cause::Refused));
         let refusal =
-            PrefillRefusal { media: JSON.into(), body: told.replace("draining", "x").into() };
-        let wrong = replies(400, JSON, &told.replace("draining", "x"));
+            PrefillRefusal { media: JSON.into(), body: draining.replace("draining", "x").into() };
+        let wrong = replies(400, JSON, &draining.replace("draining", "x"));
         assert_eq!(wrong[0], PrefillReply::Refused(refusal), "the refusal is passed on");
         // An engine that ignores the request to keep KV sends a full answer.
         for (media, answer) in

@@ -45,7 +45,7 @@ struct ChoiceState {
     /// Number of characters with logprobs in earlier chunks.
     sent_chars: usize,
     /// Number of `ids` and `positions` in earlier events.
-    told: usize,
+    marked: usize,
     generated: u32,
     cached: u32,
     /// Whether the client of the stream has an event of this choice.
@@ -98,7 +98,7 @@ impl ResponseBuilder {
             ids: Vec::new(),
             positions: Vec::new(),
             sent_chars: 0,
-            told: 0,
+            marked: 0,
             generated: 0,
             cached: 0,
             opened: false,
@@ -153,7 +153,7 @@ impl ResponseBuilder {
     pub fn resume_choice(
         &mut self,
         choice: usize,
-        told: &ChoiceProgress,
+        progress: &ChoiceProgress,
         most: usize,
         tokenizer: &Tokenizer,
         out: &mut Vec<u8>,
@@ -161,22 +161,22 @@ impl ResponseBuilder {
         self.choices[choice].opened = true;
         // The client has these events already, so they are not sent.
         let mut unsaid = Vec::new();
-        for sampled in told.sampled() {
+        for sampled in progress.sampled() {
             if let PushOutcome::Stop(finish) =
                 self.push_token(choice, &sampled, tokenizer, &mut unsaid)
             {
                 self.end(choice, finish, None, &mut unsaid);
             }
         }
-        let outcome = match told.end {
+        let outcome = match progress.end {
             Some(ChoiceEnd::Length) => Some(FinishReason::Length),
             Some(ChoiceEnd::Stop) => Some(FinishReason::Stop),
             None => None,
         };
         if let Some(outcome) = outcome {
-            self.finish_choice(choice, outcome, told.cached, None, &mut unsaid);
+            self.finish_choice(choice, outcome, progress.cached, None, &mut unsaid);
         }
-        if told.ids.len() >= most && !self.has_ended(choice) {
+        if progress.ids.len() >= most && !self.has_ended(choice) {
             self.finish_choice(choice, FinishReason::Length, 0, None, out);
         }
     }
@@ -352,7 +352,7 @@ impl ResponseBuilder {
         sse::write_event(out, &data);
         let state = &mut self.choices[index];
         state.first = false;
-        state.told = state.ids.len();
+        state.marked = state.ids.len();
         if !self.renderer.is_cumulative() {
             let sent =
                 state.positions.iter().map(|position| position.chosen.text().chars().count());
@@ -360,7 +360,7 @@ impl ResponseBuilder {
             state.text.clear();
             state.ids.clear();
             state.positions.clear();
-            state.told = 0;
+            state.marked = 0;
         }
     }
 
@@ -374,8 +374,8 @@ impl ResponseBuilder {
         // Only cumulative answers repeat logprobs, so only they need them after a failover.
         let repeated = if self.renderer.is_cumulative() { &state.positions[..] } else { &[] };
         ChoiceProgress {
-            ids: state.ids[state.told..].to_vec(),
-            logprobs: repeated.iter().skip(state.told).map(logprobs).collect(),
+            ids: state.ids[state.marked..].to_vec(),
+            logprobs: repeated.iter().skip(state.marked).map(logprobs).collect(),
             end: state.finish.as_ref().map(|finish| match finish {
                 Finish::Length(_) => ChoiceEnd::Length,
                 _ => ChoiceEnd::Stop,
@@ -384,8 +384,8 @@ impl ResponseBuilder {
         }
     }
 
-    fn mark(&self, choice: usize, told: ChoiceProgress, out: &mut Vec<u8>) {
-        let mark = Mark { created: self.renderer.created(), choice, told };
+    fn mark(&self, choice: usize, progress: ChoiceProgress, out: &mut Vec<u8>) {
+        let mark = Mark { created: self.renderer.created(), choice, progress };
         sse::write_comment(out, &serde_json::to_vec(&mark).expect("numbers are JSON"));
     }
 }

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// The log's state of one worker.
 #[derive(Debug, Default)]
 pub struct ShortageLog {
-    told: Counts,
+    logged: Counts,
     /// Earliest time of the next line.
     next: Option<Instant>,
 }
@@ -62,14 +62,14 @@ impl ShortageLog {
 
     /// The counts to log now.
     fn news(&mut self, counts: Counts, now: Instant) -> Counts {
-        if counts == self.told || self.next.is_some_and(|next| now < next) {
+        if counts == self.logged || self.next.is_some_and(|next| now < next) {
             return Counts::default();
         }
         self.next = Some(now + SHORTAGE_TOLD_EVERY);
-        let told = std::mem::replace(&mut self.told, counts);
+        let logged = std::mem::replace(&mut self.logged, counts);
         Counts {
-            retracted: counts.retracted - told.retracted,
-            resumed: counts.resumed - told.resumed,
+            retracted: counts.retracted - logged.retracted,
+            resumed: counts.resumed - logged.resumed,
         }
     }
 }

@@ -32,9 +32,9 @@ struct RemotePrefillTimes {
 impl ChoiceTimes {
     /// The reported times, if another process computed the prompt.
     fn elsewhere(&self) -> Option<RemotePrefillTimes> {
-        let told = self.decode.filter(|_| self.prefill.is_none())?.prefill_us;
+        let reported = self.decode.filter(|_| self.prefill.is_none())?.prefill_us;
         let micros = |us: u32| Duration::from_micros(us.into());
-        told.map(|(queue, prefill)| RemotePrefillTimes {
+        reported.map(|(queue, prefill)| RemotePrefillTimes {
             queue: micros(queue),
             prefill: micros(prefill),
         })
@@ -78,7 +78,8 @@ impl ChoiceTimes {
 
     /// Whether another worker, in this process or another, computed the prompt.
     pub fn were_handed_over(&self) -> bool {
-        self.prefill.is_some() || self.elsewhere().is_some_and(|told| !told.prefill.is_zero())
+        self.prefill.is_some()
+            || self.elsewhere().is_some_and(|reported| !reported.prefill.is_zero())
     }
 
     /// The `timings` of an answer. The tokens given to prefill and the generated tokens include

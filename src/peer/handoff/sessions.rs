@@ -93,9 +93,9 @@ impl Handoff {
         let made = RdmaSource::new(rails, &peer, session.template, wait, || {
             self.outbox.entropy.next_u32()
         });
-        let (half, told) = made.map_err(|error| format!("queue pairs: {error}"))?;
+        let (half, queue_pairs) = made.map_err(|error| format!("queue pairs: {error}"))?;
         let mut rank = rank(worker, &[], &self.outbox.offer, None);
-        rank.rdma = Some(told);
+        rank.rdma = Some(queue_pairs);
         self.open_source(session.worker, session.session, Box::new(half));
         Ok(rank)
     }

@@ -45,12 +45,12 @@ impl LoadCluster<'_> {
             MoverStub::Destination(half) => half.take(),
         }
         self.leave();
-        let mut told = mem::take(&mut self.hosts[index].outbox);
-        let events = events.min(told.len());
-        for event in told.drain(..events) {
+        let mut outbox = mem::take(&mut self.hosts[index].outbox);
+        let events = events.min(outbox.len());
+        for event in outbox.drain(..events) {
             self.event(index, event)?;
         }
-        self.hosts[index].outbox = told;
+        self.hosts[index].outbox = outbox;
         Ok(())
     }
 

@@ -203,7 +203,7 @@ impl RegistryTask for EtcdLease {
     }
 
     fn is_first_kept(&mut self) -> bool {
-        self.entered.as_mut().is_some_and(|told| !std::mem::replace(told, true))
+        self.entered.as_mut().is_some_and(|kept| !std::mem::replace(kept, true))
     }
 
     fn handle_failure(&mut self, now: Instant) {

@@ -309,13 +309,13 @@ mod tests {
             format!(r#"{{"key":"{}","value":"{}"}}"#, encode("/baton/workers/x"), encode("?"));
         let whole = format!(r#"{{"header":{{"revision":"41"}},"kvs":[{},{odd}]}}"#, pair(&a));
         view.handle_answer(200, whole.as_bytes(), now).unwrap();
-        let told = changes(&mut view);
-        assert_eq!(told[0], EtcdChange::Entered(a.clone()));
+        let found = changes(&mut view);
+        assert_eq!(found[0], EtcdChange::Entered(a.clone()));
         assert!(
-            matches!(&told[1], EtcdChange::Odd(key, _) if key == "/baton/workers/x"),
-            "{told:?}"
+            matches!(&found[1], EtcdChange::Odd(key, _) if key == "/baton/workers/x"),
+            "{found:?}"
         );
-        assert_eq!(told[2], EtcdChange::Whole(HashSet::from_iter([a.address.clone()])));
+        assert_eq!(found[2], EtcdChange::Whole(HashSet::from_iter([a.address.clone()])));
         let watch = view.poll(now).unwrap();
         let body = String::from_utf8(watch.body).unwrap();
         assert!(watch.is_stream && body.contains(r#""start_revision":"42""#), "{body}");
@@ -421,9 +421,9 @@ mod tests {
         let odd = format!(r#"{{"key":"{}","value":"{}"}}"#, encode(key_of(&a)), encode("?"));
         let line = format!("{{\"result\":{{\"events\":[{{\"kv\":{odd}}}]}}}}\n");
         view.handle_piece(line.as_bytes(), now).unwrap();
-        let told = changes(&mut view);
-        assert_eq!(told[0], EtcdChange::Gone(a.address.clone(), a.peer.incarnation));
-        assert!(matches!(&told[1], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{told:?}");
+        let found = changes(&mut view);
+        assert_eq!(found[0], EtcdChange::Gone(a.address.clone(), a.peer.incarnation));
+        assert!(matches!(&found[1], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{found:?}");
     }
 
     #[test]
@@ -453,10 +453,10 @@ mod tests {
         };
         assert_eq!(read(&mut view)[0], EtcdChange::Entered(a.clone()));
         view.set_keys(vec![other]);
-        let told = read(&mut view);
-        assert!(matches!(&told[0], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{told:?}");
+        let found = read(&mut view);
+        assert!(matches!(&found[0], EtcdChange::Odd(key, _) if *key == key_of(&a)), "{found:?}");
         assert_eq!(
-            told[1..],
+            found[1..],
             [EtcdChange::Entered(b.clone()), EtcdChange::Whole(HashSet::from_iter([b.address]))]
         );
     }

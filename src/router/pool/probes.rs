@@ -149,8 +149,8 @@ impl WorkerPool {
         answer: Result<UpstreamReply, String>,
         now: Instant,
     ) {
-        let told = answer.as_ref().ok().filter(|answer| answer.is_success());
-        let words = told.map(|answer| WorkerInfo::of(&answer.body));
+        let success = answer.as_ref().ok().filter(|answer| answer.is_success());
+        let words = success.map(|answer| WorkerInfo::of(&answer.body));
         if let Some(words) = &words {
             self.balancer.set_local_prefill(worker, words.local_prefill);
         }

@@ -50,15 +50,15 @@ impl ProxiedRequests {
         self.failed(&proxied, cause);
         // A worker can report that the client is gone. That is wrong if the client is still
         // connected.
-        let is_true = |told: &UpstreamReply| {
-            told.own.is_some() || UpstreamFailure::from_reply(told).cause != Cause::ClientGone
+        let is_true = |reply: &UpstreamReply| {
+            reply.own.is_some() || UpstreamFailure::from_reply(reply).cause != Cause::ClientGone
         };
-        let told = proxied.last.take().filter(is_true);
-        let told = told.unwrap_or_else(|| {
+        let reply = proxied.last.take().filter(is_true);
+        let reply = reply.unwrap_or_else(|| {
             UpstreamReply::error(&failure::error(cause, "the request could not be served".into()))
         });
         match proxied.body {
-            None => cx.connections.send_response(cx.reactor, client, &told.whole(), cx.now),
+            None => cx.connections.send_response(cx.reactor, client, &reply.whole(), cx.now),
             Some(BodyMode::Stream) => {
                 let mut last = Vec::new();
                 if !proxied.relay.is_resumable() {
@@ -66,7 +66,7 @@ impl ProxiedRequests {
                     // effect.
                     last.extend_from_slice(b"\n\n");
                 }
-                sse::write_event(&mut last, &told.body);
+                sse::write_event(&mut last, &reply.body);
                 cx.connections.send_chunk(cx.reactor, client, &last);
                 cx.connections.end_stream(cx.reactor, client, cx.now);
             }

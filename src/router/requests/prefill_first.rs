@@ -46,8 +46,8 @@ impl ProxiedRequests {
             }
             CallEvent::Ended(answer) if answer.is_success() => {
                 match KvTransferParams::of(&answer.body) {
-                    Some(told) => {
-                        let before = proxied.kept.replace(told);
+                    Some(params) => {
+                        let before = proxied.kept.replace(params);
                         debug_assert!(before.is_none(), "an attempt has one place of kept KV");
                         AttemptEvent::PrefillDone
                     }

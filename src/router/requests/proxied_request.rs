@@ -61,12 +61,12 @@ impl ProxiedRequest {
     ) -> AttemptEvent {
         let media = crate::http::response::JSON.to_owned();
         let status = cause.http_status();
-        let told = UpstreamReply { status, media, retry_after: None, body: error, own: None };
-        let news = match UpstreamFailure::from_reply(&told).attempt_event(role) {
+        let reply = UpstreamReply { status, media, retry_after: None, body: error, own: None };
+        let news = match UpstreamFailure::from_reply(&reply).attempt_event(role) {
             AttemptEvent::Failed(role, _) => AttemptEvent::Failed(role, cause),
             news => news,
         };
-        self.last = Some(told);
+        self.last = Some(reply);
         news
     }
 

@@ -161,7 +161,7 @@ impl Prefixes {
     pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) -> u32 {
         // The holders of a run include the holders of the next run, so equal counts mean equal
         // holders.
-        let (mut told, mut common) = (0, 0);
+        let (mut holders, mut common) = (0, 0);
         self.climb(blocks, |run, before, of_it| {
             let have =
                 || run.holders.iter().map(|holder| (holder.worker, before + holder.has.min(of_it)));
@@ -174,10 +174,10 @@ impl Prefixes {
                     have().map(|(_, has)| has).min().unwrap_or(0)
                 };
             }
-            if run.holders.len() > told && before + of_it > common {
+            if run.holders.len() > holders && before + of_it > common {
                 have().filter(|&(_, has)| has > common).for_each(|(worker, has)| each(worker, has));
             }
-            told = run.holders.len();
+            holders = run.holders.len();
             !is_common
         });
         common
@@ -440,7 +440,7 @@ mod tests {
             let others = prefixes
                 .shelves
                 .keys()
-                .filter(|known| all.iter().all(|(told, _)| *told != known.0));
+                .filter(|known| all.iter().all(|(worker, _)| *worker != known.0));
             all.extend(others.map(|worker| (worker.0, common)).collect::<Vec<_>>());
         }
         all.sort_unstable();
@@ -555,11 +555,11 @@ mod tests {
             for &worker in &workers {
                 let depth = plain.depth(worker, &asked);
                 assert_eq!(prefixes.depth(worker, &asked), depth, "turn {turn}");
-                let told = all
+                let found = all
                     .iter()
                     .find(|(number, _)| *number == worker.0)
                     .map_or(0, |(_, depth)| *depth);
-                assert_eq!(told, depth, "turn {turn}");
+                assert_eq!(found, depth, "turn {turn}");
             }
         }
     }

@@ -158,8 +158,8 @@ impl Cluster<'_> {
         let delay = self.delay();
         let Some(call) = self.calls.get_mut(&name) else { return };
         let dark_until = self.hosts[call.host].dark_until.max(now);
-        let told = dark_until.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos);
-        let at = call.to_router.put(told + delay, Answer::Lost);
+        let at_router = dark_until.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos);
+        let at = call.to_router.put(at_router + delay, Answer::Lost);
         self.agenda.schedule(at, SimEvent::ToRouter(name));
     }
 
@@ -182,8 +182,8 @@ impl Cluster<'_> {
         call.is_cut = true;
         call.to_worker.clear();
         call.to_router.clear();
-        let told = call.to_router.put(at[0], Answer::Lost);
-        self.agenda.schedule(told, SimEvent::ToRouter(name));
+        let at_router = call.to_router.put(at[0], Answer::Lost);
+        self.agenda.schedule(at_router, SimEvent::ToRouter(name));
         self.agenda.schedule(at[1], SimEvent::Pass { host, life, input: Input::Cancel(leg) });
     }
 

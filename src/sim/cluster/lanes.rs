@@ -285,7 +285,7 @@ impl Cluster<'_> {
             return self.agenda.schedule(until + delay, SimEvent::Lane(Step::Lands(end), number));
         }
         let Some(segment) = lane.to[end].take(now) else { return };
-        let (told, detail) = match &segment {
+        let (what, detail) = match &segment {
             Segment::Bytes(bytes) => ("brings", bytes.len()),
             Segment::End => ("ends", 0),
             Segment::Reset => ("breaks", 0),
@@ -301,7 +301,7 @@ impl Cluster<'_> {
                     Segment::End => kernel.end(),
                     Segment::Reset => kernel.reset(),
                 }
-                self.trace.record(now, "lane", number as usize, told, None, detail as u64);
+                self.trace.record(now, "lane", number as usize, what, None, detail as u64);
                 self.rouse_end(number, end);
             }
             // The host at this address does not know the connection.

@@ -100,7 +100,7 @@ impl Cluster<'_> {
         if let Parcel::Message(message) = &parcel
             && let Ok(Some(message)) = Message::decode(message.parts(), None)
         {
-            let (what, room) = told(&message);
+            let (what, room) = describe(&message);
             self.trace.record(now, "process", from, what, room, number.into());
         }
         let Some(conn) = self.conns.get_mut(&number) else { return };
@@ -194,7 +194,7 @@ impl Cluster<'_> {
 }
 
 /// The words for a message in the trace, and its room.
-fn told(message: &Message<'_>) -> (&'static str, Option<Room>) {
+fn describe(message: &Message<'_>) -> (&'static str, Option<Room>) {
     match message {
         Message::Hello(_) => ("says Hello", None),
         Message::Proof(_) => ("says Proof", None),

@@ -62,7 +62,7 @@ struct Transfer {
     /// The last chunk is posted.
     complete: bool,
     /// Done came: the destination has everything.
-    told: bool,
+    done_came: bool,
 }
 
 impl SourceMover {
@@ -136,7 +136,7 @@ impl SourceMover {
                     pending: None,
                     cancelled: false,
                     complete: false,
-                    told: false,
+                    done_came: false,
                 };
                 self.begin(slot, transfer);
             }
@@ -191,7 +191,7 @@ impl SourceMover {
     /// pages.
     fn done(&mut self, slot: SlotId, generation: Generation) {
         let Some(transfer) = self.live(slot, generation) else { return };
-        transfer.told = true;
+        transfer.done_came = true;
         let session = transfer.target.session;
         let half = self.sessions.half(session).as_ref();
         if half.is_some_and(|half| half.completion() == CompletionMode::Pulled) {
@@ -317,7 +317,7 @@ impl SourceMover {
                 continue;
             }
             let (slot, generation) = (SlotId(index as u32), transfer.generation);
-            let step = match transfer.told && transfer.complete {
+            let step = match transfer.done_came && transfer.complete {
                 true => Move::Finish,
                 false => Move::Fail(lost.cause_for(slot)),
             };

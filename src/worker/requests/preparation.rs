@@ -154,13 +154,13 @@ impl RequestTable {
         let given = ChoiceInput { ids: prompt.clone(), resumed: 0 };
         let Some(active) = self.active.get_mut(&key) else { return Ok(None) };
         let Some(response) = active.response.as_mut() else { return Ok(None) };
-        let Some(told) =
+        let Some(progress) =
             active.request.resume.as_ref().and_then(|resume| resume.progress_of(choice))
         else {
             return Ok(Some(given));
         };
         let vocab = self.text.tokenizer.vocab_size();
-        if told.ids.iter().any(|&id| id as usize >= vocab) {
+        if progress.ids.iter().any(|&id| id as usize >= vocab) {
             return Err(ApiError::invalid(
                 resume::FIELD,
                 format!("has an id outside the vocabulary of {vocab} ids"),
@@ -169,17 +169,17 @@ impl RequestTable {
         debug_assert!(prompt.len() <= self.text.context, "a prompt was checked before its choices");
         let room = self.text.context - prompt.len();
         let most = active.request.max_tokens.map_or(room, |most| most as usize);
-        if told.ids.len() > most {
+        if progress.ids.len() > most {
             return Err(ApiError::invalid(
                 resume::FIELD,
                 format!("has more ids than the maximum of {most}"),
             ));
         }
-        response.resume_choice(choice, told, most, &self.text.tokenizer, out);
-        active.timings[choice].resumed = told.ids.len() as u32;
+        response.resume_choice(choice, progress, most, &self.text.tokenizer, out);
+        active.timings[choice].resumed = progress.ids.len() as u32;
         Ok((!response.has_ended(choice)).then(|| ChoiceInput {
-            ids: prompt.iter().chain(&told.ids).copied().collect(),
-            resumed: told.ids.len() as u32,
+            ids: prompt.iter().chain(&progress.ids).copied().collect(),
+            resumed: progress.ids.len() as u32,
         }))
     }
 

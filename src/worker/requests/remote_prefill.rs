@@ -118,7 +118,7 @@ impl RequestTable {
         let begun = if reply == PrefillReply::Lost { all_begun } else { active.begun };
         let own = DecodeProgress { begun, entered: pending.waiting.is_empty() };
         let event = match &reply {
-            PrefillReply::Kept(told) => Reply::Kept(told.room),
+            PrefillReply::Kept(params) => Reply::Kept(params.room),
             PrefillReply::Failed(cause) => Reply::Failed(*cause),
             PrefillReply::Refused(_) => Reply::Refused,
             PrefillReply::NotSent => Reply::NotSent,
@@ -126,8 +126,8 @@ impl RequestTable {
             PrefillReply::Lost => Reply::Lost,
         };
         match (pending.core.apply_reply(event, own), reply) {
-            (PrefillAction::Enter, PrefillReply::Kept(told)) => {
-                if let Err(error) = self.start_decode_legs(key, &told, cx) {
+            (PrefillAction::Enter, PrefillReply::Kept(params)) => {
+                if let Err(error) = self.start_decode_legs(key, &params, cx) {
                     self.fail_request(key, &error, Cause::Incompatible, cx);
                 }
             }
@@ -156,7 +156,7 @@ impl RequestTable {
     fn start_decode_legs(
         &mut self,
         key: RequestKey,
-        told: &KvTransferParams,
+        params: &KvTransferParams,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         let Placement::Decode { fake_bootstrap, fake_by_default, proven, .. } =
@@ -165,7 +165,7 @@ impl RequestTable {
             return Ok(());
         };
         let Some(active) = self.active.get_mut(&key) else { return Ok(()) };
-        let met = told.met(active.timings.len()).map_err(|error| {
+        let met = params.met(active.timings.len()).map_err(|error| {
             let why =
                 format!("the prefill worker sent an invalid place of its KV: {}", error.message);
             source_error(Cause::Incompatible, why)

@@ -242,8 +242,8 @@ impl WorkerRoutes {
                 json(conn, &Draining::with(table.running()), cx)
             }
             (Post, "/role") => {
-                let (status, told) = self.change_role(request, table.running(), cx.now)?;
-                json_with(status, conn, &told, cx)
+                let (status, reply) = self.change_role(request, table.running(), cx.now)?;
+                json_with(status, conn, &reply, cx)
             }
             _ => Err(nothing_at(path)),
         }

@@ -243,16 +243,16 @@ impl VerbsLimit {
         patience: Duration,
     ) -> io::Result<(VerbsLimit, VerbsEnds)> {
         let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
-        let mut told = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };
+        let mut all_ends = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };
         let mut rails = Vec::new();
         for nic in nics {
             let (rail, ends) = VerbsRail::new(nic, &region, lanes)?;
             rails.push(rail);
-            told.rails.push(ends);
+            all_ends.rails.push(ends);
         }
         let block = u64::from(case.item_bytes).min(case.bytes());
         let (taken, bytes) = (Completions::new(64), case.bytes());
-        Ok((VerbsLimit { rails, taken, peer: None, bytes, block, patience }, told))
+        Ok((VerbsLimit { rails, taken, peer: None, bytes, block, patience }, all_ends))
     }
 
     /// Connects to the other end.
@@ -380,10 +380,10 @@ impl VerbsRail {
         }
         let Route { gid, lid, mtu, .. } = nic.route;
         let keys = memory.iter().map(|slab| slab.remote_key()).collect();
-        let told = VerbsRailEnds { gid, lid, mtu, slab_bytes: slabs.bytes(), keys, pairs };
+        let rail_ends = VerbsRailEnds { gid, lid, mtu, slab_bytes: slabs.bytes(), keys, pairs };
         Ok((
             VerbsRail { lanes: ends, completions, ours: slabs, theirs: slabs, keys: Vec::new() },
-            told,
+            rail_ends,
         ))
     }
 }

@@ -548,10 +548,10 @@ impl<C: Cancel> BenchWorker<C> {
 impl MoverRunner {
     fn start(mut mover: Mover, waiter: Waiter) -> std::io::Result<MoverRunner> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
-        let told = stop.clone();
+        let stop_of_thread = stop.clone();
         let thread = thread::Builder::new()
             .name("move-0".into())
-            .spawn(move || waiter.run(&mut mover, &told))?;
+            .spawn(move || waiter.run(&mut mover, &stop_of_thread))?;
         Ok(MoverRunner::Thread { stop, bell, thread: Some(thread) })
     }
 }

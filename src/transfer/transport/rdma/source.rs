@@ -62,7 +62,7 @@ impl RdmaSource {
             }
             joined.push((nic, opened));
         }
-        let told = rails.grant(joined.iter().map(|(nic, opened)| (nic.number, opened)));
+        let grant = rails.grant(joined.iter().map(|(nic, opened)| (nic.number, opened)));
         let pairs = || joined.iter().flat_map(|(_, opened)| &opened.pairs);
         let granted = pairs().map(|pair| pair.capacity().pieces).min().unwrap_or(1);
         let pieces_max = (granted.min(rails.settings().pieces) as usize).clamp(1, PIECES_MAX);
@@ -93,7 +93,7 @@ impl RdmaSource {
             Sides::Fused(sides.map(|(_, sides)| sides).collect())
         };
         let under_way = vec![0; rails.slots()].into();
-        Ok((RdmaSource { sides, template, flight, lanes, under_way }, told))
+        Ok((RdmaSource { sides, template, flight, lanes, under_way }, grant))
     }
 
     fn nics(&self) -> usize {

@@ -74,9 +74,10 @@ impl DestinationHalf for Arriving {
     }
 }
 
+type Commands = channel::Sender<DestinationCommand>;
+
 /// A decode worker with one session, and its `ctl`'s end of the ring.
-fn decode() -> (DestinationMover, DestinationHandle, channel::Sender<DestinationCommand>, Generation)
-{
+fn decode() -> (DestinationMover, DestinationHandle, Commands, Generation) {
     let Worker { generation, rings: Rings { links, handle, commands, .. }, memory, .. } =
         Worker::new();
     let mut mover = DestinationMover::new(links, memory, 1, MoverRight::for_mover_thread());

@@ -6,14 +6,22 @@ use super::stream::Stream;
 use super::timer::TimerId;
 use crate::limits::{DESCRIPTORS_MAX, NET_RECEIVED_MAX, NET_TLS_READS_MAX};
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 
 /// Identifies a connection; after it is closed, the id has no effect.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ConnId {
     pub(super) index: u32,
     pub(super) generation: u32,
+}
+
+/// As one number: maps by connection are read several times for each event.
+impl Hash for ConnId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(u64::from(self.index) << 32 | u64::from(self.generation));
+    }
 }
 
 impl ConnId {

@@ -12,7 +12,8 @@ pub type HashMap<K, V> = std::collections::HashMap<K, V, ProcessHasher>;
 /// A set with [`ProcessHasher`].
 pub type HashSet<K> = std::collections::HashSet<K, ProcessHasher>;
 
-static SECRET: OnceLock<u64> = OnceLock::new();
+/// A hasher that has read the secret. Maps copy it, so that they hash the secret only once.
+static BEGUN: OnceLock<DefaultHasher> = OnceLock::new();
 
 /// Makes hashers that begin with the secret of the process.
 #[derive(Clone, Copy, Default, Debug)]
@@ -22,14 +23,18 @@ impl BuildHasher for ProcessHasher {
     type Hasher = DefaultHasher;
 
     fn build_hasher(&self) -> DefaultHasher {
-        let mut hasher = DefaultHasher::new();
-        hasher.write_u64(*SECRET.get_or_init(|| RandomState::new().hash_one(0)));
-        hasher
+        BEGUN.get_or_init(|| with_secret(RandomState::new().hash_one(0))).clone()
     }
 }
 
 /// Fixes the secret, so that maps have the same order in each run. Without effect after the first
 /// map.
 pub fn fix_secret() {
-    let _ = SECRET.set(0);
+    let _ = BEGUN.set(with_secret(0));
+}
+
+fn with_secret(secret: u64) -> DefaultHasher {
+    let mut hasher = DefaultHasher::new();
+    hasher.write_u64(secret);
+    hasher
 }

@@ -120,9 +120,8 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
 }
 
 fn run_doctor(flags: &DoctorFlags, cores: &CoreConfig, surroundings: &HostInfo) -> ExitCode {
-    let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
     let here = Survey::here();
-    let mut findings = doctor::examine(surroundings, cores, &kernels, &here.nics);
+    let mut findings = doctor::examine(surroundings, cores, available_kernels(), &here.nics);
     if let Some(peer) = &flags.peer {
         findings.push(transfer::between(&here, peer, Survey::ask(peer).map(|(theirs, _)| theirs)));
     }

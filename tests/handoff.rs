@@ -36,7 +36,7 @@ use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{State, StatusTable};
 use baton::transfer::target::{SessionId, Target};
 use baton::transfer::transport::Memory;
-use baton::wire::message::{Fingerprint, HostId, Transport};
+use baton::wire::message::{BitClass, Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -91,6 +91,7 @@ fn identity(memory: &Memory) -> WorkerIdentity {
             tokenizer: [4; 32],
             template: [5; 32],
         },
+        bit_class: BitClass::UNKNOWN,
         layout: memory.layout,
         pages: memory.pages,
         pool_bytes: memory.region.len() as u64,

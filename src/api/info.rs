@@ -128,8 +128,11 @@ pub struct HandoffInfo {
     pub config: String,
     /// Hash of the weights.
     pub weights: String,
-    /// Hash of element types and kernel family.
+    /// Hash of the kernel family.
     pub kernels: String,
+    /// The class of kernel families that give equal bits. If both ends report it, it decides in
+    /// place of `kernels`.
+    pub bit_class: String,
     /// Hash of the tokenizer.
     pub tokenizer: String,
     /// Hash of the chat template.

@@ -5,6 +5,7 @@
 
 pub mod error;
 mod forecast;
+mod kernels;
 pub mod registry;
 mod routing;
 pub mod secret;
@@ -12,6 +13,7 @@ pub mod values;
 mod worker;
 
 pub use forecast::{COST_DEFAULT, Cost, Forecast};
+pub use kernels::KernelFamily;
 pub use routing::{
     BalanceConfig, BreakerConfig, CacheAwareConfig, Flow, HealthConfig, Policies, RequestConfig,
     RetryConfig,
@@ -151,6 +153,8 @@ pub struct WorkerConfig {
     pub max_queued_requests: u32,
     /// Its threads.
     pub cores: CoreConfig,
+    /// The kernel family of its model; `None`: the fastest one that the CPU can run.
+    pub kernels: Option<KernelFamily>,
 }
 
 /// The model to serve, and its names.

@@ -93,6 +93,7 @@ pub fn handoff_info(loaded: &LoadedModel, keys: &Keyring, local_prefill: bool) -
         config: short(&own.config),
         weights: short(&own.weights),
         kernels: short(&own.kernels),
+        bit_class: loaded.bit_class.to_string(),
         tokenizer: short(&own.tokenizer),
         template: short(&own.template),
         kv: format!(

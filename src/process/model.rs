@@ -5,13 +5,15 @@
 
 use super::ProcessError;
 use super::cpu_plan::CpuPlan;
-use crate::config::{self, ChunkConfig, CoreConfig, KvConfig, RetractionConfig, WorkerConfig};
+use crate::config::{
+    self, ChunkConfig, CoreConfig, KernelFamily, KvConfig, RetractionConfig, WorkerConfig,
+};
 use crate::ids::DecodeAllocation;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::files::{ModelFiles, WeightFormat};
 use crate::model::forward::Forward;
-use crate::model::forward::cpu::{CpuModel, CpuOptions};
+use crate::model::forward::cpu::{CpuModel, CpuOptions, available_kernels};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use crate::obs::log::event;
@@ -22,7 +24,7 @@ use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::manager::identity::{WorkerIdentity, host_id};
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{Nic, Settings};
-use crate::wire::message::{Fingerprint, HostId, Transport};
+use crate::wire::message::{BitClass, Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 
@@ -45,6 +47,8 @@ pub struct LoadedModel {
     pub slots: usize,
     /// Identifies the model to peers.
     pub fingerprint: Fingerprint,
+    /// The class of its kernels.
+    pub bit_class: BitClass,
     /// Transports for hand-offs, best first.
     pub transports: Vec<Transport>,
     /// The host, as peers see it. Workers of one host can share memory.
@@ -86,6 +90,7 @@ impl LoadedModel {
             config::LoadFormat::Auto => WeightFormat::Auto,
             config::LoadFormat::Dummy => WeightFormat::Dummy,
         };
+        let family = kernel_family(worker.kernels)?;
         event!(Info, "model", "opening", path = worker.model.path.display());
         let files = ModelFiles::open(&worker.model.path, format)?;
         let place = (host_id(), plan);
@@ -96,17 +101,18 @@ impl LoadedModel {
         let options = CpuOptions {
             threads: worker.cores.threads,
             limits: loaded.sched.batch_limits(),
-            kernel: None,
+            kernel: Some(family),
             pin: loaded.plan.team.clone(),
         };
         let forward = load_weights(&files, &options)?;
         tell_loaded(&forward, &loaded.layout, loaded.pages, context);
-        loaded.fingerprint.kernels = kernels_hash(forward.kernel_family().name());
+        loaded.fingerprint.kernels = kernels_hash(family.name());
+        loaded.bit_class = BitClass::named(family.bit_class());
         Ok((files, Box::new(forward), loaded))
     }
 
-    /// The values that follow from a model's files and the configuration, without the weights. The
-    /// fingerprint does not have its kernels yet.
+    /// The values that follow from a model's files and the configuration, without the weights.
+    /// They do not depend on this CPU: kernels and bit class are those of `portable`.
     ///
     /// # Errors
     /// A flag does not fit the model.
@@ -152,10 +158,11 @@ impl LoadedModel {
             fingerprint: Fingerprint {
                 config: own.config,
                 weights: own.weights,
-                kernels: kernels_hash(""),
+                kernels: kernels_hash(KernelFamily::Portable.name()),
                 tokenizer: own.tokenizer,
                 template: own.template,
             },
+            bit_class: BitClass::named(KernelFamily::Portable.bit_class()),
             transports,
             host,
             data: None,
@@ -174,6 +181,7 @@ impl LoadedModel {
     pub fn identity(&self, memory: &Memory) -> WorkerIdentity {
         WorkerIdentity {
             fingerprint: self.fingerprint,
+            bit_class: self.bit_class,
             layout: self.layout,
             pages: self.pages,
             pool_bytes: memory.region.len() as u64,
@@ -185,7 +193,18 @@ impl LoadedModel {
 
 /// A digest of all properties that must be equal in two workers for a hand-off; see
 /// [`CompatDigest`].
-pub fn compat_digest(fingerprint: &Fingerprint, layout: &KvLayout) -> CompatDigest {
+pub fn compat_digest(loaded: &LoadedModel) -> CompatDigest {
+    let mut kind = shape_digest(&loaded.layout);
+    kind.update(bytemuck::bytes_of(&loaded.fingerprint));
+    let fingerprint = Fingerprint { kernels: [0; 32], ..loaded.fingerprint };
+    let mut class = shape_digest(&loaded.layout);
+    class.update(bytemuck::bytes_of(&fingerprint));
+    class.update(bytemuck::bytes_of(&loaded.bit_class));
+    CompatDigest { kind: kind.finalize().into(), class: Some(class.finalize().into()) }
+}
+
+/// A digest with the shape of the KV.
+fn shape_digest(layout: &KvLayout) -> Sha256 {
     let mut digest = Sha256::new();
     digest.update(b"baton kind");
     for number in [
@@ -198,8 +217,7 @@ pub fn compat_digest(fingerprint: &Fingerprint, layout: &KvLayout) -> CompatDige
         digest.update(number.to_le_bytes());
     }
     digest.update((layout.dtype as u32).to_le_bytes());
-    digest.update(bytemuck::bytes_of(fingerprint));
-    CompatDigest(digest.finalize().into())
+    digest
 }
 
 /// Number of threads for shm copies. Two threads get more memory bandwidth than one. A copy ends
@@ -331,6 +349,21 @@ fn kv_dtype(asked: config::KvCacheDtype, checkpoint: TensorType) -> KvDtype {
         (config::KvCacheDtype::Bf16, _) => KvDtype::Bf16,
         (config::KvCacheDtype::F16 | config::KvCacheDtype::Auto, _) => KvDtype::F16,
     }
+}
+
+/// The kernel family that `--kernels` names, else the fastest one of this CPU.
+///
+/// # Errors
+/// This CPU cannot run the family.
+fn kernel_family(asked: Option<KernelFamily>) -> Result<KernelFamily, ProcessError> {
+    let available = available_kernels();
+    let family = asked.or(available.last().copied()).unwrap_or(KernelFamily::Portable);
+    if available.contains(&family) {
+        return Ok(family);
+    }
+    let names: Vec<&str> = available.iter().map(|family| family.name()).collect();
+    let reason = format!("{family}: this CPU can run {}", names.join(", "));
+    Err(ProcessError::Config("--kernels", reason))
 }
 
 fn kernels_hash(family: &str) -> [u8; 32] {

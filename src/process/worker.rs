@@ -202,7 +202,7 @@ impl WorkerProcess {
         loaded.sched.prefix_cache &=
             !(role == Role::Decode && config.handoff.transfer == Transfer::Fake);
         let keys = keyring(&self.secrets)?;
-        let kind = compat_digest(&loaded.fingerprint, &loaded.layout);
+        let kind = compat_digest(&loaded);
         let mut process = ProcessBuilder::new(&loaded, &config.worker, self.ctl.clone())?;
         let (worker, engine) = match role {
             Role::Prefill => (process.add_prefill(&loaded)?, Role::Prefill),

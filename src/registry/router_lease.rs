@@ -172,7 +172,12 @@ mod tests {
         let address =
             WorkerAddress { role: Leg::Decode, url: "http://10.0.0.1:1".parse().unwrap() };
         let peer = Peer { id: [1; 16], incarnation: [2; 16] };
-        Entry { peer, address, bootstrap_port: None, kind: CompatDigest([3; 32]) }
+        Entry {
+            peer,
+            address,
+            bootstrap_port: None,
+            kind: CompatDigest { kind: [3; 32], class: None },
+        }
     }
 
     #[test]

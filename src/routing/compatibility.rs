@@ -7,20 +7,42 @@
 //! protects them (`transfer::manager`).
 
 use crate::stdx::hex::to_hex;
+use crate::wire::message::BitClass;
 use serde_json::Value;
 use std::fmt;
 
-/// The fields that must be equal. Of `wire`, only the major version is compared; `kind` is the
-/// digest.
-const EQUAL: [&str; 8] =
-    ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv", "kind"];
+/// The fields that must be equal. Of `wire`, only the major version is compared; `kind` and `class`
+/// are the digests.
+const EQUAL: [&str; 10] = [
+    "wire",
+    "config",
+    "weights",
+    "kernels",
+    BitClass::FIELD,
+    "tokenizer",
+    "template",
+    "kv",
+    "kind",
+    "class",
+];
 const WIRE: usize = 0;
-const KIND: usize = EQUAL.len() - 1;
+const KERNELS: usize = 3;
+const BIT_CLASS: usize = 4;
+const KIND: usize = 8;
+const CLASS: usize = 9;
+/// Pairs of a field, and a field that replaces it if both workers report the second. Workers of
+/// release 0.1 report the first alone.
+const REPLACED: [(usize, usize); 2] = [(KERNELS, BIT_CLASS), (KIND, CLASS)];
 
 /// Digest of the properties that must be equal in two workers: the model's fingerprint and the
 /// shape of its KV. The layout of the KV (page size, strides) can differ and is not part of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CompatDigest(pub [u8; 32]);
+pub struct CompatDigest {
+    /// With the kernel family.
+    pub kind: [u8; 32],
+    /// With the bit class in place of the kernel family; `None` from workers of release 0.1.
+    pub class: Option<[u8; 32]>,
+}
 
 /// The reported properties of one worker.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -54,7 +76,8 @@ impl fmt::Display for Difference {
         match self {
             Difference::Alone => f.write_str("one is a mixed worker, which never hands over"),
             Difference::Field { field, ours, theirs } => {
-                write!(f, "{field} differs: {ours} and {theirs}")
+                write!(f, "{field} differs: {ours} and {theirs}")?;
+                if *field == BitClass::FIELD { write!(f, "; {}", BitClass::REMEDY) } else { Ok(()) }
             }
         }
     }
@@ -64,7 +87,8 @@ impl Compatibility {
     /// The properties from the digest in a worker's entry.
     pub fn entered(digest: CompatDigest) -> Compatibility {
         let mut kind = Compatibility::default();
-        kind.values[KIND] = Some(to_hex(&digest.0));
+        kind.values[KIND] = Some(to_hex(&digest.kind));
+        kind.values[CLASS] = digest.class.map(|class| to_hex(&class));
         kind
     }
 
@@ -80,7 +104,9 @@ impl Compatibility {
 
     /// Adds the digest of the worker's entry, if it has one.
     pub fn with_entry_of(mut self, other: &Compatibility) -> Compatibility {
-        self.values[KIND].clone_from(&other.values[KIND]);
+        for digest in [KIND, CLASS] {
+            self.values[digest].clone_from(&other.values[digest]);
+        }
         self
     }
 
@@ -89,7 +115,7 @@ impl Compatibility {
     pub fn from_report(handoff: &Value) -> Compatibility {
         let text = |field: &str| handoff.get(field)?.as_str().map(str::to_owned);
         let mut values = EQUAL.map(text);
-        values[KIND] = None;
+        (values[KIND], values[CLASS]) = (None, None);
         if let Some(wire) = &mut values[WIRE] {
             wire.truncate(wire.find('.').unwrap_or(wire.len()));
         }
@@ -104,7 +130,9 @@ impl Compatibility {
         if self.is_alone || other.is_alone {
             return Some(Difference::Alone);
         }
-        for (at, field) in EQUAL.into_iter().enumerate() {
+        let have = |at: usize| self.values[at].is_some() && other.values[at].is_some();
+        let is_replaced = |at: usize| REPLACED.iter().any(|&(old, new)| old == at && have(new));
+        for (at, field) in EQUAL.into_iter().enumerate().filter(|&(at, _)| !is_replaced(at)) {
             if let (Some(ours), Some(theirs)) = (&self.values[at], &other.values[at])
                 && ours != theirs
             {
@@ -199,7 +227,8 @@ mod tests {
 
     #[test]
     fn an_entry_and_a_report_describe_one_kind() {
-        let entered = |digest: u8| Compatibility::entered(CompatDigest([digest; 32]));
+        let entered =
+            |digest: u8| Compatibility::entered(CompatDigest { kind: [digest; 32], class: None });
         assert!(entered(1).difference(&entered(1)).is_none());
         let field = |one: &Compatibility, other: &Compatibility| match one.difference(other) {
             Some(Difference::Field { field, .. }) => Some(field),
@@ -216,6 +245,36 @@ mod tests {
             Compatibility::default(),
             "an entry alone has it"
         );
+    }
+
+    /// Two families of one class fit. A worker of release 0.1 reports its family alone.
+    #[test]
+    fn the_bit_class_decides_if_both_workers_report_it() {
+        let reported = |kernels: &str, class: Option<&str>| {
+            let mut report = json!({"wire": "3.3", "kernels": kernels});
+            if let Some(class) = class {
+                report["bit_class"] = class.into();
+            }
+            Compatibility::from_report(&report)
+        };
+        let (one, other) = (reported("a", Some("fma")), reported("b", Some("fma")));
+        let differs = |other: &Compatibility| one.difference(other).map(|why| why.to_string());
+        assert_eq!(differs(&other), None);
+        assert_eq!(differs(&reported("a", None)), None);
+        assert_eq!(differs(&reported("b", None)).as_deref(), Some("kernels differs: a and b"));
+        assert_eq!(
+            differs(&reported("c", Some("portable"))).as_deref(),
+            Some("bit_class differs: fma and portable; give both workers the same --kernels")
+        );
+        let entered = |kind: u8, class: Option<u8>| {
+            let class = class.map(|class| [class; 32]);
+            Compatibility::entered(CompatDigest { kind: [kind; 32], class })
+        };
+        let one = entered(1, Some(7));
+        assert!(one.difference(&entered(2, Some(7))).is_none());
+        assert!(one.difference(&entered(1, None)).is_none());
+        assert!(one.difference(&entered(2, None)).is_some());
+        assert!(one.difference(&entered(1, Some(8))).is_some());
     }
 
     #[test]
@@ -237,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_worker_without_hand_offs_fits_no_other_despite_its_entry() {
-        let entered = Compatibility::entered(CompatDigest([1; 32]));
+        let entered = Compatibility::entered(CompatDigest { kind: [1; 32], class: None });
         let reported = kind("3.1", "a", &[]).with_entry_of(&entered);
         let alone = Compatibility::alone().with_entry_of(&entered);
         for other in [&reported, &entered, &Compatibility::default()] {

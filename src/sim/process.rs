@@ -40,7 +40,7 @@ use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{Nic, Rails};
-use crate::wire::message::{Fingerprint, HostId, Transport};
+use crate::wire::message::{BitClass, Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use std::io;
 use std::sync::Arc;
@@ -392,6 +392,7 @@ fn identity(size: &Size, memory: &Memory, host: HostId) -> WorkerIdentity {
             tokenizer: [4; 32],
             template: [5; 32],
         },
+        bit_class: BitClass::named("portable"),
         layout: memory.layout,
         pages: memory.pages,
         pool_bytes: memory.region.len() as u64,

@@ -6,6 +6,7 @@ use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process, post};
 use crate::stranger::{Framed, bytes_of, hello, until_closed};
 use crate::{MODEL, body, choices, dual, prefill, start, with_room};
+use baton::model::forward::cpu::{KernelFamily, available_kernels};
 use baton::wire::auth::{Keyring, Side};
 use baton::wire::message::{MINOR, Message, VERSION};
 use serde_json::Value;
@@ -57,6 +58,42 @@ fn both_say_which_field_of_model_layout_or_transport_differs() {
     check(&plain, &narrow, ["kv_dtype differs: source has f32, destination has f16"; 2]);
     let far = worker("decode", MODEL, &["--transfer", "tcp"]);
     check(&plain, &far, ["transport differs: source has shm, destination has tcp"; 2]);
+}
+
+/// Workers whose kernels give equal bits hand over, with the tokens of one worker alone. Others are
+/// refused. Of the families, those that this CPU has are tried.
+#[test]
+fn kernels_of_one_bit_class_form_pairs_and_other_kernels_are_refused() {
+    let kernels = available_kernels();
+    let of = |role: &str, family: KernelFamily| worker(role, MODEL, &["--kernels", family.name()]);
+    // `check` uses the rooms below.
+    let mut room = 10;
+    for &source in kernels {
+        let prefill = of("prefill", source);
+        for &destination in kernels {
+            let decode = of("decode", destination);
+            if source.bit_class() != destination.bit_class() {
+                let differ = format!(
+                    "bit_class differs: source has {}, destination has {}; give both workers the \
+                     same --kernels",
+                    source.bit_class(),
+                    destination.bit_class()
+                );
+                check(&prefill, &decode, [&differ; 2]);
+                continue;
+            }
+            let alone = start("serve", &["--mixed", "--kernels", destination.name()]);
+            for tokens in [20, 100] {
+                room += 1;
+                let asked = body(room, tokens, 16);
+                let expected = choices(&alone.post("/v1/completions", &asked.to_string()));
+                let sent = with_room(asked, &prefill, u64::from(room));
+                let (first, answer) = dual(prefill.address, decode.address, sent);
+                assert_eq!(first.0, 200, "{source} to {destination}: {}", first.1);
+                assert_eq!(choices(&answer), expected, "{source} to {destination}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily, available_k
 use baton::model::tensor::{RowOrder, TensorType};
 use model::{Model, Random, small};
 use run::{How, LIMITS, Runner, bits};
+use std::iter;
 
 fn how(kernel: KernelFamily) -> How {
     How { kernel, threads: 2, page_size: 16, kv: KvDtype::F32, order: 1 }
@@ -216,6 +217,59 @@ fn bits_do_not_depend_on_chunks_pages_or_threads() {
 fn bits_do_not_depend_on_chunks_over_a_long_context() {
     let config = ModelConfig { layers: 1, ..small() };
     same_bits(&Model::random(config, 10, |_| TensorType::Q8_0), 600, &[1, 37, 250, 256, 257]);
+}
+
+/// The bits of all logits and of the KV of one sequence, on one family.
+fn run(
+    model: &Model,
+    tokens: &[u32],
+    kernel: KernelFamily,
+    kv: KvDtype,
+) -> (Vec<Vec<u32>>, Vec<u8>) {
+    let mut runner = Runner::new(model, &How { kv, ..how(kernel) });
+    let mut sequence = runner.sequence(tokens);
+    let mut logits = vec![];
+    for count in [1, 7, 37, 1].into_iter().chain(iter::repeat(64)) {
+        let count = count.min(tokens.len() - sequence.done);
+        if count == 0 {
+            break;
+        }
+        runner.push(&mut sequence, count, Logits::All);
+        logits.extend(bits(&runner.step()));
+    }
+    (logits, runner.kv_bytes(&sequence))
+}
+
+/// Logits and KV are the same bits in all families of a bit class.
+#[test]
+fn families_of_a_bit_class_have_equal_bits() {
+    use TensorType::*;
+    let config = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 512, ..small() };
+    let all = [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K];
+    let tokens = some_tokens(300, config.vocab);
+    let mut differ = 0;
+    for (i, dtype) in all.into_iter().enumerate() {
+        let architecture = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3][i % 3];
+        let config = ModelConfig { architecture, ..config.clone() };
+        let model = Model::random(config, i as u64, |_| dtype);
+        for kv in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let results: Vec<_> = available_kernels()
+                .iter()
+                .map(|&family| (family, run(&model, &tokens, family, kv)))
+                .collect();
+            for (one, ours) in &results {
+                for (other, theirs) in &results {
+                    let is_equal = ours == theirs;
+                    match one.bit_class() == other.bit_class() {
+                        true => assert!(is_equal, "{dtype:?}, KV of {kv:?}: {one} and {other}"),
+                        false => differ += usize::from(!is_equal),
+                    }
+                }
+            }
+        }
+    }
+    let is_one_class = available_kernels().iter().all(|family| family.bit_class() == "portable");
+    assert!(differ > 0 || is_one_class, "two classes have equal bits, so they are one");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::config::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer,
     parse_peer_timeout,
 };
-use crate::config::{DataThreadMode, FirstToken, KvCacheDtype, LoadFormat, Transfer};
+use crate::config::{DataThreadMode, FirstToken, KernelFamily, KvCacheDtype, LoadFormat, Transfer};
 use crate::ids::DecodeAllocation;
 use crate::limits::{
     BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, PAGE_SIZE_MAX,
@@ -362,6 +362,11 @@ pub(super) struct CoreFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(THREADS_MAX)),
     )]
     pub(super) threads: Option<u32>,
+    /// Kernel family of the forward pass. `baton doctor` lists the families of this CPU. Workers
+    /// form pairs if their families give equal bits: avx2 and avx512 do [default: the fastest one
+    /// of this CPU]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(super) kernels: Option<KernelFamily>,
     /// Let an idle thread spin for a moment before it sleeps, even if there are more threads than
     /// cores
     #[arg(long)]

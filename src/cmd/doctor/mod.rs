@@ -7,7 +7,7 @@ mod rdma;
 pub mod transfer;
 
 use crate::cli::HostInfo;
-use crate::config::CoreConfig;
+use crate::config::{CoreConfig, KernelFamily};
 use crate::kv::region::{PeerRegion, Region};
 use crate::process::cpu_plan::CpuPlan;
 use crate::process::thread_cpus;
@@ -109,7 +109,7 @@ impl fmt::Display for Diagnosis {
 pub fn examine(
     surroundings: &HostInfo,
     cores: &CoreConfig,
-    kernels: &[&str],
+    kernels: &[KernelFamily],
     nics: &Result<String, String>,
 ) -> Vec<Diagnosis> {
     let files = HostFiles::at("/");
@@ -151,7 +151,7 @@ impl Examination<'_> {
         &self,
         surroundings: &HostInfo,
         cores: &CoreConfig,
-        kernels: &[&str],
+        kernels: &[KernelFamily],
     ) -> Vec<Diagnosis> {
         vec![
             self.cpu(),
@@ -194,16 +194,24 @@ impl Examination<'_> {
         Diagnosis::good("cpu", found)
     }
 
-    fn kernels(&self, kernels: &[&str]) -> Diagnosis {
+    fn kernels(&self, kernels: &[KernelFamily]) -> Diagnosis {
+        let with_class = |family: &KernelFamily| format!("{family} ({})", family.bit_class());
         match kernels.split_last() {
-            Some((best, others)) if !others.is_empty() => Diagnosis::good(
-                "kernels",
-                format!("{best} is used; {} can also run", others.join(", ")),
-            ),
-            best => Diagnosis::with(
+            Some((best, others)) if !others.is_empty() => {
+                let others: Vec<String> = others.iter().map(with_class).collect();
+                Diagnosis::good(
+                    "kernels",
+                    format!(
+                        "{} is used; {} can also run (in brackets: the bit class)",
+                        with_class(best),
+                        others.join(", ")
+                    ),
+                )
+            }
+            _ => Diagnosis::with(
                 "kernels",
                 Verdict::Poor,
-                format!("only {}", best.map_or("portable", |(best, _)| best)),
+                "only portable".into(),
                 "fast kernels need AVX2 with FMA and F16C, or AVX-512; a virtual machine may hide \
                  them",
             ),
@@ -393,7 +401,7 @@ mod tests {
             Machine(root)
         }
 
-        fn finding(&self, topic: &str, kernels: &[&str]) -> Diagnosis {
+        fn finding(&self, topic: &str, kernels: &[KernelFamily]) -> Diagnosis {
             let surroundings = HostInfo { cpus: vec![0, 1], parallelism: 2, log_level: None };
             let files = HostFiles::at(&self.0);
             let findings = Examination(&files).examine(&surroundings, &cores(2), kernels);
@@ -431,10 +439,17 @@ mod tests {
         assert_eq!(finding.found, "Fast One; avx2 avx512f; not used by this version: amx_tile");
         assert_eq!(machine.finding("memory", &[]).found, "16.0 GiB free of 32.0 GiB");
         assert!(machine.finding("cuda", &[]).found.starts_with("1 device(s), "));
-        let finding = machine.finding("kernels", &["portable", "avx2", "avx512"]);
-        assert_eq!(finding.found, "avx512 is used; portable, avx2 can also run");
+        let finding = machine.finding(
+            "kernels",
+            &[KernelFamily::Portable, KernelFamily::Avx2, KernelFamily::Avx512],
+        );
+        assert_eq!(
+            finding.found,
+            "avx512 (x86-fma) is used; portable (portable), avx2 (x86-fma) can also run (in brackets: \
+             the bit class)"
+        );
         for topic in ["memory", "open files", "huge pages", "kernels"] {
-            let finding = machine.finding(topic, &["portable", "avx2"]);
+            let finding = machine.finding(topic, &[KernelFamily::Portable, KernelFamily::Avx2]);
             assert_eq!((finding.verdict, &finding.advice), (Verdict::Good, &None), "{finding}");
         }
     }
@@ -457,7 +472,7 @@ mod tests {
             ("huge pages", "never"),
             ("kernels", "portable"),
         ] {
-            let finding = machine.finding(topic, &["portable"]);
+            let finding = machine.finding(topic, &[KernelFamily::Portable]);
             assert!(finding.found.contains(part), "{finding}");
             assert!(finding.verdict == Verdict::Poor && finding.advice.is_some(), "{finding}");
         }
@@ -511,7 +526,7 @@ mod tests {
     #[test]
     fn this_machine_can_hand_over_through_shared_memory() {
         let host = HostInfo::of_this_process();
-        let findings = examine(&host, &cores(2), &["portable"], &Err("none".into()));
+        let findings = examine(&host, &cores(2), &[KernelFamily::Portable], &Err("none".into()));
         let topics: Vec<&str> = findings.iter().take(6).map(|finding| finding.topic).collect();
         assert_eq!(topics, ["cpu", "cores", "threads", "memory", "shm", "kernels"]);
         let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();

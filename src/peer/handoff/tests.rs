@@ -15,7 +15,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::wire::message::{Announce, Fingerprint, HostId, ShmGrant, SocketName, Token};
+use crate::wire::message::{Announce, BitClass, Fingerprint, HostId, ShmGrant, SocketName, Token};
 use std::sync::Arc;
 
 const HOST: HostId = HostId([7; 16]);
@@ -35,6 +35,7 @@ fn source() -> (Handoff, Announce) {
     let [config, weights, tokenizer, template, kernels] = [[1; 32]; 5];
     let identity = WorkerIdentity {
         fingerprint: Fingerprint { config, weights, tokenizer, template, kernels },
+        bit_class: BitClass::UNKNOWN,
         layout,
         pages: 1,
         pool_bytes: layout.page_stride,
@@ -72,7 +73,17 @@ fn source() -> (Handoff, Announce) {
         offer,
         Entropy::System,
     );
-    (handoff, Announce { session: SessionGeneration(1), fingerprint, kv, aux, ranks: vec![rank] })
+    (
+        handoff,
+        Announce {
+            session: SessionGeneration(1),
+            fingerprint,
+            bit_class: BitClass::UNKNOWN,
+            kv,
+            aux,
+            ranks: vec![rank],
+        },
+    )
 }
 
 #[test]

@@ -93,7 +93,12 @@ mod tests {
             url: format!("http://10.0.0.{id}:1").parse().unwrap(),
         };
         let peer = Peer { id: [id; 16], incarnation: [incarnation; 16] };
-        Entry { peer, address, bootstrap_port: None, kind: CompatDigest([3; 32]) }
+        Entry {
+            peer,
+            address,
+            bootstrap_port: None,
+            kind: CompatDigest { kind: [3; 32], class: None },
+        }
     }
 
     #[test]

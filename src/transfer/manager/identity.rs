@@ -5,8 +5,8 @@ use crate::sys::host;
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::plan::Template;
 use crate::wire::message::{
-    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Rank, Refusal, RegionLengths,
-    Welcome,
+    Announce, AuxLayoutClaim, BitClass, Fingerprint, HostId, KvLayoutClaim, Rank, Refusal,
+    RegionLengths, Welcome,
 };
 
 /// Field named when a worker has several processes.
@@ -17,6 +17,8 @@ const PROCESSES: &str = "processes of a worker";
 pub struct WorkerIdentity {
     /// Model, weights, kernels, tokenizer, template.
     pub fingerprint: Fingerprint,
+    /// The class of its kernels.
+    pub bit_class: BitClass,
     /// KV layout.
     pub layout: KvLayout,
     /// Pages of the pool.
@@ -45,7 +47,8 @@ pub struct Mismatch {
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Mismatch { field, source, destination, .. } = self;
-        write!(f, "{field} differs: source has {source}, destination has {destination}")
+        write!(f, "{field} differs: source has {source}, destination has {destination}")?;
+        if field == BitClass::FIELD { write!(f, "; {}", BitClass::REMEDY) } else { Ok(()) }
     }
 }
 
@@ -88,8 +91,18 @@ impl WorkerIdentity {
     /// Compares a destination's Announce with this source. Returns the destination's layout and the
     /// plan.
     pub fn accept(&self, announce: &Announce) -> Result<(KvLayout, Template), Mismatch> {
-        if let Some((field, ours, theirs)) = self.fingerprint.difference(&announce.fingerprint) {
+        let (ours, theirs) = (&self.bit_class, &announce.bit_class);
+        let are_known = ours.is_known() && theirs.is_known();
+        // A peer of an earlier minor version sends no class. Then the families must be equal.
+        let kernels =
+            if are_known { self.fingerprint.kernels } else { announce.fingerprint.kernels };
+        let fingerprint = Fingerprint { kernels, ..announce.fingerprint };
+        if let Some((field, ours, theirs)) = self.fingerprint.difference(&fingerprint) {
             return Err(differ(Refusal::Model, field, &short(ours), &short(theirs)));
+        }
+        if are_known && ours != theirs {
+            let (ours, theirs) = (ours.to_string(), theirs.to_string());
+            return Err(differ(Refusal::Model, BitClass::FIELD, &ours, &theirs));
         }
         let (ours, theirs) = (self.aux_claim(), announce.aux);
         for (field, ours, theirs) in [

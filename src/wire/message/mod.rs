@@ -23,8 +23,8 @@ pub use grant::{
 };
 pub use hello::{Bye, Hello, Proof};
 pub use session::{
-    Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths,
-    Transport, Welcome,
+    Announce, AuxLayoutClaim, BitClass, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused,
+    RegionLengths, Transport, Welcome,
 };
 pub use transfer::{
     Abort, AbortAck, Destination, Done, IdsHash, Interest, PageList, Ready, Status, TransferId,
@@ -43,7 +43,7 @@ pub const VERSION: u8 = 3;
 /// appends to bodies and adds kinds that may be skipped. It removes nothing, changes no meaning and
 /// adds no parts. 1: ids of cluster keys in Hello. 2: late allocation, in Welcome, with Interest
 /// and Ready.
-pub const MINOR: u8 = 2;
+pub const MINOR: u8 = 3;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.
 const MUST_UNDERSTAND: u16 = 1;

@@ -75,7 +75,7 @@ pub struct Fingerprint {
     pub config: [u8; 32],
     /// Of the weights.
     pub weights: [u8; 32],
-    /// Of element types and kernel family.
+    /// Of element types and kernel family. Peers that both send a [`BitClass`] do not compare it.
     pub kernels: [u8; 32],
     /// Of the tokenizer.
     pub tokenizer: [u8; 32],
@@ -98,6 +98,52 @@ impl Fingerprint {
         ]
         .into_iter()
         .find(|(_, ours, theirs)| ours != theirs)
+    }
+}
+
+/// The class of kernel families that give equal bits: its name, padded with zeros. A peer of an
+/// earlier minor version sends none, which is all zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct BitClass([u8; 16]);
+
+impl BitClass {
+    /// Name of this value in refusals and answers.
+    pub const FIELD: &'static str = "bit_class";
+    /// What an operator can do if two classes differ.
+    pub const REMEDY: &'static str = "give both workers the same --kernels";
+    /// The class of a peer that sends none.
+    pub const UNKNOWN: BitClass = BitClass([0; 16]);
+
+    /// The class of this name, which has 1 to 16 bytes of printable ASCII.
+    pub fn named(name: &str) -> BitClass {
+        let mut bytes = [0; 16];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        let class = BitClass(bytes);
+        assert!(class.is_known() && class.is_sound(), "{name:?} names a bit class");
+        class
+    }
+
+    /// Whether the peer has sent it.
+    pub fn is_known(&self) -> bool {
+        *self != BitClass::UNKNOWN
+    }
+
+    fn used(&self) -> &[u8] {
+        &self.0[..self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len())]
+    }
+
+    /// Whether it is printable ASCII and then zeros.
+    fn is_sound(&self) -> bool {
+        let used = self.used();
+        let is_padded = self.0[used.len()..].iter().all(|&byte| byte == 0);
+        is_padded && used.iter().all(u8::is_ascii_graphic)
+    }
+}
+
+impl fmt::Display for BitClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(self.used()).unwrap_or_default())
     }
 }
 
@@ -297,6 +343,15 @@ struct SessionBody {
     late: u8,
 }
 
+/// The first body of Announce.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct AnnounceBody {
+    session: SessionBody,
+    /// Since minor 3.
+    bit_class: BitClass,
+}
+
 fn read_session(body: &[u8], what: &'static str) -> Result<SessionBody, MessageError> {
     let body: SessionBody = read_body(body, what)?;
     within("session", body.session.0, 1..=u32::MAX.into())?;
@@ -321,6 +376,8 @@ pub struct Announce {
     pub session: SessionGeneration,
     /// Values that both sides must share.
     pub fingerprint: Fingerprint,
+    /// The class of its kernels.
+    pub bit_class: BitClass,
     /// KV layout, the same on each rank.
     pub kv: KvLayoutClaim,
     /// Layout of the aux slots.
@@ -331,19 +388,29 @@ pub struct Announce {
 
 impl Announce {
     pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Announce, MessageError> {
-        let body = read_session(body, "Announce")?;
+        let session = read_session(body, "Announce")?;
+        let bit_class = match body.len() == size_of::<SessionBody>() {
+            true => BitClass::UNKNOWN,
+            false => read_body::<AnnounceBody>(body, "Announce")?.bit_class,
+        };
+        if !bit_class.is_sound() {
+            let len = bit_class.used().len();
+            return Err(MessageError::Content { what: "bit class", len });
+        }
         Ok(Announce {
-            session: body.session,
+            session: session.session,
             fingerprint: read_part(parts, 1, "fingerprint")?,
+            bit_class,
             kv: read_part::<KvLayoutClaim>(parts, 2, "KV layout")?.checked()?,
             aux: read_part(parts, 3, "aux layout")?,
-            ranks: read_ranks(parts, 4, body.ranks)?,
+            ranks: read_ranks(parts, 4, session.ranks)?,
         })
     }
 
     pub(super) fn write(&self, out: &mut Multipart) {
         let ranks = self.ranks.len() as u16;
-        write_body(&SessionBody { session: self.session, ranks, transport: 0, late: 0 }, out);
+        let session = SessionBody { session: self.session, ranks, transport: 0, late: 0 };
+        write_body(&AnnounceBody { session, bit_class: self.bit_class }, out);
         out.end_part();
         out.push(bytemuck::bytes_of(&self.fingerprint));
         out.push(bytemuck::bytes_of(&self.kv));

@@ -81,6 +81,7 @@ fn every_kind() -> Vec<Message<'static>> {
         Message::Announce(Box::new(Announce {
             session,
             fingerprint,
+            bit_class: BitClass::named("x86-fma"),
             kv: layout(),
             aux,
             ranks: vec![rank(), bare, Rank { tcp: Some(v6), ..rank() }],
@@ -195,6 +196,7 @@ fn a_nic_that_is_named_twice_is_refused() {
     let announce = Announce {
         session: SessionGeneration(4),
         fingerprint: Zeroable::zeroed(),
+        bit_class: BitClass::UNKNOWN,
         kv: layout(),
         aux: Zeroable::zeroed(),
         ranks: vec![Rank { rdma: Some(grant), ..rank() }],
@@ -202,6 +204,38 @@ fn a_nic_that_is_named_twice_is_refused() {
     let out = encoded(&Message::Announce(Box::new(announce)));
     let refused = MessageError::Value { what: "number of an rdma NIC, again", value: 2 };
     assert_eq!(Message::decode(out.parts(), None).err(), Some(refused));
+}
+
+/// An Announce of minor 2 ends before the bit class.
+#[test]
+fn a_bit_class_is_absent_before_minor_3_and_a_wrong_one_is_refused() {
+    let decoded = |class: &[u8]| {
+        let announce = Announce {
+            session: SessionGeneration(4),
+            fingerprint: Zeroable::zeroed(),
+            bit_class: BitClass::named("x86-fma"),
+            kv: layout(),
+            aux: Zeroable::zeroed(),
+            ranks: vec![rank()],
+        };
+        let encoded = encoded(&Message::Announce(Box::new(announce)));
+        let mut out = Multipart::new();
+        for (index, part) in encoded.parts().iter().enumerate() {
+            let end = if index == 0 { part.len() - 16 } else { part.len() };
+            out.extend(&part[..end]);
+            out.extend(if index == 0 { class } else { &[] });
+            out.end_part();
+        }
+        match Message::decode(out.parts(), None) {
+            Ok(Some(Message::Announce(announce))) => Ok(announce.bit_class),
+            other => Err(other.unwrap_err()),
+        }
+    };
+    assert_eq!(decoded(&[]), Ok(BitClass::UNKNOWN));
+    assert_eq!(decoded(b"portable\0\0\0\0\0\0\0\0"), Ok(BitClass::named("portable")));
+    for wrong in [b"a b\0\0\0\0\0\0\0\0\0\0\0\0\0", b"a\0b\0\0\0\0\0\0\0\0\0\0\0\0\0", &[200; 16]] {
+        assert!(matches!(decoded(wrong), Err(MessageError::Content { what: "bit class", .. })));
+    }
 }
 
 #[test]
@@ -217,6 +251,7 @@ fn keys_open_all_of_a_pool_or_are_refused() {
         let announce = Announce {
             session: SessionGeneration(4),
             fingerprint: Zeroable::zeroed(),
+            bit_class: BitClass::UNKNOWN,
             kv: layout(),
             aux: Zeroable::zeroed(),
             ranks: vec![own],
@@ -267,6 +302,8 @@ fn every_cut_of_every_part_is_refused() {
                 let list = match message {
                     Message::Refused(_) => index > 0,
                     Message::Destination(_) => index > 0 && len % 4 == 0,
+                    // As minor 2 wrote it: header and session.
+                    Message::Announce(_) => index == 0 && len == 16,
                     _ => false,
                 };
                 assert_eq!(result.is_err(), !list, "{message:?} part {index} cut to {len}");

@@ -16,7 +16,9 @@ use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{SlotStatus, StatusTable};
 use baton::transfer::transport::Memory;
 use baton::transfer::{event_loop::Waiter, handle::TransferHandle, pages::PageLists};
-use baton::wire::message::{Fingerprint, HostId, Rank, ShmGrant, SocketName, Token, ids_hash};
+use baton::wire::message::{
+    BitClass, Fingerprint, HostId, Rank, ShmGrant, SocketName, Token, ids_hash,
+};
 use crossbeam_channel::Receiver;
 use std::io;
 use std::ops::Range;
@@ -79,6 +81,8 @@ impl<C: Cancel + Send + 'static> Worker<C> {
                 tokenizer: one,
                 template: one,
             },
+            // The name of the kernels that give these bits.
+            bit_class: BitClass::named("example"),
             layout,
             pages: PAGES,
             pool_bytes: memory.region.len() as u64,

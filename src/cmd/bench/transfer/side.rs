@@ -45,7 +45,7 @@ use crate::transfer::status::{SlotStatus, StatusTable};
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{DataThreads, Nic, Rails, Settings};
 use crate::wire::auth::Keyring;
-use crate::wire::message::{Fingerprint, Transport};
+use crate::wire::message::{BitClass, Fingerprint, Transport};
 use crossbeam_channel as channel;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -181,6 +181,7 @@ impl Parts {
                 tokenizer: none,
                 template: none,
             },
+            bit_class: BitClass::UNKNOWN,
             layout: self.memory.layout,
             pages: self.memory.pages,
             pool_bytes: self.memory.region.len() as u64,

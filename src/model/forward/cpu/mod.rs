@@ -22,7 +22,8 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use simd::{KernelFamily, available_kernels};
+pub use crate::config::KernelFamily;
+pub use simd::available_kernels;
 
 use super::batch::{Batch, BatchLimits};
 use super::{Forward, KvPool, StepEnd};

@@ -252,6 +252,7 @@ where
         let announce = Announce {
             session: entry.generation,
             fingerprint: self.identity.fingerprint,
+            bit_class: self.identity.bit_class,
             kv: self.identity.kv_claim(),
             aux: self.identity.aux_claim(),
             ranks: vec![offered],

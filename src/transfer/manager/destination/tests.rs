@@ -9,8 +9,8 @@ use crate::transfer::status::Move;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::message as wire;
 use crate::wire::message::{
-    AbortAck, Announce, Fingerprint, HostId, Rank, Refusal, Refused, ShmGrant, SocketName,
-    TcpGrant, Token, Transport, Welcome,
+    AbortAck, Announce, BitClass, Fingerprint, HostId, Rank, Refusal, Refused, ShmGrant,
+    SocketName, TcpGrant, Token, Transport, Welcome,
 };
 use bytemuck::Zeroable;
 use std::time::Duration;
@@ -71,6 +71,7 @@ fn identity() -> WorkerIdentity {
             tokenizer: [4; 32],
             template: [5; 32],
         },
+        bit_class: BitClass::named("x86-fma"),
         layout,
         pages: 8,
         pool_bytes: 8 * layout.page_stride,
@@ -418,12 +419,42 @@ fn a_source_of_several_processes_is_a_mismatch() {
     assert_eq!((effects.bound.len(), effects.refused, &effects.failed[..]), (0, 1, &[slot][..]));
 }
 
+/// The class decides if both sides have one, else the family.
+#[test]
+fn kernels_of_another_bit_class_are_a_mismatch() {
+    let ours = identity();
+    let accept = |kernels: u8, bit_class: BitClass| {
+        let announce = Announce {
+            session: SessionGeneration(1),
+            fingerprint: Fingerprint { kernels: [kernels; 32], ..ours.fingerprint },
+            bit_class,
+            kv: ours.kv_claim(),
+            aux: ours.aux_claim(),
+            ranks: vec![rank()],
+        };
+        ours.accept(&announce).map(|_| ()).map_err(|mismatch| mismatch.to_string())
+    };
+    assert_eq!(accept(3, ours.bit_class), Ok(()));
+    assert_eq!(accept(9, ours.bit_class), Ok(()), "another family of the class");
+    assert_eq!(accept(3, BitClass::UNKNOWN), Ok(()), "the same family, of release 0.1");
+    assert_eq!(
+        accept(9, BitClass::UNKNOWN).unwrap_err(),
+        "kernels differs: source has 030303030303, destination has 090909090909"
+    );
+    assert_eq!(
+        accept(3, BitClass::named("portable")).unwrap_err(),
+        "bit_class differs: source has x86-fma, destination has portable; give both workers the \
+         same --kernels"
+    );
+}
+
 #[test]
 fn an_announce_of_several_processes_is_a_mismatch() {
     let ours = identity();
     let announce = |ranks: Vec<Rank>| Announce {
         session: SessionGeneration(1),
         fingerprint: ours.fingerprint,
+        bit_class: ours.bit_class,
         kv: ours.kv_claim(),
         aux: ours.aux_claim(),
         ranks,

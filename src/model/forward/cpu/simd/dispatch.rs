@@ -7,35 +7,7 @@ use super::Kernel;
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::run_avx2, avx512::run_avx512, avx512_vnni::run_avx512_vnni};
-use std::fmt;
-
-/// Kernel families. A family gives equal bits on every CPU; it is part of a model's fingerprint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum KernelFamily {
-    /// Plain Rust.
-    Portable,
-    /// AVX2, FMA, F16C.
-    Avx2,
-    /// AVX-512 F, BW, VL, DQ; with VNNI if present.
-    Avx512,
-}
-
-impl KernelFamily {
-    /// The name used in flags, answers and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            KernelFamily::Portable => "portable",
-            KernelFamily::Avx2 => "avx2",
-            KernelFamily::Avx512 => "avx512",
-        }
-    }
-}
-
-impl fmt::Display for KernelFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use crate::config::KernelFamily;
 
 /// The families that this CPU can run, the fastest last.
 pub fn available_kernels() -> &'static [KernelFamily] {

@@ -115,12 +115,23 @@ pub fn examine(
     let files = HostFiles::at("/");
     let host = Examination(&files);
     let mut findings = host.examine(surroundings, cores, kernels);
-    findings.splice(2..2, threads(&files, cores));
+    findings.insert(0, build());
+    findings.splice(3..3, threads(&files, cores));
     let at = findings.iter().position(|finding| finding.topic == "kernels");
     findings.insert(at.unwrap_or_default(), shared_memory());
     findings.extend(rdma::findings(verbs::list(), &host.devices()));
     findings.push(transfer::here(nics));
     findings
+}
+
+/// What this build can do.
+fn build() -> Diagnosis {
+    let (version, machine) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    let kind = match verbs::IS_STATIC_BUILD {
+        true => "one static file: shm and tcp, no RDMA",
+        false => "dynamic: shm, tcp, and RDMA if libibverbs.so.1 is installed",
+    };
+    Diagnosis::good("build", format!("{version} for {machine}, {kind}"))
 }
 
 /// Repeats the steps of a transfer over shm: creates a sealed memory file and maps it as a peer
@@ -199,13 +210,10 @@ impl Examination<'_> {
         match kernels.split_last() {
             Some((best, others)) if !others.is_empty() => {
                 let others: Vec<String> = others.iter().map(with_class).collect();
+                let (class, others) = (best.bit_class(), others.join(", "));
                 Diagnosis::good(
                     "kernels",
-                    format!(
-                        "{} is used; {} can also run (in brackets: the bit class)",
-                        with_class(best),
-                        others.join(", ")
-                    ),
+                    format!("{best} is used (bit class {class}); {others} can also run"),
                 )
             }
             _ => Diagnosis::with(
@@ -445,8 +453,7 @@ mod tests {
         );
         assert_eq!(
             finding.found,
-            "avx512 (x86-fma) is used; portable (portable), avx2 (x86-fma) can also run (in brackets: \
-             the bit class)"
+            "avx512 is used (bit class x86-fma); portable (portable), avx2 (x86-fma) can also run"
         );
         for topic in ["memory", "open files", "huge pages", "kernels"] {
             let finding = machine.finding(topic, &[KernelFamily::Portable, KernelFamily::Avx2]);
@@ -528,7 +535,7 @@ mod tests {
         let host = HostInfo::of_this_process();
         let findings = examine(&host, &cores(2), &[KernelFamily::Portable], &Err("none".into()));
         let topics: Vec<&str> = findings.iter().take(6).map(|finding| finding.topic).collect();
-        assert_eq!(topics, ["cpu", "cores", "threads", "memory", "shm", "kernels"]);
+        assert_eq!(topics, ["build", "cpu", "cores", "threads", "memory", "shm"]);
         let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();
         assert_eq!(shm.verdict, Verdict::Good, "{shm}");
     }

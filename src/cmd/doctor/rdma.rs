@@ -19,7 +19,11 @@ pub fn findings(
         }
         Err(why) => {
             let found = format!("devices {}, but {why}", kernel.join(" "));
-            return vec![Diagnosis::with(TOPIC, Verdict::Poor, found, INSTALL)];
+            let advice = match why {
+                Unavailable::StaticBuild => "use the file of `cargo build --release`",
+                _ => INSTALL,
+            };
+            return vec![Diagnosis::with(TOPIC, Verdict::Poor, found, advice)];
         }
         Ok(listed) => listed,
     };

@@ -16,9 +16,15 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
+/// Whether this build is one static file.
+pub const IS_STATIC_BUILD: bool = cfg!(target_feature = "crt-static");
+
 /// Why verbs are not available.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unavailable {
+    /// This build is static. It loads no library, because a library needs the libc that it was
+    /// built for.
+    StaticBuild,
     /// The library cannot be opened; the loader's message.
     Library(String),
     /// The library lacks this function. It is the wrong library.
@@ -30,6 +36,9 @@ pub enum Unavailable {
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Unavailable::StaticBuild => f.write_str(
+                "this build is static and cannot load libibverbs.so.1; RDMA needs a dynamic build",
+            ),
             Unavailable::Library(why) => write!(f, "libibverbs.so.1 cannot be opened: {why}"),
             Unavailable::Function(name) => {
                 write!(f, "libibverbs.so.1 has no function {}", name.to_string_lossy())
@@ -107,7 +116,11 @@ impl Library {
     /// The library is missing or is the wrong one. Later calls return the same result.
     pub fn get() -> Result<&'static Library, Unavailable> {
         static LIBRARY: OnceLock<Result<Library, Unavailable>> = OnceLock::new();
-        LIBRARY.get_or_init(Library::open).as_ref().map_err(Clone::clone)
+        let open = || match IS_STATIC_BUILD {
+            true => Err(Unavailable::StaticBuild),
+            false => Library::open(),
+        };
+        LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 }
 

@@ -22,6 +22,6 @@ pub use completion::{Completion, CompletionError, CompletionKind, CompletionQueu
 pub use device::{Device, Domain, NotOpen};
 pub use devices::{Closed, DeviceInfo, GidKind, LinkLayer, PortGid, PortInfo, list};
 pub use endpoint::{Endpoint, Route};
-pub use library::Unavailable;
+pub use library::{IS_STATIC_BUILD, Unavailable};
 pub use memory::{Access, Backing, Registration};
 pub use queue_pair::{Capacity, PostError, QueuePair};

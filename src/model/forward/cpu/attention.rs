@@ -216,45 +216,24 @@ impl Attend<'_> {
 
     #[inline(always)]
     fn score_rows<S: Simd, const R: usize>(&mut self, s: S, query: usize, tile: usize) -> usize {
-        // Uses as many tiles of 16 tokens at once as registers hold.
-        if S::TILE >= 16 {
-            self.score_tiles::<S, R, 4>(s, query, tile);
-        } else {
-            self.score_tiles::<S, R, 1>(s, query, tile);
-        }
-        R
-    }
-
-    #[inline(always)]
-    fn score_tiles<S: Simd, const R: usize, const T: usize>(
-        &mut self,
-        s: S,
-        query: usize,
-        tile: usize,
-    ) {
         let AttentionScratch { queries, keys, scores, padded, .. } = &mut *self.scratch;
         let q: [&[f32]; R] =
             std::array::from_fn(|r| &queries[(query + r) * *padded..][..self.head_dim]);
-        for lane_tile in (0..TILE / LANES).step_by(T) {
-            let k: [&[Lanes]; T] =
-                std::array::from_fn(|t| &keys[(lane_tile + t) * *padded..][..self.head_dim]);
-            let mut sums = [[s.splat(0.0); T]; R];
-            for d in 0..self.head_dim {
-                let lanes: [S::F; T] = std::array::from_fn(|t| s.load(&k[t][d]));
+        for lane_tile in 0..TILE / LANES {
+            let keys: &[Lanes] = &keys[lane_tile * *padded..][..self.head_dim];
+            let mut sums = [s.splat(0.0); R];
+            for (d, lanes) in keys.iter().enumerate() {
+                let lanes = s.load(lanes);
                 for r in 0..R {
-                    let x = s.splat(q[r][d]);
-                    for t in 0..T {
-                        sums[r][t] = s.fma(x, lanes[t], sums[r][t]);
-                    }
+                    sums[r] = s.fma(s.splat(q[r][d]), lanes, sums[r]);
                 }
             }
-            for r in 0..R {
-                for t in 0..T {
-                    let at = (query + r) * SEGMENT + tile + (lane_tile + t) * LANES;
-                    s.store(sums[r][t], scores[at..].first_chunk_mut().expect("whole tiles"));
-                }
+            for (r, sum) in sums.into_iter().enumerate() {
+                let at = (query + r) * SEGMENT + tile + lane_tile * LANES;
+                s.store(sum, scores[at..].first_chunk_mut().expect("whole tiles"));
             }
         }
+        R
     }
 
     /// Adds the values in `rows`, weighted by the exponentials of their tokens.
@@ -264,8 +243,6 @@ impl Attend<'_> {
         let mut query = 0;
         while query < count {
             query += match count - query {
-                4.. if S::TILE >= 16 => self.gather_rows::<S, 4>(s, query, tile, tokens),
-                3 if S::TILE >= 16 => self.gather_rows::<S, 3>(s, query, tile, tokens),
                 2.. => self.gather_rows::<S, 2>(s, query, tile, tokens),
                 _ => self.gather_rows::<S, 1>(s, query, tile, tokens),
             };
@@ -284,9 +261,6 @@ impl Attend<'_> {
         let mut chunk = 0;
         while chunk < chunks {
             chunk += match chunks - chunk {
-                4.. if S::TILE >= 16 => {
-                    self.gather_chunks::<S, R, 4>(s, query, tile, tokens, chunk)
-                }
                 2.. => self.gather_chunks::<S, R, 2>(s, query, tile, tokens, chunk),
                 _ => self.gather_chunks::<S, R, 1>(s, query, tile, tokens, chunk),
             };

@@ -168,6 +168,38 @@ fn powers_of_nothing_and_of_next_to_nothing_are_exact() {
     }
 }
 
+/// `exp2` at its limit, and for numbers that are none: all families have the same bits.
+#[test]
+fn powers_near_the_smallest_normal_number_are_equal_in_all_families() {
+    let limit = -126.0f32;
+    let inputs = [
+        -125.5,
+        limit.next_up(),
+        limit,
+        limit.next_down(),
+        -126.5,
+        -130.0,
+        -149.0,
+        -150.0,
+        -1e30,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        -0.5,
+        0.5,
+        -0.0,
+        126.5,
+        127.0,
+    ];
+    let bits = |dispatch: Dispatch| dispatch.run(Map(&inputs, Exp2)).map(f32::to_bits);
+    let of_fma =
+        dispatches().into_iter().filter(|kernels| kernels.family().bit_class() != "portable");
+    let all: Vec<_> = of_fma.map(|dispatch| (dispatch, bits(dispatch))).collect();
+    for (dispatch, found) in &all {
+        assert_eq!(found, &all[0].1, "{dispatch:?} and {:?}", all[0].0);
+        assert!(found[2..11].iter().all(|&bits| bits == 0), "{dispatch:?}: {found:x?}");
+    }
+}
+
 struct Transpose<'a>(&'a [Lanes; LANES]);
 
 impl Kernel for Transpose<'_> {

@@ -122,7 +122,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         let n = op!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(x));
         let rest = op!(_mm512_sub_ps(x, n));
         let near = self.exp2_near_zero(rest);
-        op!(_mm512_scalef_ps(near, n))
+        op!({
+            let is_above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_set1_ps(-126.0));
+            _mm512_maskz_scalef_ps(is_above, near, n)
+        })
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! Owns: [`Simd`], the operations of all kernels, and [`Dispatch`], the proof that a family runs on
 //! this CPU.
 //! Invariants: each lane's result depends only on that lane's inputs. Integer results are equal in
-//! all families.
+//! all families, and float results in all families of a bit class.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -108,7 +108,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         join(join(quarter[0], quarter[2]), join(quarter[1], quarter[3]))
     }
 
-    /// 2ˣ to about 2 ulp for x ≤ 127. Below −126 the result may be zero; far below it is zero.
+    /// 2ˣ to about 2 ulp for x ≤ 127. At −126 and below, and for NaN, it is zero.
     #[inline(always)]
     fn exp2(self, x: Self::F) -> Self::F {
         let low = self.splat(-126.0);

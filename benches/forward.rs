@@ -13,7 +13,7 @@ use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::model::config::ModelConfig;
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
-use baton::model::forward::cpu::{CpuModel, CpuOptions, available_kernels};
+use baton::model::forward::cpu::{CpuModel, CpuOptions, available_kernels, fastest_kernels};
 use baton::model::forward::{Forward, KvPool};
 use baton::model::tensor::TensorType;
 use model::{Model, Random, small};
@@ -27,12 +27,13 @@ const PAGE: u32 = 16;
 fn main() {
     let filter = std::env::args().nth(1).filter(|arg| !arg.starts_with("--")).unwrap_or_default();
     let threads = std::env::var("THREADS").map_or(2, |n| n.parse().expect("a number"));
-    let kernel = std::env::var("KERNEL").ok().map(|name| {
-        *available_kernels()
-            .iter()
-            .find(|family| family.name() == name)
-            .expect("a family of this CPU")
-    });
+    let kernel = std::env::var("KERNEL").map_or_else(
+        |_| fastest_kernels(),
+        |name| {
+            let named = available_kernels().iter().find(|family| family.name() == name);
+            *named.expect("a family of this CPU")
+        },
+    );
     let config = ModelConfig {
         hidden: 576,
         layers: 30,

@@ -67,7 +67,7 @@ fn logprobs(
     let longest = cases.iter().map(|case| case.fed().len()).max().unwrap();
     let pages = longest.div_ceil(PAGE_SIZE as usize);
     let limits = BatchLimits { tokens: longest, rows: 1, logits: longest, context: longest, pages };
-    let options = CpuOptions { threads: 2, limits, kernel: Some(kernel), pin: None };
+    let options = CpuOptions { threads: 2, limits, kernel, pin: None };
     let config = &files.config;
     let mut model =
         CpuModel::load(config, files.weights.as_ref(), &options, &mut |_, _| {}).unwrap();

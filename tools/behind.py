@@ -1,6 +1,6 @@
 """Shared by the scripts that run Baton workers behind a foreign router.
 
-Used by tools/sglang-router and tools/vllm-router. Owns: processes, requests, the comparison with
+Owns: processes, requests, the comparison with
 `baton serve` for the same body, and the checks, one line each.
 """
 import contextlib, http.client, json, os, pathlib, re, signal, socket, subprocess, sys, tempfile

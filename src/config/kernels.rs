@@ -45,3 +45,19 @@ impl fmt::Display for KernelFamily {
         f.write_str(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::message::BitClass;
+
+    #[test]
+    fn each_family_has_one_name_and_a_class_that_can_be_sent() {
+        for family in KernelFamily::value_variants() {
+            let flag = family.to_possible_value().unwrap();
+            assert_eq!(flag.get_name(), family.name());
+            assert_eq!(serde_json::to_value(family).unwrap(), family.name());
+            assert_eq!(BitClass::named(family.bit_class()).to_string(), family.bit_class());
+        }
+    }
+}

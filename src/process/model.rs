@@ -13,7 +13,7 @@ use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::files::{ModelFiles, WeightFormat};
 use crate::model::forward::Forward;
-use crate::model::forward::cpu::{CpuModel, CpuOptions, available_kernels};
+use crate::model::forward::cpu::{CpuModel, CpuOptions, available_kernels, fastest_kernels};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use crate::obs::log::event;
@@ -90,7 +90,7 @@ impl LoadedModel {
             config::LoadFormat::Auto => WeightFormat::Auto,
             config::LoadFormat::Dummy => WeightFormat::Dummy,
         };
-        let family = kernel_family(worker.kernels)?;
+        let family = kernel_family(worker.kernels, available_kernels())?;
         event!(Info, "model", "opening", path = worker.model.path.display());
         let files = ModelFiles::open(&worker.model.path, format)?;
         let place = (host_id(), plan);
@@ -101,7 +101,7 @@ impl LoadedModel {
         let options = CpuOptions {
             threads: worker.cores.threads,
             limits: loaded.sched.batch_limits(),
-            kernel: Some(family),
+            kernel: family,
             pin: loaded.plan.team.clone(),
         };
         let forward = load_weights(&files, &options)?;
@@ -200,7 +200,7 @@ pub fn compat_digest(loaded: &LoadedModel) -> CompatDigest {
     let mut class = shape_digest(&loaded.layout);
     class.update(bytemuck::bytes_of(&fingerprint));
     class.update(bytemuck::bytes_of(&loaded.bit_class));
-    CompatDigest { kind: kind.finalize().into(), class: Some(class.finalize().into()) }
+    CompatDigest { by_family: kind.finalize().into(), by_class: Some(class.finalize().into()) }
 }
 
 /// A digest with the shape of the KV.
@@ -355,9 +355,11 @@ fn kv_dtype(asked: config::KvCacheDtype, checkpoint: TensorType) -> KvDtype {
 ///
 /// # Errors
 /// This CPU cannot run the family.
-fn kernel_family(asked: Option<KernelFamily>) -> Result<KernelFamily, ProcessError> {
-    let available = available_kernels();
-    let family = asked.or(available.last().copied()).unwrap_or(KernelFamily::Portable);
+fn kernel_family(
+    asked: Option<KernelFamily>,
+    available: &[KernelFamily],
+) -> Result<KernelFamily, ProcessError> {
+    let family = asked.unwrap_or_else(fastest_kernels);
     if available.contains(&family) {
         return Ok(family);
     }
@@ -368,4 +370,18 @@ fn kernel_family(asked: Option<KernelFamily>) -> Result<KernelFamily, ProcessErr
 
 fn kernels_hash(family: &str) -> [u8; 32] {
     Sha256::digest(family.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_this_cpu_cannot_run_are_refused_with_those_that_it_can() {
+        let available = [KernelFamily::Portable, KernelFamily::Avx2];
+        let asked = kernel_family(Some(KernelFamily::Avx2), &available).unwrap();
+        assert_eq!(asked, KernelFamily::Avx2);
+        let refused = kernel_family(Some(KernelFamily::Avx512), &available).unwrap_err();
+        assert_eq!(refused.to_string(), "--kernels: avx512: this CPU can run portable, avx2");
+    }
 }

@@ -3,7 +3,7 @@
 //! ```json
 //! {"id": "32 hex digits", "incarnation": "32 hex digits", "role": "prefill",
 //!  "url": "http://10.0.0.1:30000", "bootstrap_port": 8998, "kind": "64 hex digits",
-//!  "class": "64 hex digits"}
+//!  "class_digest": "64 hex digits"}
 //! ```
 //! Parsing checks every field, so an [`Entry`] is always valid. Unknown fields are ignored, because
 //! later versions can add fields.
@@ -38,8 +38,10 @@ pub struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(expecting = "an object of id, incarnation, role, url, kind, class and, for a prefill \
-                 worker, bootstrap_port")]
+#[serde(
+    expecting = "an object of id, incarnation, role, url, kind, optionally class_digest, and, \
+                 for a prefill worker, bootstrap_port"
+)]
 struct Text {
     id: String,
     incarnation: String,
@@ -48,9 +50,9 @@ struct Text {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bootstrap_port: Option<u16>,
     kind: String,
-    /// Since 0.2: a worker of 0.1 has none.
+    /// A worker of release 0.1.0 has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    class: Option<String>,
+    class_digest: Option<String>,
 }
 
 impl Entry {
@@ -80,8 +82,11 @@ impl Entry {
             address: WorkerAddress { role, url },
             bootstrap_port: text.bootstrap_port,
             kind: CompatDigest {
-                kind: digits(&text.kind, "kind")?,
-                class: text.class.map(|class| digits(&class, "class")).transpose()?,
+                by_family: digits(&text.kind, "kind")?,
+                by_class: match text.class_digest {
+                    Some(digest) => Some(digits(&digest, "class_digest")?),
+                    None => None,
+                },
             },
         })
     }
@@ -94,8 +99,8 @@ impl Entry {
             role: self.address.role.to_string(),
             url: self.address.url.to_string(),
             bootstrap_port: self.bootstrap_port,
-            kind: to_hex(&self.kind.kind),
-            class: self.kind.class.map(|class| to_hex(&class)),
+            kind: to_hex(&self.kind.by_family),
+            class_digest: self.kind.by_class.map(|digest| to_hex(&digest)),
         };
         serde_json::to_vec(&text).expect("plain structs are JSON")
     }
@@ -116,13 +121,13 @@ mod tests {
         let url: WorkerUrl = "http://[fd00::1]:7".parse().unwrap();
         for (role, bootstrap_port) in [(Leg::Prefill, Some(8998)), (Leg::Decode, None)] {
             let address = WorkerAddress { role, url: url.clone() };
-            let kind = CompatDigest { kind: [9; 32], class: Some([8; 32]) };
+            let kind = CompatDigest { by_family: [9; 32], by_class: Some([8; 32]) };
             let entry = Entry { peer, address, bootstrap_port, kind };
             let json = entry.to_json();
             assert_eq!(Entry::parse(&json), Ok(entry));
             let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
             let port = if role == Leg::Prefill { "bootstrap_port" } else { "" };
-            for field in ["id", "incarnation", "role", "url", "kind", "class", port] {
+            for field in ["id", "incarnation", "role", "url", "kind", "class_digest", port] {
                 for odd in
                     [serde_json::json!("x"), serde_json::json!(7_000_000), serde_json::json!({})]
                 {
@@ -134,6 +139,9 @@ mod tests {
                 }
             }
             let mut other = json.clone();
+            other.as_object_mut().unwrap().remove("class_digest");
+            let older = Entry::parse(other.to_string().as_bytes()).unwrap();
+            assert_eq!(older.kind, CompatDigest { by_family: [9; 32], by_class: None });
             other["role"] = if role == Leg::Prefill { "decode" } else { "prefill" }.into();
             assert!(
                 Entry::parse(other.to_string().as_bytes()).unwrap_err().contains("bootstrap_port")

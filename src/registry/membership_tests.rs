@@ -16,7 +16,7 @@ fn entry(id: u8, incarnation: u8, port: u16) -> Entry {
         peer: Peer { id: [id; 16], incarnation: [incarnation; 16] },
         address: address(port),
         bootstrap_port: Some(8998),
-        kind: CompatDigest { kind: [5; 32], class: None },
+        kind: CompatDigest { by_family: [5; 32], by_class: None },
     }
 }
 
@@ -93,7 +93,7 @@ fn a_named_worker_stays_even_if_its_entry_expires() {
         })
     );
     members.renew(entry(1, 1, 7), Some(now)).unwrap();
-    let kind = Some(CompatDigest { kind: [5; 32], class: None });
+    let kind = Some(CompatDigest { by_family: [5; 32], by_class: None });
     assert_eq!(
         members.poll(),
         Some(MembershipAction::Leave { address: address(7), why: LeaveReason::Replaced })

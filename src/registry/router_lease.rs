@@ -176,7 +176,7 @@ mod tests {
             peer,
             address,
             bootstrap_port: None,
-            kind: CompatDigest { kind: [3; 32], class: None },
+            kind: CompatDigest { by_family: [3; 32], by_class: None },
         }
     }
 

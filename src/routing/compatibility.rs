@@ -11,8 +11,8 @@ use crate::wire::message::BitClass;
 use serde_json::Value;
 use std::fmt;
 
-/// The fields that must be equal. Of `wire`, only the major version is compared; `kind` and `class`
-/// are the digests.
+/// The fields that must be equal. Of `wire`, only the major version is compared; `kind` and
+/// `class_digest` are the digests.
 const EQUAL: [&str; 10] = [
     "wire",
     "config",
@@ -23,25 +23,24 @@ const EQUAL: [&str; 10] = [
     "template",
     "kv",
     "kind",
-    "class",
+    "class_digest",
 ];
 const WIRE: usize = 0;
-const KERNELS: usize = 3;
-const BIT_CLASS: usize = 4;
-const KIND: usize = 8;
-const CLASS: usize = 9;
+/// Digests of the entry: by kernel family, and by bit class.
+const KIND: usize = EQUAL.len() - 2;
+const CLASS_DIGEST: usize = EQUAL.len() - 1;
 /// Pairs of a field, and a field that replaces it if both workers report the second. Workers of
-/// release 0.1 report the first alone.
-const REPLACED: [(usize, usize); 2] = [(KERNELS, BIT_CLASS), (KIND, CLASS)];
+/// release 0.1.0 report the first alone.
+const REPLACED: [(&str, &str); 2] = [("kernels", BitClass::FIELD), ("kind", "class_digest")];
 
 /// Digest of the properties that must be equal in two workers: the model's fingerprint and the
 /// shape of its KV. The layout of the KV (page size, strides) can differ and is not part of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CompatDigest {
     /// With the kernel family.
-    pub kind: [u8; 32],
-    /// With the bit class in place of the kernel family; `None` from workers of release 0.1.
-    pub class: Option<[u8; 32]>,
+    pub by_family: [u8; 32],
+    /// With the bit class in place of the kernel family; `None` from a worker of release 0.1.0.
+    pub by_class: Option<[u8; 32]>,
 }
 
 /// The reported properties of one worker.
@@ -87,8 +86,8 @@ impl Compatibility {
     /// The properties from the digest in a worker's entry.
     pub fn entered(digest: CompatDigest) -> Compatibility {
         let mut kind = Compatibility::default();
-        kind.values[KIND] = Some(to_hex(&digest.kind));
-        kind.values[CLASS] = digest.class.map(|class| to_hex(&class));
+        kind.values[KIND] = Some(to_hex(&digest.by_family));
+        kind.values[CLASS_DIGEST] = digest.by_class.map(|digest| to_hex(&digest));
         kind
     }
 
@@ -104,7 +103,7 @@ impl Compatibility {
 
     /// Adds the digest of the worker's entry, if it has one.
     pub fn with_entry_of(mut self, other: &Compatibility) -> Compatibility {
-        for digest in [KIND, CLASS] {
+        for digest in [KIND, CLASS_DIGEST] {
             self.values[digest].clone_from(&other.values[digest]);
         }
         self
@@ -115,7 +114,7 @@ impl Compatibility {
     pub fn from_report(handoff: &Value) -> Compatibility {
         let text = |field: &str| handoff.get(field)?.as_str().map(str::to_owned);
         let mut values = EQUAL.map(text);
-        (values[KIND], values[CLASS]) = (None, None);
+        (values[KIND], values[CLASS_DIGEST]) = (None, None);
         if let Some(wire) = &mut values[WIRE] {
             wire.truncate(wire.find('.').unwrap_or(wire.len()));
         }
@@ -130,9 +129,14 @@ impl Compatibility {
         if self.is_alone || other.is_alone {
             return Some(Difference::Alone);
         }
-        let have = |at: usize| self.values[at].is_some() && other.values[at].is_some();
-        let is_replaced = |at: usize| REPLACED.iter().any(|&(old, new)| old == at && have(new));
-        for (at, field) in EQUAL.into_iter().enumerate().filter(|&(at, _)| !is_replaced(at)) {
+        let do_both_report = |field: &str| {
+            let at = EQUAL.iter().position(|name| *name == field);
+            at.is_some_and(|at| self.values[at].is_some() && other.values[at].is_some())
+        };
+        let is_replaced =
+            |field: &str| REPLACED.iter().any(|&(old, new)| old == field && do_both_report(new));
+        let compared = EQUAL.into_iter().enumerate().filter(|(_, field)| !is_replaced(field));
+        for (at, field) in compared {
             if let (Some(ours), Some(theirs)) = (&self.values[at], &other.values[at])
                 && ours != theirs
             {
@@ -227,8 +231,9 @@ mod tests {
 
     #[test]
     fn an_entry_and_a_report_describe_one_kind() {
-        let entered =
-            |digest: u8| Compatibility::entered(CompatDigest { kind: [digest; 32], class: None });
+        let entered = |digest: u8| {
+            Compatibility::entered(CompatDigest { by_family: [digest; 32], by_class: None })
+        };
         assert!(entered(1).difference(&entered(1)).is_none());
         let field = |one: &Compatibility, other: &Compatibility| match one.difference(other) {
             Some(Difference::Field { field, .. }) => Some(field),
@@ -266,15 +271,21 @@ mod tests {
             differs(&reported("c", Some("portable"))).as_deref(),
             Some("bit_class differs: fma and portable; give both workers the same --kernels")
         );
-        let entered = |kind: u8, class: Option<u8>| {
-            let class = class.map(|class| [class; 32]);
-            Compatibility::entered(CompatDigest { kind: [kind; 32], class })
+        let entered = |family: u8, class: Option<u8>| {
+            let by_class = class.map(|class| [class; 32]);
+            Compatibility::entered(CompatDigest { by_family: [family; 32], by_class })
         };
         let one = entered(1, Some(7));
         assert!(one.difference(&entered(2, Some(7))).is_none());
         assert!(one.difference(&entered(1, None)).is_none());
         assert!(one.difference(&entered(2, None)).is_some());
         assert!(one.difference(&entered(1, Some(8))).is_some());
+        // A worker of release 0.1.0 fits one of two workers that fit each other.
+        let all = [("a", None), ("a", Some("fma")), ("b", Some("fma"))];
+        let all = all.map(|(kernels, class)| reported(kernels, class));
+        let (kinds, classes) = CompatibilityMatrix::of(all.iter());
+        let fit = |one: usize, other: usize| kinds.fit(classes[one], classes[other]);
+        assert_eq!([fit(0, 1), fit(1, 2), fit(0, 2)], [true, true, false]);
     }
 
     #[test]
@@ -296,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_worker_without_hand_offs_fits_no_other_despite_its_entry() {
-        let entered = Compatibility::entered(CompatDigest { kind: [1; 32], class: None });
+        let entered = Compatibility::entered(CompatDigest { by_family: [1; 32], by_class: None });
         let reported = kind("3.1", "a", &[]).with_entry_of(&entered);
         let alone = Compatibility::alone().with_entry_of(&entered);
         for other in [&reported, &entered, &Compatibility::default()] {

@@ -11,7 +11,9 @@ use baton::kv::layout::KvDtype;
 use baton::model::config::{Architecture, ModelConfig, RopeScaling};
 use baton::model::forward::StepEnd;
 use baton::model::forward::batch::Logits;
-use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily, available_kernels};
+use baton::model::forward::cpu::{
+    CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
+};
 use baton::model::tensor::{RowOrder, TensorType};
 use model::{Model, Random, small};
 use run::{How, LIMITS, Runner, bits};
@@ -220,7 +222,7 @@ fn bits_do_not_depend_on_chunks_over_a_long_context() {
 }
 
 /// The bits of all logits and of the KV of one sequence, on one family.
-fn run(
+fn logits_and_kv(
     model: &Model,
     tokens: &[u32],
     kernel: KernelFamily,
@@ -244,32 +246,48 @@ fn run(
 #[test]
 fn families_of_a_bit_class_have_equal_bits() {
     use TensorType::*;
-    let config = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 512, ..small() };
-    let all = [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K];
-    let tokens = some_tokens(300, config.vocab);
-    let mut differ = 0;
-    for (i, dtype) in all.into_iter().enumerate() {
+    let wide = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 512, ..small() };
+    // Heads and rows that do not fill vectors, and groups of three queries.
+    let odd = ModelConfig { hidden: 96, heads: 6, head_dim: 24, intermediate: 160, ..small() };
+    let tiny = ModelConfig { head_dim: 8, heads: 3, kv_heads: 1, ..odd.clone() };
+    let mut models = Vec::new();
+    for (i, dtype) in
+        [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K].into_iter().enumerate()
+    {
         let architecture = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3][i % 3];
-        let config = ModelConfig { architecture, ..config.clone() };
-        let model = Model::random(config, i as u64, |_| dtype);
+        for config in [&wide, &odd, &tiny].into_iter().take(if i < 4 { 3 } else { 1 }) {
+            models.push((dtype, ModelConfig { architecture, ..config.clone() }, 1.0));
+        }
+    }
+    // Scores that are far apart: most weights of the softmax are near zero.
+    models.push((F32, wide, 30.0));
+    let mut found = [0; 2];
+    for (i, (dtype, config, spread)) in models.into_iter().enumerate() {
+        let tokens = some_tokens(300, config.vocab);
+        let mut model = Model::random(config, i as u64, |_| dtype);
+        if spread != 1.0 {
+            model.scale("q_proj.weight", spread);
+        }
         for kv in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
-            let results: Vec<_> = available_kernels()
-                .iter()
-                .map(|&family| (family, run(&model, &tokens, family, kv)))
-                .collect();
-            for (one, ours) in &results {
-                for (other, theirs) in &results {
-                    let is_equal = ours == theirs;
-                    match one.bit_class() == other.bit_class() {
-                        true => assert!(is_equal, "{dtype:?}, KV of {kv:?}: {one} and {other}"),
-                        false => differ += usize::from(!is_equal),
+            let of = |&family: &KernelFamily| (family, logits_and_kv(&model, &tokens, family, kv));
+            let results: Vec<_> = available_kernels().iter().map(of).collect();
+            for (at, (one, ours)) in results.iter().enumerate() {
+                for (other, theirs) in &results[..at] {
+                    let is_one_class = one.bit_class() == other.bit_class();
+                    if is_one_class {
+                        assert!(ours == theirs, "{dtype:?}, KV of {kv:?}: {one} and {other}");
                     }
+                    found[usize::from(is_one_class)] += usize::from(is_one_class || ours != theirs);
                 }
             }
         }
     }
-    let is_one_class = available_kernels().iter().all(|family| family.bit_class() == "portable");
-    assert!(differ > 0 || is_one_class, "two classes have equal bits, so they are one");
+    let [differ, equal] = found;
+    let classes: Vec<&str> = available_kernels().iter().map(|family| family.bit_class()).collect();
+    assert!(differ > 0 || classes.len() == 1, "two classes have equal bits, so they are one");
+    if equal == 0 {
+        println!("SKIPPED: this CPU has no two families of one bit class");
+    }
 }
 
 #[test]
@@ -323,7 +341,8 @@ fn the_caller_can_stop_after_a_layer() {
 #[test]
 fn a_faulty_model_is_refused_by_name() {
     let load = |model: &Model| {
-        let options = CpuOptions { threads: 1, limits: LIMITS, kernel: None, pin: None };
+        let options =
+            CpuOptions { threads: 1, limits: LIMITS, kernel: fastest_kernels(), pin: None };
         CpuModel::load(&model.config, model, &options, &mut |_, _| {}).err().map(|e| e.to_string())
     };
     let mut model = f32_model(small());

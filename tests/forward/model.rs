@@ -119,6 +119,18 @@ impl Model {
         let tensors = maker.tensors;
         Model { config, tensors }
     }
+
+    /// Multiplies all matrices of this part, which are F32.
+    #[allow(dead_code)]
+    pub fn scale(&mut self, part: &str, factor: f32) {
+        for (_, tensor) in self.tensors.iter_mut().filter(|(name, _)| name.contains(part)) {
+            assert_eq!(tensor.dtype, TensorType::F32);
+            for bytes in tensor.bytes.chunks_exact_mut(4) {
+                let value = f32::from_le_bytes(bytes.try_into().unwrap());
+                bytes.copy_from_slice(&(value * factor).to_le_bytes());
+            }
+        }
+    }
 }
 
 struct Maker<'a> {

@@ -39,12 +39,8 @@ pub struct Sequence {
 
 impl Runner {
     pub fn new(model: &Model, how: &How) -> Runner {
-        let options = CpuOptions {
-            threads: how.threads,
-            limits: LIMITS,
-            kernel: Some(how.kernel),
-            pin: None,
-        };
+        let options =
+            CpuOptions { threads: how.threads, limits: LIMITS, kernel: how.kernel, pin: None };
         let c = &model.config;
         let layout = KvLayout::page_major(
             how.page_size,

@@ -213,13 +213,13 @@ impl Examination<'_> {
                 let (class, others) = (best.bit_class(), others.join(", "));
                 Diagnosis::good(
                     "kernels",
-                    format!("{best} is used (bit class {class}); {others} can also run"),
+                    format!("{best} is the default (bit class {class}); {others} can also run"),
                 )
             }
             _ => Diagnosis::with(
                 "kernels",
                 Verdict::Poor,
-                "only portable".into(),
+                "only portable (bit class portable)".into(),
                 "fast kernels need AVX2 with FMA and F16C, or AVX-512; a virtual machine may hide \
                  them",
             ),
@@ -453,7 +453,8 @@ mod tests {
         );
         assert_eq!(
             finding.found,
-            "avx512 is used (bit class x86-fma); portable (portable), avx2 (x86-fma) can also run"
+            "avx512 is the default (bit class x86-fma); portable (portable), avx2 (x86-fma) can also \
+             run"
         );
         for topic in ["memory", "open files", "huge pages", "kernels"] {
             let finding = machine.finding(topic, &[KernelFamily::Portable, KernelFamily::Avx2]);

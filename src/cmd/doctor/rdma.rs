@@ -146,6 +146,8 @@ mod tests {
     #[test]
     fn a_missing_rdma_library_or_provider_is_named() {
         let missing = || Err(Unavailable::Library("no such file".into()));
+        let by_static = findings(Err(Unavailable::StaticBuild), &["mlx5_0".to_string()]);
+        assert!(by_static[0].to_string().contains("use the file of `cargo build --release`"));
         let none = findings(missing(), &[]);
         assert_eq!((none[0].verdict, none.len()), (Verdict::Good, 1));
         let kernel = ["mlx5_0".to_string(), "mlx5_1".to_string()];

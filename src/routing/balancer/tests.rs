@@ -248,7 +248,7 @@ fn each_role_has_a_policy_of_its_own() {
 #[test]
 fn misfits_are_never_paired_and_a_worker_of_unknown_kind_may_fit() {
     let mut router = router(Policy::RoundRobin, 2, 2);
-    let [a, b] = [[1; 32], [2; 32]].map(|kind| CompatDigest { kind, class: None });
+    let [a, b] = [[1; 32], [2; 32]].map(|kind| CompatDigest { by_family: kind, by_class: None });
     router.entered(WorkerNumber(0), a);
     router.entered(WorkerNumber(2), a);
     router.entered(WorkerNumber(3), b);

@@ -42,7 +42,7 @@ pub const VERSION: u8 = 3;
 /// Minor version, sent in Hello; a link uses the lower of both sides' versions. A minor version
 /// appends to bodies and adds kinds that may be skipped. It removes nothing, changes no meaning and
 /// adds no parts. 1: ids of cluster keys in Hello. 2: late allocation, in Welcome, with Interest
-/// and Ready.
+/// and Ready. 3: the bit class, in Announce.
 pub const MINOR: u8 = 3;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.

@@ -75,7 +75,7 @@ pub struct Fingerprint {
     pub config: [u8; 32],
     /// Of the weights.
     pub weights: [u8; 32],
-    /// Of element types and kernel family. Peers that both send a [`BitClass`] do not compare it.
+    /// Of the kernel family. A source that knows both bit classes compares these in its place.
     pub kernels: [u8; 32],
     /// Of the tokenizer.
     pub tokenizer: [u8; 32],
@@ -115,8 +115,12 @@ impl BitClass {
     /// The class of a peer that sends none.
     pub const UNKNOWN: BitClass = BitClass([0; 16]);
 
-    /// The class of this name, which has 1 to 16 bytes of printable ASCII.
+    /// The class of this name.
+    ///
+    /// # Panics
+    /// The name does not have 1 to 16 bytes of printable ASCII.
     pub fn named(name: &str) -> BitClass {
+        assert!(name.len() <= size_of::<BitClass>(), "{name:?} is too long for a bit class");
         let mut bytes = [0; 16];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
         let class = BitClass(bytes);
@@ -394,8 +398,7 @@ impl Announce {
             false => read_body::<AnnounceBody>(body, "Announce")?.bit_class,
         };
         if !bit_class.is_sound() {
-            let len = bit_class.used().len();
-            return Err(MessageError::Content { what: "bit class", len });
+            return Err(MessageError::Content { what: "bit class", len: size_of::<BitClass>() });
         }
         Ok(Announce {
             session: session.session,
@@ -410,7 +413,11 @@ impl Announce {
     pub(super) fn write(&self, out: &mut Multipart) {
         let ranks = self.ranks.len() as u16;
         let session = SessionBody { session: self.session, ranks, transport: 0, late: 0 };
-        write_body(&AnnounceBody { session, bit_class: self.bit_class }, out);
+        match self.bit_class.is_known() {
+            true => write_body(&AnnounceBody { session, bit_class: self.bit_class }, out),
+            // As minor 2 wrote it.
+            false => write_body(&session, out),
+        }
         out.end_part();
         out.push(bytemuck::bytes_of(&self.fingerprint));
         out.push(bytemuck::bytes_of(&self.kv));

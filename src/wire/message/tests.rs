@@ -232,6 +232,16 @@ fn a_bit_class_is_absent_before_minor_3_and_a_wrong_one_is_refused() {
         }
     };
     assert_eq!(decoded(&[]), Ok(BitClass::UNKNOWN));
+    let unknown = Announce {
+        session: SessionGeneration(4),
+        fingerprint: Zeroable::zeroed(),
+        bit_class: BitClass::UNKNOWN,
+        kv: layout(),
+        aux: Zeroable::zeroed(),
+        ranks: vec![rank()],
+    };
+    let unknown = encoded(&Message::Announce(Box::new(unknown)));
+    assert_eq!(unknown.parts().get(0).map(<[u8]>::len), Some(16), "as minor 2 wrote it");
     assert_eq!(decoded(b"portable\0\0\0\0\0\0\0\0"), Ok(BitClass::named("portable")));
     for wrong in [b"a b\0\0\0\0\0\0\0\0\0\0\0\0\0", b"a\0b\0\0\0\0\0\0\0\0\0\0\0\0\0", &[200; 16]] {
         assert!(matches!(decoded(wrong), Err(MessageError::Content { what: "bit class", .. })));

@@ -2,7 +2,7 @@
 //!
 //! Thread: `step` runs on the engine's thread, with helper threads.
 //! Invariants: after `load` nothing allocates. The bits of a row depend only on its own tokens and
-//! KV and on the kernel family.
+//! KV and on the bit class of the kernels.
 //! Not here: files (`model`), pages (`kv`, `sched`), sampling.
 
 mod arena;
@@ -23,7 +23,7 @@ mod step;
 mod tests;
 
 pub use crate::config::KernelFamily;
-pub use simd::available_kernels;
+pub use simd::{available_kernels, fastest_kernels};
 
 use super::batch::{Batch, BatchLimits};
 use super::{Forward, KvPool, StepEnd};
@@ -45,8 +45,8 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Largest batch.
     pub limits: BatchLimits,
-    /// The kernel family; `None` selects the fastest one that the CPU can run.
-    pub kernel: Option<KernelFamily>,
+    /// The kernel family; [`fastest_kernels`] is the one that most callers want.
+    pub kernel: KernelFamily,
     /// The CPU of each thread beside the engine's; `None`: they run on the CPUs of the thread that
     /// loads the model.
     pub pin: Option<Vec<usize>>,
@@ -80,11 +80,10 @@ impl CpuModel {
         options: &CpuOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<CpuModel, LoadError> {
-        let available = available_kernels();
-        let family = options.kernel.or(available.last().copied()).unwrap_or(KernelFamily::Portable);
-        let dispatch = Dispatch::new(family).ok_or_else(|| {
-            let names: Vec<&str> = available.iter().map(|family| family.name()).collect();
-            LoadError::field(weights.describe(), "kernel family", names.join(" or "), family)
+        let dispatch = Dispatch::new(options.kernel).ok_or_else(|| {
+            let names: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
+            let expected = names.join(" or ");
+            LoadError::field(weights.describe(), "kernel family", expected, options.kernel)
         })?;
         let pin = options.pin.clone().unwrap_or_default();
         let begin = move |helper: usize| {

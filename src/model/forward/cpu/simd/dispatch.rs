@@ -17,6 +17,11 @@ pub fn available_kernels() -> &'static [KernelFamily] {
     &ALL[..count]
 }
 
+/// The fastest family that this CPU can run.
+pub fn fastest_kernels() -> KernelFamily {
+    available_kernels().last().copied().unwrap_or(KernelFamily::Portable)
+}
+
 /// A family that runs on this CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Dispatch(Entry);

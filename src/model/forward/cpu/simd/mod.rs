@@ -14,7 +14,7 @@ mod avx512_vnni;
 mod dispatch;
 mod portable;
 
-pub use dispatch::{Dispatch, available_kernels};
+pub use dispatch::{Dispatch, available_kernels, fastest_kernels};
 
 /// Number of lanes of a vector.
 pub const LANES: usize = 16;

@@ -377,6 +377,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kv_has_the_type_that_fits_the_checkpoint_or_the_one_of_the_flag() {
+        use config::KvCacheDtype::{Auto, Bf16, F16, F32};
+        for (asked, checkpoint, dtype) in [
+            (Auto, TensorType::F32, KvDtype::F32),
+            (Auto, TensorType::F16, KvDtype::F16),
+            (Auto, TensorType::Bf16, KvDtype::F16),
+            (Auto, TensorType::Q4_1, KvDtype::F16),
+            (F32, TensorType::F16, KvDtype::F32),
+            (F16, TensorType::F32, KvDtype::F16),
+            (Bf16, TensorType::F32, KvDtype::Bf16),
+        ] {
+            assert_eq!(kv_dtype(asked, checkpoint), dtype, "{asked:?} {checkpoint:?}");
+        }
+    }
+
+    #[test]
     fn kernels_that_this_cpu_cannot_run_are_refused_with_those_that_it_can() {
         let available = [KernelFamily::Portable, KernelFamily::Avx2];
         let asked = kernel_family(Some(KernelFamily::Avx2), &available).unwrap();

@@ -1,4 +1,5 @@
-//! Attacks on the hand-off between workers that share a key, one test each (`docs/threats.md`):
+//! Attacks on the hand-off between workers that share a key, one test each
+//! (`docs/operate/security.md`):
 //! - handshakes and messages that are replayed, reflected, truncated or forged;
 //! - wrong keys, and misuse of a right key;
 //! - clients that name other hosts.

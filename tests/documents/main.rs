@@ -2,6 +2,7 @@
 //! page of the command line must be generated from the flags. Each error code and each metric must
 //! have a row, and each row a code or a metric. CI must require all that tests can require.
 
+mod claims;
 mod cli;
 mod codes;
 mod links;

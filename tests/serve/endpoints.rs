@@ -421,6 +421,8 @@ fn a_server_tells_about_itself() {
         let models = server.get("/v1/models").ok();
         assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("tiny")));
         assert_eq!(models["data"][0]["max_model_len"], 512);
+        assert_eq!(server.get("/v1/models/tiny").ok(), models["data"][0]);
+        assert_eq!(server.get("/v1/models/other").error().0, 404);
         let info = server.get("/server_info").ok();
         let pages = server.metrics().sum("baton_pages", "") / workers;
         assert_eq!(info["max_total_tokens"].as_f64(), Some(pages * 16.0));

@@ -4,6 +4,7 @@ use crate::server::{Server, baton, endless, fixture};
 use baton::http::Method;
 use baton::limits::NET_QUEUED_MAX;
 use serde_json::json;
+use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 /// Waits until `/readiness` shows that the signal has arrived.
@@ -135,6 +136,24 @@ fn more_kv_memory_than_there_is_is_told_at_the_start() {
     let asked = format!("asked_mib={} workers=2 there_mib=", 2 * (kib / 2 + (1 << 20)) / 1024);
     assert!(lines.len() == 1 && lines[0].contains(&asked), "{asked} {lines:?}");
     assert_eq!(Server::start(&[]).said(told), [""; 0]);
+}
+
+#[test]
+fn kv_memory_that_is_smaller_than_one_context_is_told_at_the_start() {
+    let told = "KV memory is smaller than one context";
+    let server = Server::start(&["--mixed", "--kv-memory", "1MiB", "--max-model-len", "512"]);
+    let tokens = server.get("/server_info").ok()["max_total_tokens"].as_u64().unwrap();
+    assert_eq!(server.said(told).len(), usize::from(tokens < 512), "{tokens} tokens");
+    let server = Server::start_long(&["--mixed", "--kv-memory", "1MiB"]);
+    assert_eq!(server.said(told).len(), 1);
+}
+
+/// Without key or certificate files there is nothing to read again.
+#[test]
+fn sighup_ends_a_process_without_files_to_reload() {
+    let mut server = Server::start(&["--mixed"]);
+    server.signal("HUP");
+    assert_eq!(server.wait().signal(), Some(1));
 }
 
 /// The drain waits for a client that keeps its connection. Ending that wait cuts off no request.

@@ -296,7 +296,7 @@ fn without_its_key_only_health_is_told() {
     for path in ["/metrics", "/v1/models", "/server_info", "/health_generate", "/nowhere"] {
         assert_eq!(server.get(path).error().0, 401, "{path}");
     }
-    for path in ["/health", "/readiness"] {
+    for path in ["/health", "/readiness", "/liveness", "/ping"] {
         assert_eq!(server.get(path).status(), 200, "{path}");
     }
 }

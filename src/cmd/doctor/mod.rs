@@ -453,8 +453,8 @@ mod tests {
         );
         assert_eq!(
             finding.found,
-            "avx512 is the default (bit class x86-fma); portable (portable), avx2 (x86-fma) can also \
-             run"
+            "avx512 is the default (bit class x86-fma); portable (portable), avx2 (x86-fma) can \
+             also run"
         );
         for topic in ["memory", "open files", "huge pages", "kernels"] {
             let finding = machine.finding(topic, &[KernelFamily::Portable, KernelFamily::Avx2]);

@@ -247,9 +247,9 @@ fn logits_and_kv(
 fn families_of_a_bit_class_have_equal_bits() {
     use TensorType::*;
     let wide = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 512, ..small() };
-    // Heads and rows that do not fill vectors, and groups of three queries.
-    let odd = ModelConfig { hidden: 96, heads: 6, head_dim: 24, intermediate: 160, ..small() };
-    let tiny = ModelConfig { head_dim: 8, heads: 3, kv_heads: 1, ..odd.clone() };
+    // Heads and rows that do not fill vectors, and groups of four and of three queries.
+    let odd = ModelConfig { hidden: 96, heads: 8, head_dim: 24, intermediate: 160, ..small() };
+    let tiny = ModelConfig { heads: 12, kv_heads: 4, head_dim: 8, ..odd.clone() };
     let mut models = Vec::new();
     for (i, dtype) in
         [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K].into_iter().enumerate()

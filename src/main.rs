@@ -14,13 +14,13 @@ use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::obs::log::{LogConfig, LogLevel};
 use baton::server::drain::DrainOutcome;
-use baton::sim::campaign::Campaign;
-use baton::sim::services;
-use baton::sys::files;
+use baton::sim;
+use baton::sys::{files, names};
 use baton::{planner, process, say};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    names::use_built_in_services();
     let surroundings = HostInfo::of_this_process();
     match cli::parse(std::env::args_os(), &surroundings) {
         Err(error) => ExitCode::from(error.report()),
@@ -100,8 +100,9 @@ fn run_bench(plan: &BenchPlan) -> ExitCode {
 }
 
 fn run_sim(flags: &SimFlags) -> ExitCode {
-    // Simulated faults cause warnings on purpose.
-    log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
+    // Simulated faults cause warnings and errors on purpose.
+    let level = if flags.trace { LogLevel::Debug } else { LogLevel::Error };
+    log::configure(LogConfig { level, ..LogConfig::default() });
     let is_well = match &flags.command {
         Some(SimCommand::Place(place)) => {
             planner::place::Search::new(place).and_then(|search| planner::place::run(&search))
@@ -109,8 +110,7 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
         None if flags.load.has_destination_request => {
             planner::plan::LoadPlan::new(flags).and_then(|plan| planner::run(&plan))
         }
-        None if flags.services => services::run_seeds(flags),
-        None => Campaign::new(flags).map(|campaign| campaign.run()),
+        None => sim::run_seeds(flags),
     };
     match is_well {
         Ok(true) => ExitCode::SUCCESS,

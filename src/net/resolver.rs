@@ -31,7 +31,7 @@ pub struct Resolver {
 impl Resolver {
     /// Starts the threads with the system's resolver. They call `wake` after each answer.
     pub fn start(wake: impl Fn() + Send + Sync + 'static) -> io::Result<Resolver> {
-        Resolver::over(system, wake)
+        Resolver::over(look_up, wake)
     }
 
     /// Starts the threads with `look_up`.
@@ -151,7 +151,11 @@ impl<L: Fn(&str) -> io::Result<Vec<IpAddr>>, W: Fn()> NameWorker<L, W> {
     }
 }
 
-fn system(name: &str) -> io::Result<Vec<IpAddr>> {
+/// Looks a name up by the system's resolver, which can block for seconds.
+///
+/// # Errors
+/// There is no such name, or no answer.
+pub fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 

@@ -2,11 +2,12 @@
 //!
 //! Thread: any unsealed one. Each thread formats in its own buffer and writes one line at a time.
 //! Invariants: the message is a literal; variable parts stand in fields. Values come from outside,
-//! so they are escaped and cannot end a line. The fields `request` and `room` name a request.
+//! so they are escaped and cannot end a line. The fields `request` and `room` name a request. The
+//! simulator runs many processes in one thread, so it says which one logs, and at which time.
 
 use crate::stdx::date::civil_date;
 use crate::sys::clock;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -92,6 +93,24 @@ pub fn configure(config: LogConfig) {
     FORMAT.store(config.format as u8, Ordering::Relaxed);
 }
 
+/// A simulated process that logs.
+#[derive(Clone, Copy, Debug)]
+pub struct SimulatedSource {
+    /// Its time.
+    pub since_epoch: Duration,
+    /// The number of its host.
+    pub host: usize,
+}
+
+thread_local! {
+    static SOURCE: Cell<Option<SimulatedSource>> = const { Cell::new(None) };
+}
+
+/// Events of this thread come from a simulated process from now on, or no longer.
+pub fn set_source(source: Option<SimulatedSource>) {
+    SOURCE.set(source);
+}
+
 /// Whether events of this level are logged.
 #[inline]
 pub fn is_logged(level: LogLevel) -> bool {
@@ -105,12 +124,16 @@ pub fn write(level: LogLevel, component: &str, message: &str, fields: &[Field]) 
     }
     let is_json = FORMAT.load(Ordering::Relaxed) == LogFormat::Json as u8;
     let format = if is_json { LogFormat::Json } else { LogFormat::Text };
-    let since_epoch = clock::since_epoch();
+    let source = SOURCE.get();
+    let since_epoch = source.map_or_else(clock::since_epoch, |source| source.since_epoch);
     LINE.with(|line| {
         // If the Display of a field logs, the buffer is already borrowed; that inner event is
         // dropped.
         let Ok(mut line) = line.try_borrow_mut() else { return };
         line.clear();
+        if let Some(SimulatedSource { host, .. }) = source {
+            let _ = write!(line, "host {host}: ");
+        }
         format_line(&mut line, format, since_epoch, level, component, message, fields);
         // If standard error is gone, the error cannot be reported anywhere.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());

@@ -15,6 +15,7 @@ use crate::net::resolver::{Addresses, Resolver};
 use crate::net::{ConnId, Event, Reactor};
 use crate::peer::handoff::Source;
 use crate::registry::bootstrap::Topology;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -180,7 +181,9 @@ impl Directory {
 
     /// Forgets the address of a source, because a link to it has failed.
     pub fn forget(&mut self, source: &Source) {
-        self.known.remove(source);
+        if !is_failpoint_active("address of a lost source stays known") {
+            self.known.remove(source);
+        }
         if let (Source::Remote(registry), Some(names)) = (source, &mut self.names) {
             names.forget(registry.ip());
         }
@@ -197,6 +200,9 @@ impl Directory {
             }
             Event::Received(conn) => (conn, self.read(conn, reactor)),
             Event::Eof(conn) => (conn, Some(Err("the registry closed the connection".to_string()))),
+            Event::Closed { .. } if is_failpoint_active("broken look-up is awaited") => {
+                return None;
+            }
             Event::Closed { conn, reason } => (conn, Some(Err(reason.to_string()))),
             Event::Accepted { .. }
             | Event::Drained(_)

@@ -308,3 +308,78 @@ fn connect(
     let half = cursor.connect(from, &peer, session.layout.page_size, session.template);
     half.map(|half| Box::new(half) as Box<DestinationBinding>).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::Entropy;
+    use crate::peer::handoff::TransportCapabilities;
+    use crate::wire::message::HostId;
+    use std::io::{Read, Write};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+    use std::time::Duration;
+
+    /// Handles what has come, at this time.
+    fn turn(shm: &mut ShmHandshake, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        reactor.poll(Some(Instant::now() + Duration::from_millis(20))).unwrap();
+        while let Some(event) = reactor.next_event() {
+            shm.handle(event, reactor, handoff, now);
+        }
+    }
+
+    /// Whether the other side has closed this connection. Not one byte may have come.
+    fn is_closed(stream: &mut UnixStream) -> bool {
+        match stream.read(&mut [0]) {
+            Ok(count) => {
+                assert_eq!(count, 0, "a stranger gets no data");
+                true
+            }
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+
+    #[test]
+    fn strangers_have_64_connections_for_5_seconds_and_get_no_data() {
+        const MOST: usize = 64;
+        let mut reactor = Reactor::new().unwrap();
+        let offer = TransportCapabilities {
+            transports: vec![Transport::Shm],
+            host: HostId([7; 16]),
+            data: None,
+            lanes: 1,
+        };
+        let mut handoff = Handoff::new(Vec::new(), offer, Entropy::System);
+        let mut shm = ShmHandshake::default();
+        shm.listen(&mut reactor).unwrap();
+        let (_, name) = shm.listener.unwrap();
+        let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
+        let now = Instant::now();
+        let mut strangers: Vec<UnixStream> = Vec::new();
+        for index in 0..MOST + 6 {
+            let mut stranger = UnixStream::connect_addr(&address).unwrap();
+            // Some begin a token. The connections above the limit can be closed already.
+            let _ = stranger.write_all(&vec![b'x'; index % TOKEN_BYTES]);
+            stranger.set_nonblocking(true).unwrap();
+            strangers.push(stranger);
+        }
+        for _ in 0..5 {
+            turn(&mut shm, &mut reactor, &mut handoff, now);
+        }
+        assert_eq!(shm.callers.len(), MOST);
+        let are_closed = |strangers: &mut [UnixStream]| {
+            strangers.iter_mut().map(is_closed).collect::<Vec<bool>>()
+        };
+        let expected: Vec<bool> = (0..MOST + 6).map(|index| index >= MOST).collect();
+        assert_eq!(are_closed(&mut strangers), expected);
+        // A token that was never given ends its connection at once.
+        strangers[0].write_all(&[b'x'; TOKEN_BYTES]).unwrap();
+        turn(&mut shm, &mut reactor, &mut handoff, now);
+        assert!(is_closed(&mut strangers[0]) && !is_closed(&mut strangers[1]));
+        let end = now + Duration::from_secs(5);
+        shm.expire(&mut reactor, &handoff, end - Duration::from_millis(1));
+        assert!(!is_closed(&mut strangers[1]));
+        shm.expire(&mut reactor, &handoff, end);
+        assert_eq!(are_closed(&mut strangers), [true; MOST + 6]);
+    }
+}

@@ -7,6 +7,7 @@
 use super::cost::{CostModel, VOCAB};
 use super::nic::NicModel;
 use super::plan::LoadWorkerSize;
+use super::sessions::Sessions;
 use super::transfers::{DestinationMoverStub, SlotUse, SourceMoverStub};
 use crate::ids::{Leg, SlotId, WorkerId};
 use crate::kv::layout::{KvDtype, KvLayout};
@@ -132,6 +133,8 @@ pub struct Host {
     pub half: MoverStub,
     /// The NIC of its host.
     pub nic: NicModel,
+    /// The sessions of a decode worker.
+    pub sessions: Sessions,
     /// Commands that its worker has not taken yet.
     pub inbox: VecDeque<EngineCommand>,
     /// Events of the last step that were not delivered yet.
@@ -177,6 +180,7 @@ impl Host {
             stats,
             half,
             nic: NicModel::default(),
+            sessions: Sessions::new(size.sessions),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
             due: Nanos::MAX,
@@ -262,6 +266,7 @@ impl Host {
             MoverStub::Destination(half) => half.is_idle(),
         };
         half_is_idle
+            && self.sessions.is_idle()
             && self.free.len() == self.status.slots()
             && pages.free + pages.cached == pages.total()
             && self.inbox.is_empty()

@@ -7,8 +7,9 @@
 //!                  └───── transfers: lease, two NICs, end of the lease ◀──┘
 //! ```
 //! Production code: the router's decisions, the schedulers with their pools, prefix caches,
-//! admission and batches, the status table, the rings to the mover. Not here: the parts that the
-//! fault mode covers (managers, movers, transports, links, faults), HTTP, and the latency of
+//! admission and batches, the choice of the session that gives way, the status table, the rings to
+//! the mover. Not here: the parts that the fault mode covers (managers, movers, transports, links,
+//! faults), HTTP, and the latency of
 //! threads. Invariant: the same seed gives the same run.
 
 pub mod arrivals;
@@ -20,8 +21,10 @@ pub mod nic;
 pub mod place;
 pub mod plan;
 pub mod report;
+pub mod sessions;
 pub mod trace;
 pub mod transfers;
+pub mod violation;
 
 use crate::config::error::ConfigError;
 use crate::say;

@@ -8,7 +8,7 @@ use crate::cli::quantities::{coefficients, positive, value};
 use crate::config::error::ConfigError;
 use crate::config::{Policies, Policy};
 use crate::ids::DecodeAllocation;
-use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
+use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT, SESSIONS_MAX};
 use crate::routing::forecast::Forecast;
 use crate::sched::config::SchedConfig;
 use crate::stdx::event_queue::{MICRO, MILLI, Nanos, SECOND};
@@ -16,8 +16,15 @@ use crate::stdx::rng::Rng;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Default milliseconds of a session's set-up: over tcp, on one host beside other work.
+const SESSION_MS: f64 = 3.0;
+
 /// Default number of drawn requests.
 const REQUESTS: u32 = 10_000;
+/// Default number of prefill workers,
+const PREFILL: u32 = 3;
+/// and of decode workers.
+const DECODE: u32 = 5;
 
 /// The size of one worker.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +35,8 @@ pub struct LoadWorkerSize {
     pub pages: u32,
     /// Requests that it can hold.
     pub slots: usize,
+    /// Sessions that it can have, as a decode worker.
+    pub sessions: usize,
 }
 
 /// The model of the network between hosts.
@@ -104,6 +113,10 @@ pub struct LoadPlan {
     pub cost: Cost,
     /// Cost of a transfer.
     pub fabric: FabricModel,
+    /// Most sessions of a decode worker.
+    pub sessions: usize,
+    /// Time from the first request of a session until it is ready.
+    pub session_setup: Duration,
     /// Limits of a good request.
     pub objective: Objective,
     /// Whether a request is rejected if the policy's forecast misses the limits.
@@ -129,16 +142,23 @@ impl LoadPlan {
     /// The first invalid flag.
     pub fn new(flags: &SimFlags) -> Result<LoadPlan, ConfigError> {
         let load = &flags.load;
-        let fleet = (flags.prefill as usize, flags.decode as usize);
+        let fleet =
+            (flags.prefill.unwrap_or(PREFILL) as usize, flags.decode.unwrap_or(DECODE) as usize);
         let plan = LoadPlan::of(&load.workload, flags.seed, fleet, flags.requests)?;
         let Some(path) = load.against.clone() else {
             return Ok(LoadPlan { json: load.json, ..plan });
         };
         let late = load.workload.decode_allocation.unwrap_or(DecodeAllocation::Late);
+        let is_recorded = load.engine == SimEngine::Recorded;
         Ok(LoadPlan {
             json: load.json,
             engine: load.engine,
-            allocation: if load.engine == SimEngine::Recorded { late } else { plan.allocation },
+            allocation: if is_recorded { late } else { plan.allocation },
+            // The recorded runs have no sessions.
+            session_setup: match load.workload.session_ms {
+                None if is_recorded => Duration::ZERO,
+                _ => plan.session_setup,
+            },
             against: Some(Baselines {
                 path,
                 rows: load.rows.clone(),
@@ -194,12 +214,13 @@ impl LoadPlan {
                     kv_tokens,
                 )?,
             },
-            fabric: FabricModel {
-                bytes_per_token: load.kv_bytes_per_token.unwrap_or(128 << 10),
-                bytes_per_second: positive("--nic-gigabytes", load.nic_gigabytes.unwrap_or(25.0))?
-                    * 1e9,
-                latency: time("--latency-us", load.latency_us.unwrap_or(20.0), MICRO)?,
-            },
+            fabric: fabric(load)?,
+            sessions: load.sessions.map_or(SESSIONS_MAX, |sessions| sessions as usize),
+            session_setup: Duration::from_nanos(time(
+                "--session-ms",
+                load.session_ms.unwrap_or(SESSION_MS),
+                MILLI,
+            )?),
             objective: Objective {
                 ttft: limit("--slo-ttft-ms", load.slo_ttft_ms.unwrap_or(2000.0))?,
                 itl: limit("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0))?,
@@ -278,8 +299,19 @@ impl LoadPlan {
             config: SchedConfig { context, ..self.config },
             pages: self.kv_tokens / self.config.page_size,
             slots: self.config.slots(),
+            sessions: self.sessions,
         }
     }
+}
+
+/// The network between hosts.
+fn fabric(load: &WorkloadFlags) -> Result<FabricModel, ConfigError> {
+    let gigabytes = positive("--nic-gigabytes", load.nic_gigabytes.unwrap_or(25.0))?;
+    Ok(FabricModel {
+        bytes_per_token: load.kv_bytes_per_token.unwrap_or(128 << 10),
+        bytes_per_second: gigabytes * 1e9,
+        latency: time("--latency-us", load.latency_us.unwrap_or(20.0), MICRO)?,
+    })
 }
 
 /// The requests: a trace, or drawn ones.

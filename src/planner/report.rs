@@ -230,6 +230,10 @@ pub struct Summary {
     pub prefix_reuse: f64,
     /// KV moved, in bytes.
     pub kv_bytes: u64,
+    /// Sessions that were set up.
+    pub sessions: u64,
+    /// Idle sessions that ended for another one.
+    pub sessions_replaced: u64,
     /// Usage of prefill workers.
     pub prefill: RoleUsage,
     /// Usage of decode workers.
@@ -297,6 +301,8 @@ impl Summary {
             wasted_tokens: computed.saturating_sub(samples.input - samples.cached),
             prefix_reuse: share(samples.cached as f64, samples.input as f64),
             kv_bytes,
+            sessions: hosts.iter().map(|host| host.sessions.set_up).sum(),
+            sessions_replaced: hosts.iter().map(|host| host.sessions.replaced).sum(),
             prefill: RoleUsage::of(Leg::Prefill, hosts, makespan),
             decode: RoleUsage::of(Leg::Decode, hosts, makespan),
             happenings,
@@ -350,6 +356,11 @@ impl fmt::Display for Summary {
             self.goodput_at.map(|(scale, good)| format!("{:.1} % at {scale}", good * 100.0));
         writeln!(f, "goodput by scale of the limits: {}", scales.join(", "))?;
         writeln!(f, "{} rejected early, {} prompt tokens wasted", self.early, self.wasted_tokens)?;
+        writeln!(
+            f,
+            "{} sessions set up, {} of them in place of an idle one",
+            self.sessions, self.sessions_replaced
+        )?;
         for (name, balance) in [("prefill", self.prefill), ("decode", self.decode)] {
             writeln!(
                 f,

@@ -26,6 +26,7 @@ use crate::net::{Authorities, Credentials, Reactor};
 use crate::server::drain::DrainOutcome;
 use crate::server::reload::Reload;
 use crate::stdx::event_count::EventCount;
+use crate::sys::file_access::FileAccess;
 use crate::wire::message::Transport;
 use crate::worker::requests::Placement;
 use crate::worker::routes::ServerDescription;
@@ -101,7 +102,7 @@ impl From<LoadError> for ProcessError {
 /// The process could not start, or failed.
 pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, ProcessError> {
     let begun = Instant::now();
-    let (credentials, reload) = secrets(&config.worker.server, &[])?;
+    let (credentials, reload) = read_secrets(&config.worker.server, &[], &FileAccess::Host, begun)?;
     let starting = StartupSignals::install(!reload.is_empty())?;
     let transports = match config.layout {
         WorkerLayout::Mixed => Vec::new(),
@@ -185,11 +186,16 @@ fn reactor() -> Result<(Reactor, Arc<EventCount>), ProcessError> {
 
 /// Reads the certificate for HTTPS, and lists the files to read again when they change. Runs before
 /// the load of the model, so that errors appear early and a change during the load is noticed.
-fn secrets(
+///
+/// # Errors
+/// The certificate or its key cannot be used.
+pub fn read_secrets(
     server: &ServerConfig,
     cluster_keys: &[Secret],
+    files: &FileAccess,
+    now: Instant,
 ) -> Result<(Option<Credentials>, Reload), ProcessError> {
-    let reload = Reload::new(server, cluster_keys, Instant::now());
+    let reload = Reload::new(server, cluster_keys, files, now);
     let read = |(certificates, key): &(PathBuf, PathBuf)| Credentials::read(certificates, key);
     let credentials = server.tls.as_ref().map(read).transpose();
     let credentials =
@@ -205,7 +211,10 @@ fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, ProcessError>
 }
 
 /// Gives certificates and reload rules to a service.
-fn install_secrets(
+///
+/// # Errors
+/// The handler of SIGHUP cannot be installed.
+pub fn install_secrets(
     service: &mut WorkerService,
     credentials: Option<Credentials>,
     reload: Reload,

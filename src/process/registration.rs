@@ -15,6 +15,7 @@ use crate::registry::registrar::{Registrar, needs_names};
 use crate::registry::router_lease::RouterLease;
 use crate::routing::compatibility::CompatDigest;
 use crate::worker::service::WorkerService;
+use std::io;
 use std::net::SocketAddr;
 
 /// Starts a resolver if one of these hosts is a name.
@@ -23,10 +24,21 @@ use std::net::SocketAddr;
 /// Its thread cannot be started.
 pub fn names(
     hosts: &[WorkerUrl],
-    wake: impl Fn() + Send + Sync + 'static,
+    start: impl FnOnce() -> io::Result<Resolver>,
 ) -> Result<Option<Resolver>, ProcessError> {
-    let names = needs_names(hosts).then(|| Resolver::start(wake)).transpose();
+    let names = needs_names(hosts).then(start).transpose();
     names.map_err(|error| ProcessError::Io("cannot start a thread", error))
+}
+
+/// What a registry entry says of a worker, apart from its role and address.
+#[derive(Clone, Copy)]
+pub struct Advertisement {
+    /// Its ID and incarnation.
+    pub peer: Peer,
+    /// The port of its bootstrap server, if it has one.
+    pub bootstrap_port: Option<u16>,
+    /// The workers that fit.
+    pub kind: CompatDigest,
 }
 
 /// Announces the worker of `service` at the configured registry, in its current role. The client
@@ -38,10 +50,9 @@ pub fn register_worker(
     config: &ClusterWorkerConfig,
     key: Option<&Secret>,
     service: &mut WorkerService,
-    peer: Peer,
     role: Role,
-    bootstrap_port: Option<u16>,
-    kind: CompatDigest,
+    advertisement: Advertisement,
+    start_names: impl FnOnce() -> io::Result<Resolver>,
 ) -> Result<(), ProcessError> {
     let (Some(registry), Some(address)) = (&config.handoff.registry, service.address()) else {
         return Ok(());
@@ -62,6 +73,7 @@ pub fn register_worker(
         role = role,
         worker = address.url
     );
+    let Advertisement { peer, bootstrap_port, kind } = advertisement;
     let entry = Entry { peer, address, bootstrap_port, kind };
     let now = service.reactor().now();
     let (entries, hosts) = match registry {
@@ -75,8 +87,7 @@ pub fn register_worker(
             (vec![(entry, hosts.clone())], hosts)
         }
     };
-    let waker = service.reactor().waker();
-    let names = names(hosts, move || waker.wake())?;
+    let names = names(hosts, start_names)?;
     service.set_registrar(Registrar::new(entries, names));
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::{ProcessError, registration};
 use crate::config::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::ids::Leg;
-use crate::net::resolver::Resolver;
+use crate::net::resolver::{self, Resolver};
 use crate::net::{Authorities, Entropy, Reactor};
 use crate::obs::log::event;
 use crate::obs::registry::Registry;
@@ -21,33 +21,37 @@ use crate::routing::balancer::LoadBalancer;
 use crate::routing::retries::RetryBudget;
 use crate::server::authorization::AccessKeys;
 use crate::server::drain::DrainOutcome;
-use std::net::{SocketAddr, ToSocketAddrs};
+use crate::server::reload::Reload;
+use crate::sys::file_access::FileAccess;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 /// Runs the router until a signal or a drain ends it.
 ///
 /// # Errors
 /// A worker's name cannot be resolved, a port cannot be opened, or a file cannot be used.
 pub fn router(config: &RouterConfig) -> Result<DrainOutcome, ProcessError> {
-    let (credentials, reload) = super::secrets(&config.server, &config.cluster_keys)?;
+    let (credentials, reload) = super::read_secrets(
+        &config.server,
+        &config.cluster_keys,
+        &FileAccess::Host,
+        Instant::now(),
+    )?;
     let reload = reload.with_authorities(config.tls_ca.as_ref());
     let authorities = super::authorities(config.tls_ca.as_deref())?;
-    let targets = targets(config)?;
+    let targets = targets(config, resolver::look_up)?;
     let reactor =
         Reactor::new().map_err(|error| ProcessError::Io("cannot create a reactor", error))?;
     let waker = reactor.waker();
-    let names = Resolver::start(move || waker.wake());
-    let names = names.map_err(|error| ProcessError::Io("cannot start a thread", error))?;
-    let (waker, now) = (reactor.waker(), reactor.now());
-    let mut service = build_service(config, reactor, names, authorities, targets)?;
+    let start_names = || {
+        let waker = waker.clone();
+        Resolver::start(move || waker.wake())
+    };
+    let from_files = (authorities, reload);
+    let mut service = build_service(config, reactor, start_names, from_files, targets)?;
     if let Some(credentials) = credentials {
         service.secure(credentials);
-    }
-    let renewed = service.renew_from(reload);
-    renewed.map_err(|error| ProcessError::Io("cannot handle signals", error))?;
-    if !config.etcd.is_empty() {
-        let names = registration::names(&config.etcd, move || waker.wake())?;
-        let view = EtcdView::new(config.cluster_keys.clone(), now);
-        service.watch(RegistryClient::new(view, config.etcd.clone()), names);
     }
     event!(
         Info,
@@ -63,18 +67,22 @@ pub fn router(config: &RouterConfig) -> Result<DrainOutcome, ProcessError> {
 /// A worker named on the command line: its URL, its bootstrap port, and its address.
 pub type NamedWorker = (WorkerAddress, Option<u16>, SocketAddr);
 
-/// The service of a router, without the parts that come from files and threads.
+/// The service of a router, without the parts that come from files and threads. `start_names`
+/// starts a resolver that wakes the reactor.
 ///
 /// # Errors
-/// A port cannot be opened, or too many workers are named.
+/// A port cannot be opened, too many workers are named, or the handler of SIGHUP cannot be
+/// installed.
 pub fn build_service(
     config: &RouterConfig,
     mut reactor: Reactor,
-    names: Resolver,
-    authorities: Option<Authorities>,
+    start_names: impl Fn() -> io::Result<Resolver>,
+    (authorities, reload): (Option<Authorities>, Reload),
     targets: Vec<NamedWorker>,
 ) -> Result<RouterService, ProcessError> {
     let now = reactor.now();
+    let names = start_names();
+    let names = names.map_err(|error| ProcessError::Io("cannot start a thread", error))?;
     let mut registry = Registry::default();
     let metrics = RouterMetrics::register(&mut registry);
     let mut pool = WorkerPool::new(balancer(config, reactor.entropy()), names)
@@ -99,6 +107,13 @@ pub fn build_service(
     let service =
         service.map_err(|error| ProcessError::Listen { flag: "--port", address, error })?;
     let mut service = service.within(config.server.body_max, &config.requests);
+    let renewed = service.renew_from(reload);
+    renewed.map_err(|error| ProcessError::Io("cannot handle signals", error))?;
+    if !config.etcd.is_empty() {
+        let names = registration::names(&config.etcd, start_names)?;
+        let view = EtcdView::new(config.cluster_keys.clone(), now);
+        service.watch(RegistryClient::new(view, config.etcd.clone()), names);
+    }
     if let Some(terms) = config.balance {
         service.balance(terms, now);
     }
@@ -137,20 +152,30 @@ fn open_metrics_port(service: &mut RouterService, address: SocketAddr) -> Result
 
 /// Resolves the workers' names. At the start, an unknown name is an error. Later, the router
 /// resolves each name again.
-pub fn targets(config: &RouterConfig) -> Result<Vec<NamedWorker>, ProcessError> {
+///
+/// # Errors
+/// A name cannot be resolved.
+pub fn targets(
+    config: &RouterConfig,
+    look_up: impl Fn(&str) -> io::Result<Vec<IpAddr>>,
+) -> Result<Vec<NamedWorker>, ProcessError> {
     let prefill =
         config.prefill.iter().map(|end| ("--prefill", Leg::Prefill, &end.url, end.bootstrap_port));
     let decode = config.decode.iter().map(|url| ("--decode", Leg::Decode, url, None));
     let found = prefill.chain(decode).map(|(flag, role, url, port)| {
-        Ok((WorkerAddress { role, url: url.clone() }, port, address(flag, url)?))
+        let address = find_address(flag, url, &look_up)?;
+        Ok((WorkerAddress { role, url: url.clone() }, port, address))
     });
     found.collect()
 }
 
-fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, ProcessError> {
+fn find_address(
+    flag: &'static str,
+    url: &WorkerUrl,
+    look_up: impl Fn(&str) -> io::Result<Vec<IpAddr>>,
+) -> Result<SocketAddr, ProcessError> {
     let nowhere = |why: String| ProcessError::Absent(flag, format!("cannot resolve {url}: {why}"));
-    let mut addresses = (url.host.as_str(), url.port)
-        .to_socket_addrs()
-        .map_err(|error| nowhere(error.to_string()))?;
-    addresses.next().ok_or_else(|| nowhere("no address".into()))
+    let found = look_up(&url.host).map_err(|error| nowhere(error.to_string()))?;
+    let first = found.first().ok_or_else(|| nowhere("no address".into()))?;
+    Ok(SocketAddr::new(*first, url.port))
 }

@@ -14,6 +14,7 @@ use super::announcement::{handoff_info, keyring, peer_identity, rank_registratio
 use super::helpers::{HelperThreads, Helpers};
 use super::listeners::{self, Listeners};
 use super::model::{LoadedModel, compat_digest};
+use super::registration::Advertisement;
 use super::startup::StartupSignals;
 use super::threads::{self, EngineClock, ProcessBuilder, ThreadParts};
 use super::{
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
-use crate::ids::{Peer, Role, WorkerId};
+use crate::ids::{Role, WorkerId};
 use crate::model::files::ModelFiles;
 use crate::model::forward::Forward;
 use crate::net::Reactor;
@@ -37,6 +38,7 @@ use crate::server::drain::DrainOutcome;
 use crate::server::role_change::RoleChange;
 use crate::stdx::event_count::EventCount;
 use crate::sys::event::WaitSet;
+use crate::sys::file_access::FileAccess;
 use crate::transfer::transport::rdma::Nic;
 use crate::wire::auth::Keyring;
 use crate::wire::message::Transport;
@@ -53,8 +55,8 @@ use std::time::Instant;
 /// The worker cannot be set up, or fails.
 pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, ProcessError> {
     let begun = Instant::now();
-    let (credentials, reload) =
-        super::secrets(&config.worker.server, &config.handoff.cluster_keys)?;
+    let (server, keys) = (&config.worker.server, &config.handoff.cluster_keys);
+    let (credentials, reload) = super::read_secrets(server, keys, &FileAccess::Host, begun)?;
     let reload = reload.with_authorities(config.handoff.tls_ca.as_ref());
     let authorities = super::authorities(config.handoff.tls_ca.as_deref())?;
     let starting = StartupSignals::install(!reload.is_empty())?;
@@ -85,7 +87,6 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Pro
     loop {
         let outcome =
             service.run().map_err(|error| ProcessError::Io("the event loop failed", error));
-        part.renew(&service);
         match outcome {
             Ok(RunOutcome::Ended(end)) => return shut_down(service, threads, Ok(end)),
             Ok(RunOutcome::ChangeRole(to)) => {
@@ -118,14 +119,6 @@ pub struct WorkerProcess {
     role: Role,
     /// The current entry in registries.
     advertisement: Option<Advertisement>,
-}
-
-/// The parts of a registry entry.
-#[derive(Clone, Copy)]
-struct Advertisement {
-    peer: Peer,
-    bootstrap_port: Option<u16>,
-    kind: CompatDigest,
 }
 
 /// A role that is set up, before its threads run.
@@ -331,23 +324,17 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// The resolver's thread cannot be started.
-    pub fn register(&self, service: &mut WorkerService) -> Result<(), ProcessError> {
-        let Some(Advertisement { peer, bootstrap_port, kind }) = self.advertisement else {
-            return Ok(());
-        };
-        let (key, plan) = (self.secrets.first(), &self.loaded.plan);
-        // It can start threads that resolve names.
-        thread_cpus::start_on(plan, &plan.text, || {
-            registration::register_worker(
-                &self.config,
-                key,
-                service,
-                peer,
-                self.role,
-                bootstrap_port,
-                kind,
-            )
-        })
+    pub fn register(&mut self, service: &mut WorkerService) -> Result<(), ProcessError> {
+        self.renew(service);
+        let Some(advertisement) = self.advertisement else { return Ok(()) };
+        registration::register_worker(
+            &self.config,
+            self.secrets.first(),
+            service,
+            self.role,
+            advertisement,
+            || self.helpers.start_resolver(self.ctl.clone()),
+        )
     }
 
     /// The model and the settings that follow from it.
@@ -355,11 +342,14 @@ impl WorkerProcess {
         &self.loaded
     }
 
-    /// Takes over the cluster's current keys.
+    /// The cluster's current keys: those of the start, or those that the service has reloaded.
+    pub fn cluster_keys<'a>(&'a self, service: &'a WorkerService) -> &'a [Secret] {
+        service.cluster_keys().unwrap_or(&self.secrets)
+    }
+
+    /// Takes over the cluster's current keys from the service, which reloads them.
     fn renew(&mut self, service: &WorkerService) {
-        if let Some(keys) = service.cluster_keys() {
-            self.secrets = keys.to_vec();
-        }
+        self.secrets = self.cluster_keys(service).to_vec();
     }
 
     /// Checks the ports of a role, except those that the current role also uses.
@@ -386,6 +376,7 @@ impl WorkerProcess {
         service: &mut WorkerService,
         to: Role,
     ) -> Result<Option<Instant>, ProcessError> {
+        self.renew(service);
         if let Err(why) = self.check_ports(to, service.reactor()) {
             // The old role is still intact.
             service.fail_role_change(why.to_string());

@@ -15,6 +15,7 @@ use crate::net::resolver::Resolver;
 use crate::net::{Authorities, ConnId, Event, Reactor};
 use crate::obs::log::event;
 use crate::registry::call::{RegistryRequest, RegistryTask, Verb};
+use crate::stdx::failpoint::is_failpoint_active;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -300,6 +301,9 @@ impl<E: RegistryTask> RegistryClient<E> {
         if self.open.take().is_some() {
             self.tell(Err(why));
             self.next_host();
+            if is_failpoint_active("lost request to the registry stays open") {
+                return;
+            }
             self.task.handle_failure(now);
         }
     }
@@ -316,7 +320,9 @@ impl<E: RegistryTask> RegistryClient<E> {
     }
 
     fn next_host(&mut self) {
-        self.at = (self.at + 1) % self.hosts.len();
+        if !is_failpoint_active("next host of a registry is not asked") {
+            self.at = (self.at + 1) % self.hosts.len();
+        }
         self.given_up = self.given_up.wrapping_add(1);
     }
 

@@ -187,7 +187,7 @@ impl Membership {
             return Err(MembershipFull::Workers(role));
         }
         place.named = None;
-        if !place.is_taken() {
+        if !place.is_taken() && !is_failpoint_active("worker stays in its former role") {
             self.left(address, LeaveReason::RoleChanged);
         }
         let place = self.places.entry(there.clone()).or_default();
@@ -221,7 +221,9 @@ impl Membership {
         let address = entry.address.clone();
         let known = self.places.get_mut(&address).and_then(|place| place.held.as_mut());
         if let Some(held) = known.filter(|held| held.entry == entry) {
-            held.until = until;
+            if !is_failpoint_active("renewal does not prolong its entry") {
+                held.until = until;
+            }
             return Ok(());
         }
         // A process has one address, so its entry at another address is outdated. It is removed
@@ -341,7 +343,9 @@ impl Membership {
     /// Other addresses at which the process of this entry also has an entry.
     fn elsewhere(&self, entry: &Entry) -> Vec<WorkerAddress> {
         let is_same = |held: &HeldEntry| {
-            held.entry.peer.id == entry.peer.id && held.entry.address != entry.address
+            held.entry.peer.id == entry.peer.id
+                && held.entry.address != entry.address
+                && !is_failpoint_active("entry of a former role stays")
         };
         let same = self.places.iter().filter(|(_, place)| place.held.as_ref().is_some_and(is_same));
         same.map(|(address, _)| address.clone()).collect()
@@ -357,6 +361,10 @@ impl Membership {
         let was_taken = place.is_taken();
         place.held = None;
         if was_taken && !place.is_taken() {
+            if why == LeaveReason::Expired && is_failpoint_active("expired entry leaves its worker")
+            {
+                return self.forget(address);
+            }
             self.left(address, why);
         } else {
             self.forget(address);

@@ -15,6 +15,7 @@ use crate::limits::{REGISTRY_RENEWAL, REGISTRY_RETRY};
 use crate::registry::call::{RegistryRequest, RegistryTask, Verb};
 use crate::registry::entry::Entry;
 use crate::registry::proof::{NONCE, PROOF, SignedRequest, prove};
+use crate::stdx::failpoint::is_failpoint_active;
 use serde::Deserialize;
 use std::time::Instant;
 
@@ -156,7 +157,9 @@ impl RegistryTask for RouterLease {
     fn handle_failure(&mut self, now: Instant) {
         // If the removal fails, the entry ends by itself.
         self.stage = if self.withdrawn { Stage::Over } else { Stage::Waiting };
-        (self.nonce, self.due) = (None, now + REGISTRY_RETRY);
+        let hours =
+            if is_failpoint_active("failed renewal is not tried again") { 100_000 } else { 1 };
+        (self.nonce, self.due) = (None, now + REGISTRY_RETRY * hours);
     }
 }
 
@@ -164,9 +167,11 @@ impl RegistryTask for RouterLease {
 mod tests {
     use super::*;
     use crate::ids::{Leg, Peer};
+    use crate::limits::{REGISTRY_ANSWER_TIME, REGISTRY_ENTRY_LIFE};
     use crate::registry::entry::WorkerAddress;
     use crate::registry::proof::{Nonces, ProofError};
     use crate::routing::compatibility::CompatDigest;
+    use std::time::Duration;
 
     fn entry() -> Entry {
         let address =
@@ -269,5 +274,39 @@ mod tests {
         under_way.withdraw(now);
         under_way.handle_answer(200, b"{}", now).unwrap();
         assert_eq!(under_way.poll(now).unwrap().verb, Verb::Delete, "it was entered meanwhile");
+    }
+
+    /// Each worker renews its entry by itself, so a registry that forgets all entries has them
+    /// again.
+    #[test]
+    fn a_registry_that_restarts_has_the_entry_again_within_its_lifetime() {
+        const STEP: Duration = Duration::from_millis(100);
+        let begun = Instant::now();
+        let key = Secret::of_bytes(&[7; 32]);
+        for (dies, restarts) in (0..40).flat_map(|at| [(at, at + 1), (at, at + 40)]) {
+            let [dies, restarts] = [dies, restarts].map(|steps| begun + steps * STEP);
+            for key in [None, Some(key.clone())] {
+                let mut ours = RouterLease::new(&entry(), key, begun);
+                // A request to a dead registry fails after the longest wait for an answer.
+                let (mut now, mut lost_at) = (begun, None);
+                let entered = loop {
+                    if lost_at.is_some_and(|at| at <= now) {
+                        lost_at = None;
+                        ours.handle_failure(now);
+                    }
+                    let asked = if lost_at.is_none() { ours.poll(now) } else { None };
+                    match asked {
+                        Some(_) if now >= dies && now < restarts => {
+                            lost_at = Some(now + REGISTRY_ANSWER_TIME);
+                        }
+                        Some(asked) if asked.verb == Verb::Put && now >= restarts => break now,
+                        Some(_) => ours.handle_answer(200, br#"{"nonce":"n"}"#, now).unwrap(),
+                        None => {}
+                    }
+                    now += STEP;
+                };
+                assert!(entered < restarts + REGISTRY_ENTRY_LIFE, "{:?}", entered - restarts);
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ use crate::router::call::Owner;
 use crate::router::pool::CallEvent;
 use crate::router::requests::RouterContext;
 use crate::routing::load::WorkerNumber;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use crate::upstream::request::UpstreamHead;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,9 @@ impl Fanout {
             CallEvent::Ended(answer) => {
                 fan.failure.get_or_insert(format!("{url} answered with status {}", answer.status));
             }
+            _ if is_failpoint_active("lost call of a fan-out is awaited") => {
+                fan.open.push((conn, worker, url));
+            }
             _ => fan.unreached.push((worker, url)),
         }
         self.go_on(client, fan, cx);
@@ -110,6 +114,9 @@ impl Fanout {
     pub fn handle_disconnect(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         let Some(fan) = self.open.remove(&client) else { return };
         for (conn, ..) in fan.open {
+            if is_failpoint_active("fan-out of a client that left keeps its calls") {
+                continue;
+            }
             cx.pool.detach_call(conn);
         }
     }

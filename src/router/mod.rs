@@ -183,9 +183,11 @@ impl RouterService {
     /// # Errors
     /// What it holds.
     pub fn check_idle(&self) -> Result<(), String> {
-        match (self.requests.count(), self.connections.held()) {
-            (0, 0) => self.pool.check_idle(),
-            (requests, held) => Err(format!("{requests} requests, {held} bytes of bodies")),
+        let (requests, held) = (self.requests.count(), self.connections.held());
+        match (requests, held, self.fanout.is_idle()) {
+            (0, 0, true) => self.pool.check_idle(),
+            (_, _, false) => Err("requests to all workers".into()),
+            _ => Err(format!("{requests} requests, {held} bytes of bodies")),
         }
     }
 

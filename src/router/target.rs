@@ -6,6 +6,7 @@ use crate::config::values::WorkerUrl;
 use crate::ids::Leg;
 use crate::net::ConnId;
 use crate::router::identity::{Identification, WorkerInfo};
+use crate::routing::load::WorkerNumber;
 use crate::routing::role_balancer::DecodeCapacity;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -47,6 +48,8 @@ pub struct WorkerTarget {
     pub(super) is_identified: bool,
     /// The result of the last identity query.
     pub(super) verdict: Identification,
+    /// The worker that it does not fit and the reason, as logged.
+    pub(super) misfit: Option<(WorkerNumber, String)>,
     /// Whether it may answer load queries.
     pub(super) reports: bool,
     /// Tokens of KV in use, by its last report.
@@ -88,6 +91,7 @@ impl WorkerTarget {
             is_mixed: false,
             lost: false,
             is_identified: false,
+            misfit: None,
             reports: true,
             used: None,
             verdict: Identification::Fits,

@@ -445,6 +445,9 @@ impl Attempts {
     fn failed(&mut self, role: Leg, cause: Cause, terms: &mut AttemptContext<'_>) -> AttemptAction {
         let other = role.other();
         match cause {
+            Cause::Draining if is_failpoint_active("worker that drains ends its requests") => {
+                return self.end(AttemptAction::Fail(cause));
+            }
             Cause::Overloaded | Cause::Draining => self.avoid.unwilling.extend(self.worker(role)),
             Cause::Incompatible => self.avoid.unwilling.extend(self.worker(other)),
             Cause::ClientGone if !is_failpoint_active("lost leg is its client's end") => {
@@ -475,7 +478,9 @@ impl Attempts {
             Retry::Once => terms.retries.most().min(1),
             Retry::Allowed => terms.retries.most(),
         };
-        let lost = self.begun && !self.resumable;
+        let is_resumable =
+            self.resumable && !is_failpoint_active("stream that has begun is not resumed");
+        let lost = self.begun && !is_resumable;
         if lost || self.tries > most {
             return self.end(AttemptAction::Fail(cause));
         }

@@ -26,6 +26,8 @@ const EQUAL: [&str; 10] = [
     "class_digest",
 ];
 const WIRE: usize = 0;
+/// The field of cluster keys, which need not be equal.
+const KEYS: &str = "cluster key";
 /// Digests of the entry: by kernel family, and by bit class.
 const KIND: usize = EQUAL.len() - 2;
 const CLASS_DIGEST: usize = EQUAL.len() - 1;
@@ -68,6 +70,13 @@ pub enum Difference {
         /// The value of the other worker.
         theirs: String,
     },
+}
+
+impl Difference {
+    /// Whether the workers differ only in their cluster keys, which change while they run.
+    pub fn is_of_keys(&self) -> bool {
+        matches!(self, Difference::Field { field: KEYS, .. })
+    }
 }
 
 impl fmt::Display for Difference {
@@ -124,7 +133,7 @@ impl Compatibility {
         Compatibility { is_alone: false, values, keys }
     }
 
-    /// The first difference between two workers, if any.
+    /// The first difference between two workers, if any. Cluster keys come last.
     pub fn difference(&self, other: &Compatibility) -> Option<Difference> {
         if self.is_alone || other.is_alone {
             return Some(Difference::Alone);
@@ -155,7 +164,7 @@ impl Compatibility {
         let is_shared = accepts(ours, theirs) && accepts(theirs, ours);
         let list = |keys: &[String]| if keys.is_empty() { "none".into() } else { keys.join(", ") };
         let (ours, theirs) = (list(ours), list(theirs));
-        (!is_shared).then_some(Difference::Field { field: "cluster key", ours, theirs })
+        (!is_shared).then_some(Difference::Field { field: KEYS, ours, theirs })
     }
 }
 

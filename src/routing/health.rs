@@ -5,6 +5,7 @@
 //! Not here: the probe itself and its deadline (`router::pool`).
 
 use crate::config::HealthConfig;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::time::Instant;
 
 /// A change of health.
@@ -127,6 +128,9 @@ impl Health {
         let is_doubtful = up && !is_well;
         let interval = if self.is_met { self.terms.interval } else { self.terms.first_interval };
         self.next_probe = Some(if is_doubtful { now } else { now + interval });
+        if !up && is_failpoint_active("worker that is down is not probed") {
+            self.next_probe = None;
+        }
         self.turn(up)
     }
 

@@ -99,7 +99,11 @@ impl RemotePrefill {
                 self.stage = Stage::Kept(room);
                 PrefillAction::Enter
             }
-            Reply::Failed(_) | Reply::Refused | Reply::NotSent if is_decodes => PrefillAction::On,
+            Reply::Failed(_) | Reply::Refused | Reply::NotSent
+                if is_decodes && !is_failpoint_active("late failure of prefill ends decode") =>
+            {
+                PrefillAction::On
+            }
             Reply::Failed(cause) => PrefillAction::FailAsPartners(cause),
             Reply::NotSent => PrefillAction::Fail(Cause::Overloaded),
             Reply::Refused if own.begun => PrefillAction::FailAsPartners(Cause::Refused),
@@ -111,7 +115,10 @@ impl RemotePrefill {
             // If the link was dialled again in the meantime, the worker at its end does not know
             // the room.
             Reply::Lost => self.take_deferred().map_or(
-                if own.begun { PrefillAction::On } else { PrefillAction::Hurry },
+                match own.begun || is_failpoint_active("lost prefill does not hurry decode") {
+                    true => PrefillAction::On,
+                    false => PrefillAction::Hurry,
+                },
                 PrefillAction::Fail,
             ),
         }

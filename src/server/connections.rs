@@ -138,6 +138,9 @@ impl Connections {
                 None => {}
             },
             Event::Closed { conn, .. } => {
+                if is_failpoint_active("broken connection stays known") {
+                    return;
+                }
                 if self.forget(conn).is_some_and(|client| client.due.is_some()) {
                     self.incoming.push_back(ClientEvent::Disconnected(conn));
                 }
@@ -308,6 +311,7 @@ impl Connections {
             .clients
             .iter()
             .filter(|(_, client)| client.due.is_none() && client.is_late(now))
+            .filter(|_| !is_failpoint_active("late request is waited for"))
             .map(|(&conn, _)| conn)
             .collect();
         for conn in late {
@@ -441,7 +445,10 @@ impl Connections {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         client.due = None;
         client.until = now + HTTP_IDLE_MAX;
-        self.held -= std::mem::take(&mut client.held);
+        let held = std::mem::take(&mut client.held);
+        if keep_alive || !is_failpoint_active("body of a last request stays counted") {
+            self.held -= held;
+        }
         if keep_alive {
             self.read(reactor, conn, now);
         }

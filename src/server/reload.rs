@@ -3,7 +3,8 @@
 //!
 //! Thread: `ctl`; the files are small and bounded. Invariants: a changed file is read only after
 //! two checks in a row have found it the same. It is therefore not read during a write. A file that
-//! is unreadable or invalid is logged once and changes nothing; the read is tried again. Not here:
+//! is unreadable or invalid is logged once and changes nothing; the read is tried again. Files of
+//! keys can be in memory, in the simulator; those of TLS are always files of this host. Not here:
 //! the users of the files (`worker::service`, `router`).
 
 use crate::config::ServerConfig;
@@ -11,9 +12,9 @@ use crate::config::secret::{Secret, read_bearer_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
 use crate::net::{Authorities, Credentials, Reactor};
 use crate::obs::log::event;
+use crate::sys::file_access::{FileAccess, FileStamp};
 use crate::wire::auth::{ClusterKey, Keyring};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -32,8 +33,8 @@ pub enum ReloadedFile {
     ClusterKeys(Vec<Secret>),
 }
 
-/// Identity of a file's content: inode, length, and modification time.
-type Stamp = Option<(u64, u64, i64, i64)>;
+/// The stamp of a file; `None` if it is absent.
+type Stamp = Option<FileStamp>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FileKind {
@@ -60,6 +61,7 @@ impl FileKind {
 #[derive(Debug)]
 struct Group {
     what: FileKind,
+    access: FileAccess,
     files: Vec<PathBuf>,
     /// `read`: stamps at the time of the last read; `last`: stamps at the last check.
     read: Vec<Stamp>,
@@ -69,23 +71,27 @@ struct Group {
 }
 
 impl Group {
-    fn new(what: FileKind, files: Vec<PathBuf>) -> Option<Group> {
+    fn new(what: FileKind, files: Vec<PathBuf>, access: &FileAccess) -> Option<Group> {
         if files.is_empty() {
             return None;
         }
-        let stamps: Vec<Stamp> = files.iter().map(stamp).collect();
-        Some(Group { what, files, last: stamps.clone(), read: stamps, failed: None })
+        let (access, last, read) = (access.clone(), Vec::new(), Vec::new());
+        let mut group = Group { what, access, files, last, read, failed: None };
+        group.last = group.stamps();
+        group.read.clone_from(&group.last);
+        Some(group)
     }
 
     fn stamps(&self) -> Vec<Stamp> {
-        self.files.iter().map(stamp).collect()
+        self.files.iter().map(|file| self.access.stamp(file)).collect()
     }
 
     fn read(&mut self) -> Option<ReloadedFile> {
         let stamps = self.stamps();
         let mut warnings = Vec::new();
         let mut bearer_keys = |flag| {
-            read_bearer_keys(flag, &self.files[0], &mut warnings).map_err(|error| error.to_string())
+            let keys = read_bearer_keys(&self.access, flag, &self.files[0], &mut warnings);
+            keys.map_err(|error| error.to_string())
         };
         let fresh = match self.what {
             FileKind::Credentials => {
@@ -97,7 +103,8 @@ impl Group {
             FileKind::ApiKeys => bearer_keys("--api-key-file").map(ReloadedFile::ApiKeys),
             FileKind::AdminKeys => bearer_keys("--admin-key-file").map(ReloadedFile::AdminKeys),
             FileKind::ClusterKeys => {
-                let keys = self.files.iter().map(|file| read_cluster_key(file, &mut warnings));
+                let read = |file: &PathBuf| read_cluster_key(&self.access, file, &mut warnings);
+                let keys = self.files.iter().map(read);
                 keys.collect::<Result<_, _>>()
                     .map(ReloadedFile::ClusterKeys)
                     .map_err(|error| error.to_string())
@@ -138,8 +145,13 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// Watches the files of these settings.
-    pub fn new(server: &ServerConfig, cluster_keys: &[Secret], now: Instant) -> Reload {
+    /// Watches the files of these settings. `access` leads to the files of keys.
+    pub fn new(
+        server: &ServerConfig,
+        cluster_keys: &[Secret],
+        access: &FileAccess,
+        now: Instant,
+    ) -> Reload {
         let files =
             |keys: &[Secret]| keys.iter().map(|key| key.source().to_owned()).collect::<Vec<_>>();
         let credentials =
@@ -147,17 +159,18 @@ impl Reload {
         // All API keys are in one file, and so are all admin keys.
         let first = |keys: &[Secret]| files(&keys[..keys.len().min(1)]);
         let groups = [
-            Group::new(FileKind::Credentials, credentials.collect()),
-            Group::new(FileKind::ApiKeys, first(&server.api_keys)),
-            Group::new(FileKind::AdminKeys, first(&server.admin_keys)),
-            Group::new(FileKind::ClusterKeys, files(cluster_keys)),
+            Group::new(FileKind::Credentials, credentials.collect(), &FileAccess::Host),
+            Group::new(FileKind::ApiKeys, first(&server.api_keys), access),
+            Group::new(FileKind::AdminKeys, first(&server.admin_keys), access),
+            Group::new(FileKind::ClusterKeys, files(cluster_keys), access),
         ];
         Reload { groups: groups.into_iter().flatten().collect(), next: now + RELOAD_INTERVAL }
     }
 
     /// Also watches this file of CAs, if there is one.
     pub fn with_authorities(mut self, file: Option<&PathBuf>) -> Reload {
-        self.groups.extend(Group::new(FileKind::Authorities, file.into_iter().cloned().collect()));
+        let files = file.into_iter().cloned().collect();
+        self.groups.extend(Group::new(FileKind::Authorities, files, &FileAccess::Host));
         self
     }
 
@@ -212,7 +225,72 @@ pub fn keyring(secrets: &[Secret]) -> Result<Keyring, String> {
     keys.collect::<Result<Vec<_>, _>>().map(Keyring::new).map_err(|error| error.to_string())
 }
 
-fn stamp(file: &PathBuf) -> Stamp {
-    let data = std::fs::metadata(file).ok()?;
-    Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::file_access::MemoryFiles;
+    use std::path::Path;
+    use std::time::Duration;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The files of two cluster keys, and their reload.
+    fn two_keys(now: Instant) -> (MemoryFiles, Reload) {
+        let files = MemoryFiles::default();
+        files.write("/1", &[1; 32]);
+        files.write("/2", &[1; 32]);
+        let access = FileAccess::Memory(files.clone());
+        let read = |path| read_cluster_key(&access, Path::new(path), &mut Vec::new()).unwrap();
+        let server = ServerConfig {
+            host: "127.0.0.1".parse().unwrap(),
+            port: 0,
+            api_keys: Vec::new(),
+            admin_keys: Vec::new(),
+            tls: None,
+            body_max: 1,
+        };
+        let reload = Reload::new(&server, &[read("/1"), read("/2")], &access, now);
+        (files, reload)
+    }
+
+    /// The first byte of each key that was read.
+    fn first_bytes(fresh: Vec<ReloadedFile>) -> Vec<u8> {
+        let keys = |file| match file {
+            ReloadedFile::ClusterKeys(keys) => keys,
+            other => panic!("not keys: {other:?}"),
+        };
+        let keys = fresh.into_iter().flat_map(keys);
+        keys.map(|key| key.bytes()[0]).collect()
+    }
+
+    #[test]
+    fn changed_files_are_read_together_after_two_equal_checks() {
+        let begun = Instant::now();
+        let (files, mut reload) = two_keys(begun);
+        let mut check = |seconds| first_bytes(reload.changed(begun + seconds * SECOND));
+        assert!(check(2).is_empty(), "nothing has changed");
+        files.write("/2", &[2; 32]);
+        assert!(check(3).is_empty(), "no check is due");
+        assert!(check(4).is_empty(), "the file can still change");
+        files.write("/1", &[3; 32]);
+        assert!(check(6).is_empty(), "the other file has changed");
+        assert!(check(7).is_empty());
+        assert_eq!(check(8), [3, 2]);
+        assert!(check(10).is_empty() && check(12).is_empty(), "they are read once");
+    }
+
+    #[test]
+    fn an_invalid_file_is_tried_again_and_a_hangup_reads_at_once() {
+        let begun = Instant::now();
+        let (files, mut reload) = two_keys(begun);
+        files.write("/1", b"too short");
+        for seconds in [2, 4, 6] {
+            assert!(reload.changed(begun + seconds * SECOND).is_empty());
+        }
+        assert!(reload.all().is_empty());
+        files.write("/1", &[4; 32]);
+        assert_eq!(first_bytes(reload.all()), [4, 1]);
+        assert!(reload.changed(begun + 8 * SECOND).is_empty(), "it is read already");
+        assert!(reload.changed(begun + 10 * SECOND).is_empty());
+    }
 }

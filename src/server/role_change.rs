@@ -239,7 +239,11 @@ impl RoleChange {
 
     /// Ends a change with an error before any rebuild. The role stays.
     pub fn fail_change(&mut self, why: String) {
-        self.failed = self.change.take().map(|change| (change.to, why));
+        let change = match is_failpoint_active("role change that was given up goes on") {
+            true => self.change,
+            false => self.change.take(),
+        };
+        self.failed = change.map(|change| (change.to, why));
     }
 
     /// The body of `GET /role`. `drains`: the process will end, whatever its role.

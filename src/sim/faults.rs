@@ -1,381 +1,354 @@
-//! The faults of a cluster, drawn from the seed. Each seed has only some kinds of faults, so that
-//! some seeds have only one kind. Not here: the injection of faults (`cluster`).
+//! The faults of a seed: which happen, when, and how long their effects last.
 
-use super::process::Thread;
+use super::operator::PATIENCE;
+use crate::ids::Role;
+use crate::limits::KEPT_KV_LIFE;
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use crate::stdx::rng::Rng;
-use std::fmt;
+use std::ops::Range;
 
-/// The router's host number, which no process has.
-pub const ROUTER: usize = usize::MAX;
+/// The router knows all workers after this time.
+pub const START: Nanos = 5 * SECOND;
+/// After this time, a worker that has started again serves again.
+const RETURNED: Nanos = 10 * SECOND;
+/// After this time, a lost connection or session is replaced.
+const RECONNECTED: Nanos = 4 * SECOND;
+/// After this time, workers with lost entries have entered themselves again.
+const REENTERED: Nanos = 10 * SECOND;
+/// After this time, a worker that was drained has ended and serves again. If a client leaves as the
+/// drain begins, its kept KV can hold the drain for its life.
+const DRAINED: Nanos = RETURNED + KEPT_KV_LIFE.as_nanos() as Nanos;
+/// After this time, an ordered role change has ended: the worker finishes its requests, and KV that
+/// it keeps for decode.
+pub const CHANGED: Nanos = PATIENCE.as_nanos() as Nanos + DRAINED;
+/// Some role changes of gentle weather last so long, so that the router must use the new role.
+const ROLE_TIME: Nanos = 25 * SECOND;
+/// All prefill workers of some runs are dead for this time.
+const OUTAGE: Nanos = 30 * SECOND;
+/// Requests that meet a fault are sent at most this long before or after it.
+pub const WINDOW: Nanos = 30 * MILLI;
+/// Time until the next process after a death that was aimed.
+const AIMED_DEATH: Nanos = 200 * MILLI;
+/// How long a fault that was aimed silences a process: longer than any wait that is allowed.
+pub const AIMED_SILENCE: Nanos = 60 * SECOND;
+/// Most faults of etcd in a run.
+const ETCD_FAULTS_MAX: u64 = 4;
+/// Fewest faults of a run with faults.
+const FAULTS_MIN: usize = 3;
+
+/// Which faults happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weather {
+    /// Drains and role changes, one at a time. Each role has another worker, so all requests must
+    /// succeed.
+    Gentle,
+    /// Connections and sessions of a single pair of workers break for a short time. Requests that
+    /// meet no such time must succeed.
+    Flaky,
+    /// Faults of one prefill worker and of one decode worker. A pair of others is always well, so
+    /// all requests must succeed.
+    Narrow,
+    /// Faults of all processes and connections.
+    Storm,
+}
+
+impl Weather {
+    /// The weather of a seed.
+    pub fn draw(mut dice: Rng) -> Weather {
+        dice.pick(&[Weather::Gentle, Weather::Flaky, Weather::Narrow, Weather::Storm])
+    }
+}
 
 /// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A control connection is reset.
-    Cut,
-    /// The connection of a leg is reset.
-    CutCall,
-    /// A process dies, and another one is started at its address.
-    Crash {
-        /// The process.
-        host: usize,
-        /// Its host dies with it, so no peer gets a reset.
-        silent: bool,
-        /// Time until it is started again.
-        down: Nanos,
-    },
-    /// A process pauses.
-    Pause {
-        /// The process.
-        host: usize,
-        /// How long.
-        time: Nanos,
-    },
-    /// One thread of a process stalls.
-    Stall {
-        /// The process.
-        host: usize,
-        /// The thread.
-        thread: Thread,
-        /// How long.
-        time: Nanos,
-    },
-    /// Packets between two hosts are lost.
-    Part {
-        /// The sender, which can be [`ROUTER`].
-        from: usize,
-        /// The receiver, which can also be [`ROUTER`].
-        to: usize,
-        /// Whether the other direction also loses packets.
-        both: bool,
-        /// How long.
-        time: Nanos,
-    },
-    /// Writes of NICs and bytes of streams from one host to another are held back.
+    /// A random connection is reset.
+    Reset,
+    /// The NIC breaks a queue pair that waits for an answer.
+    NicError,
+    /// Writes of NICs to a host land only after this time.
     Hold {
-        /// The sender.
-        from: usize,
-        /// The receiver.
-        to: usize,
-        /// How long.
-        time: Nanos,
-    },
-    /// A NIC gives up an operation that waits for an answer.
-    GiveUp,
-    /// A TCP lane is reset.
-    CutLane,
-    /// A TCP lane hangs.
-    HoldLane {
-        /// How long.
-        time: Nanos,
-    },
-    /// A model computes slowly.
-    Slow {
-        /// The process.
+        /// The host.
         host: usize,
-        /// Factor of its times.
-        factor: u64,
-        /// How long.
-        time: Nanos,
+        /// The time.
+        pause: Nanos,
     },
-    /// The clock of a process jumps forward.
-    Jump {
-        /// The process.
-        host: usize,
-        /// By how much.
-        by: Nanos,
-    },
-    /// An engine hangs.
-    Hang {
-        /// The process.
-        host: usize,
-        /// How long.
-        time: Nanos,
-    },
-    /// A process gets the order to drain. Another one starts after its end.
+    /// The process of a host gets SIGTERM, ends after its requests, and starts again after
+    /// this time.
     Drain {
-        /// The process.
+        /// The host.
         host: usize,
-        /// Time from its end to that start.
-        down: Nanos,
+        /// Time until the new process.
+        pause: Nanos,
     },
-    /// A worker gets the order to change its role.
-    Turn {
-        /// The process.
+    /// The process of a host takes no turn for this time, as after SIGSTOP.
+    Stall {
+        /// The host.
         host: usize,
-        /// Time limit for the end of its requests.
-        patience: Nanos,
-        /// Duration of the rebuild of the worker.
-        still: Nanos,
+        /// The time.
+        pause: Nanos,
     },
-    /// A request is aborted.
-    Abort,
-    /// A client disconnects.
-    Leave,
+    /// The engine of a worker takes no step for this time. Its other threads work.
+    Hang {
+        /// The host.
+        host: usize,
+        /// The time.
+        pause: Nanos,
+    },
+    /// Nothing passes between a host and all others for this time. The kernels send the data again
+    /// after the cut.
+    Cut {
+        /// The host.
+        host: usize,
+        /// The time.
+        pause: Nanos,
+    },
+    /// Nothing passes between a prefill and a decode host for this time.
+    Part {
+        /// The hosts.
+        hosts: (usize, usize),
+        /// The time.
+        pause: Nanos,
+    },
+    /// All connections between a prefill and a decode host are reset, and new ones are refused for
+    /// this time.
+    Break {
+        /// The hosts.
+        hosts: (usize, usize),
+        /// The time.
+        pause: Nanos,
+    },
+    /// The name server fails all look-ups, or does not answer, for this time.
+    Names {
+        /// Whether it does not answer.
+        is_silent: bool,
+        /// The time.
+        pause: Nanos,
+    },
+    /// etcd forgets its old changes.
+    Compact,
+    /// A lease of etcd ends before its time.
+    EndLease,
+    /// All members of etcd start again, without any key.
+    EmptyEtcd,
+    /// The operator orders this role for a worker, and its first role again after this time.
+    Role {
+        /// The host.
+        host: usize,
+        /// The role.
+        role: Role,
+        /// Time until the order of the first role.
+        pause: Nanos,
+    },
+    /// The process of a host dies. A new one starts after this time.
+    Death {
+        /// The host.
+        host: usize,
+        /// Time until the new process.
+        pause: Nanos,
+    },
 }
 
 impl Fault {
-    /// Its duration; 0 for an instantaneous fault.
-    pub fn time(self) -> Nanos {
+    /// Whether it meets this host.
+    pub fn meets(self, other: usize) -> bool {
         match self {
-            Fault::Crash { down: time, .. }
-            | Fault::Pause { time, .. }
-            | Fault::Stall { time, .. }
-            | Fault::Hang { time, .. }
-            | Fault::Part { time, .. }
-            | Fault::Hold { time, .. }
-            | Fault::HoldLane { time }
-            | Fault::Slow { time, .. } => time,
-            Fault::Cut
-            | Fault::CutCall
-            | Fault::GiveUp
-            | Fault::CutLane
-            | Fault::Jump { .. }
-            | Fault::Drain { .. }
-            | Fault::Turn { .. }
-            | Fault::Abort
-            | Fault::Leave => 0,
+            Fault::Reset | Fault::NicError | Fault::EndLease | Fault::EmptyEtcd => true,
+            Fault::Names { .. } => true,
+            Fault::Compact => false,
+            Fault::Part { hosts: (one, two), .. } | Fault::Break { hosts: (one, two), .. } => {
+                one == other || two == other
+            }
+            Fault::Hold { host, .. }
+            | Fault::Drain { host, .. }
+            | Fault::Stall { host, .. }
+            | Fault::Cut { host, .. }
+            | Fault::Hang { host, .. }
+            | Fault::Role { host, .. }
+            | Fault::Death { host, .. } => host == other,
+        }
+    }
+
+    /// Time from the fault until its effects are over.
+    pub fn effect(self) -> Nanos {
+        match self {
+            Fault::Reset | Fault::NicError => RECONNECTED,
+            Fault::Compact => 0,
+            Fault::EndLease | Fault::EmptyEtcd => REENTERED,
+            Fault::Role { pause, .. } => pause + CHANGED + RETURNED,
+            Fault::Drain { pause, .. } => pause + DRAINED + RETURNED,
+            Fault::Hold { pause, .. } | Fault::Part { pause, .. } | Fault::Break { pause, .. } => {
+                pause + RECONNECTED
+            }
+            Fault::Death { pause, .. }
+            | Fault::Names { pause, .. }
+            | Fault::Stall { pause, .. }
+            | Fault::Hang { pause, .. }
+            | Fault::Cut { pause, .. } => pause + RETURNED,
         }
     }
 }
 
-/// A host by its number, or the router's.
-struct Name(usize);
+/// The hosts that faults can meet: host 0 is the router, then come prefill and decode workers.
+#[derive(Debug)]
+pub struct FaultScope<'a> {
+    /// Number of prefill workers.
+    pub prefill: usize,
+    /// Number of workers.
+    pub workers: usize,
+    /// The hosts of the members of etcd.
+    pub etcd: Range<usize>,
+    /// Whether a host has a NIC.
+    pub has_nics: bool,
+    /// Whether hosts are named.
+    pub has_names: bool,
+    /// Only these hosts have faults, except in gentle weather.
+    pub victims: &'a [usize],
+}
 
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            ROUTER => f.write_str("the router"),
-            host => write!(f, "process {host}"),
+impl FaultScope<'_> {
+    fn victims_of(&self, role: Role) -> Vec<usize> {
+        let hosts = match role {
+            Role::Prefill => 1..=self.prefill,
+            _ => self.prefill + 1..=self.workers,
+        };
+        self.victims.iter().copied().filter(|victim| hosts.contains(victim)).collect()
+    }
+
+    /// A fault of narrow weather or a storm.
+    fn draw(&self, chaos: &mut Rng, weather: Weather, changes_roles: bool) -> Fault {
+        let is_storm = weather == Weather::Storm;
+        let any = chaos.pick(self.victims);
+        let worker = chaos.pick(self.victims).max(1);
+        let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
+        let silence_max = chaos.pick(&[SECOND, 10 * SECOND, 40 * SECOND]);
+        let silence = chaos.range_u64(MILLI, silence_max);
+        let role = chaos.pick(&Role::ALL);
+        match chaos.range_u64(0, if self.has_nics { 10 } else { 8 }) {
+            0 | 1 => Fault::Death { host: any, pause },
+            2 => Fault::Drain { host: any, pause },
+            3 if changes_roles => Fault::Role { host: worker, role, pause },
+            4 => Fault::Stall { host: any, pause: silence },
+            5 => Fault::Cut { host: any, pause: silence },
+            6 | 7 if is_storm => Fault::Reset,
+            8 => Fault::Part { hosts: self.draw_pair(chaos), pause: silence },
+            9 if is_storm => Fault::NicError,
+            // No probe sees a NIC that is slow, so in narrow weather it is slow for a short time.
+            10 => Fault::Hold { host: worker, pause: if is_storm { silence } else { pause } },
+            _ => Fault::Drain { host: worker, pause },
         }
+    }
+
+    /// A fault of flaky weather.
+    fn draw_of_sessions(&self, chaos: &mut Rng) -> Fault {
+        let pause = chaos.range_u64(10 * MILLI, SECOND);
+        match chaos.range_u64(0, if self.has_nics { 6 } else { 3 }) {
+            0 | 1 => Fault::Reset,
+            2 => Fault::Break { hosts: self.draw_pair(chaos), pause },
+            3 => Fault::Part { hosts: self.draw_pair(chaos), pause },
+            4 => Fault::Hold { host: chaos.pick(&self.victims_of(Role::Decode)), pause },
+            _ => Fault::NicError,
+        }
+    }
+
+    /// A fault of etcd. Only in a storm can it cost a worker its entry.
+    fn draw_of_etcd(&self, dice: &mut Rng, weather: Weather) -> Fault {
+        let pause = dice.range_u64(10 * MILLI, 8 * SECOND);
+        let host = dice.range_u64(self.etcd.start as u64, self.etcd.end as u64 - 1) as usize;
+        match dice.range_u64(0, if weather == Weather::Storm { 4 } else { 2 }) {
+            0 => Fault::Compact,
+            1 => Fault::Death { host, pause },
+            2 => Fault::Cut { host, pause },
+            3 => Fault::EndLease,
+            _ => Fault::EmptyEtcd,
+        }
+    }
+
+    fn draw_pair(&self, chaos: &mut Rng) -> (usize, usize) {
+        let [source, destination] = [Role::Prefill, Role::Decode].map(|role| self.victims_of(role));
+        (chaos.pick(&source), chaos.pick(&destination))
     }
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = |time: Nanos| time as f64 / SECOND as f64;
-        match *self {
-            Fault::Cut => f.write_str("a connection between two processes breaks, if one stands"),
-            Fault::CutCall => f.write_str("a connection of the router breaks, if one stands"),
-            Fault::Crash { host, silent, down } => {
-                let silence = if silent { ", and its peers get no reset" } else { "" };
-                write!(f, "{} dies, for {} s{silence}", Name(host), seconds(down))
-            }
-            Fault::Pause { host, time } => {
-                write!(f, "{} stands still for {} s", Name(host), seconds(time))
-            }
-            Fault::Stall { host, thread, time } => {
-                let thread = format!("{thread:?}").to_lowercase();
-                write!(f, "thread {thread} of {} stands still for {} s", Name(host), seconds(time))
-            }
-            Fault::Part { from, to, both, time } => {
-                let back = if both { " and back" } else { "" };
-                let (from, to, time) = (Name(from), Name(to), seconds(time));
-                write!(f, "nothing comes from {from} to {to}{back} for {time} s")
-            }
-            Fault::Hold { from, to, time } => {
-                let (from, to, time) = (Name(from), Name(to), seconds(time));
-                write!(f, "what {from} writes to {to} is held back for {time} s")
-            }
-            Fault::GiveUp => f.write_str("a NIC gives up an operation, if one waits"),
-            Fault::CutLane => f.write_str("a lane breaks, if one stands"),
-            Fault::HoldLane { time } => {
-                write!(f, "a lane hangs for {} s, if one stands", seconds(time))
-            }
-            Fault::Slow { host, factor, time } => {
-                write!(
-                    f,
-                    "the model of {} is {factor} times slower for {} s",
-                    Name(host),
-                    seconds(time)
-                )
-            }
-            Fault::Jump { host, by } => {
-                write!(f, "the clock of {} jumps by {} s", Name(host), seconds(by))
-            }
-            Fault::Hang { host, time } => {
-                write!(f, "the engine of {} hangs for {} s", Name(host), seconds(time))
-            }
-            Fault::Drain { host, down } => {
-                write!(
-                    f,
-                    "{} drains, and is started again {} s after its end",
-                    Name(host),
-                    seconds(down)
-                )
-            }
-            Fault::Turn { host, patience, still } => {
-                let (patience, still) = (seconds(patience), seconds(still));
-                let host = Name(host);
-                write!(
-                    f,
-                    "{host} changes its role, with {patience} s to end its requests \
-                     and {still} s to restart"
-                )
-            }
-            Fault::Abort => f.write_str("a request is aborted, if one runs"),
-            Fault::Leave => f.write_str("a client leaves, if one is there"),
-        }
+/// Faults that meet a host at the same time, while KV is in transfer to it.
+pub fn draw_aimed(dice: &mut Rng, host: usize) -> Vec<Fault> {
+    let pause = AIMED_SILENCE;
+    match dice.range_u64(0, 3) {
+        0 => vec![Fault::Death { host, pause: AIMED_DEATH }],
+        1 => vec![Fault::Stall { host, pause }],
+        2 => vec![Fault::Hang { host, pause }],
+        // A worker that hangs must give its role change up.
+        _ => vec![
+            Fault::Hang { host, pause },
+            Fault::Role { host, role: Role::Prefill, pause: ROLE_TIME },
+        ],
     }
 }
 
-/// The faults of a run, and its other disturbances.
-#[derive(Clone, Debug)]
-pub struct FaultPlan {
-    /// The faults in order of time.
-    pub list: Vec<(Nanos, Fault)>,
-    /// One leg in `twice` is sent twice; 0: none.
-    pub twice: u64,
-    /// By process and thread: a factor of its wake-up latency, during the whole run.
-    pub lags: Vec<[u64; 3]>,
-}
-
-impl FaultPlan {
-    /// Draws the faults of a cluster with these workers. Requests arrive during `span`.
-    pub fn draw(dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) -> FaultPlan {
-        let kinds: Vec<u64> = (0..dice.range_u64(1, 4)).map(|_| dice.range_u64(0, 12)).collect();
-        let hosts = prefill + decode;
-        let mut list: Vec<(Nanos, Fault)> = (0..dice.range_u64(1, 12))
-            .map(|_| {
-                let at = dice.range_u64(0, span);
-                let host = dice.next_u64() as usize % hosts;
-                let kind = dice.pick(&kinds);
-                (at, draw_fault(dice, kind, host, [prefill, decode]))
-            })
-            .collect();
-        if dice.one_in(2) {
-            list.extend(
-                (0..dice.range_u64(5, 40)).map(|_| (dice.range_u64(0, span), Fault::Leave)),
-            );
-        }
-        list.sort_unstable_by_key(|&(at, _)| at);
-        let twice = if dice.one_in(3) { dice.range_u64(2, 20) } else { 0 };
-        let lags =
-            (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
-        FaultPlan { list, twice, lags }
+/// The faults until `end`.
+pub fn draw_faults(
+    mut chaos: Rng,
+    end: Nanos,
+    scope: &FaultScope<'_>,
+    weather: Weather,
+) -> Vec<(Nanos, Fault)> {
+    let (mut at, mut faults) = (START, Vec::new());
+    let lull = chaos.pick(&[50 * MILLI, 500 * MILLI, 3 * SECOND]);
+    let changes_roles = chaos.one_in(2);
+    while at < end || faults.len() < FAULTS_MIN {
+        at += match weather {
+            Weather::Gentle => chaos.range_u64(ROLE_TIME + CHANGED, 2 * (ROLE_TIME + CHANGED)),
+            Weather::Flaky => chaos.range_u64(SECOND, 3 * RECONNECTED),
+            Weather::Narrow | Weather::Storm => chaos.range_u64(MILLI, lull),
+        };
+        let fault = match weather {
+            Weather::Gentle => {
+                let host = chaos.range_u64(1, scope.workers as u64) as usize;
+                let pause = chaos.range_u64(10 * MILLI, 3 * SECOND);
+                match changes_roles && !chaos.one_in(3) {
+                    true => {
+                        let (role, pause) =
+                            (chaos.pick(&Role::ALL), chaos.pick(&[pause, ROLE_TIME]));
+                        Fault::Role { host, role, pause }
+                    }
+                    false => Fault::Drain { host, pause },
+                }
+            }
+            Weather::Flaky => scope.draw_of_sessions(&mut chaos),
+            Weather::Narrow | Weather::Storm => scope.draw(&mut chaos, weather, changes_roles),
+        };
+        faults.push((at, fault));
     }
-
-    /// Adds the faults of its NICs.
-    pub fn draw_of_nics(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
-        let most = dice.pick(&[0, 2, 8]);
-        self.list.extend((0..dice.range_u64(0, most)).map(|_| {
-            let (from, to) =
-                (dice.next_u64() as usize % prefill, prefill + dice.next_u64() as usize % decode);
-            let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
-            let fault = if dice.one_in(4) { Fault::GiveUp } else { Fault::Hold { from, to, time } };
-            (dice.range_u64(0, span), fault)
-        }));
-        self.list.sort_by_key(|&(at, _)| at);
+    // A worker that dies in its second role starts again in its first one.
+    let mut deaths = chaos.fork("deaths in a second role");
+    if matches!(weather, Weather::Narrow | Weather::Storm) && changes_roles && deaths.one_in(2) {
+        let host = deaths.pick(scope.victims).max(1);
+        let role = if host <= scope.prefill { Role::Decode } else { Role::Prefill };
+        let begun = deaths.range_u64(START, at);
+        let death = begun + deaths.range_u64(SECOND, ROLE_TIME);
+        faults.push((begun, Fault::Role { host, role, pause: ROLE_TIME }));
+        faults.push((death, Fault::Death { host, pause: AIMED_DEATH }));
     }
-
-    /// Adds the faults of its streams.
-    pub fn draw_of_streams(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
-        let most = dice.pick(&[0, 2, 8]);
-        self.list.extend((0..dice.range_u64(0, most)).map(|_| {
-            let (from, to) =
-                (dice.next_u64() as usize % prefill, prefill + dice.next_u64() as usize % decode);
-            let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
-            let faults = [
-                Fault::CutLane,
-                Fault::CutLane,
-                Fault::HoldLane { time },
-                Fault::Hold { from, to, time },
-            ];
-            (dice.range_u64(0, span), dice.pick(&faults))
-        }));
-        self.list.sort_by_key(|&(at, _)| at);
+    let mut of_etcd = chaos.fork("etcd");
+    let count = if scope.etcd.is_empty() { 0 } else { of_etcd.range_u64(0, ETCD_FAULTS_MAX) };
+    for _ in 0..count {
+        let begun = of_etcd.range_u64(START, at);
+        faults.push((begun, scope.draw_of_etcd(&mut of_etcd, weather)));
     }
-
-    /// Adds role changes. The first worker of each role keeps its role, so that no role is without
-    /// workers if the others die. In some clusters, role changes are the only faults.
-    pub fn draw_turns(&mut self, dice: &mut Rng, prefill: usize, decode: usize, span: Nanos) {
-        if dice.one_in(3) {
-            (self.list, self.twice) = (Vec::new(), 0);
-            self.lags.fill([1; 3]);
-        }
-        let hosts: Vec<usize> = (1..prefill).chain(prefill + 1..prefill + decode).collect();
-        let turns = if hosts.is_empty() { 0 } else { dice.range_u64(1, 6) };
-        self.list.extend((0..turns).map(|_| {
-            let host = dice.pick(&hosts);
-            let patience = dice.pick(&[20 * MILLI, 2 * SECOND, 30 * SECOND]);
-            let still = dice.pick(&[MILLI, 50 * MILLI, 800 * MILLI]);
-            (dice.range_u64(0, span), Fault::Turn { host, patience, still })
-        }));
-        self.list.sort_by_key(|&(at, _)| at);
+    let mut of_names = chaos.fork("names");
+    if scope.has_names && of_names.one_in(2) {
+        let longest = if weather == Weather::Storm { AIMED_SILENCE / 2 } else { SECOND };
+        let (begun, is_silent) = (of_names.range_u64(START, at), of_names.one_in(2));
+        let pause = of_names.range_u64(10 * MILLI, longest);
+        faults.push((begun, Fault::Names { is_silent, pause }));
     }
-
-    /// Whether workers change their roles.
-    pub fn have_turns(&self) -> bool {
-        self.list.iter().any(|(_, fault)| matches!(fault, Fault::Turn { .. }))
-    }
-
-    /// Slows the workers that drain, so that they have long requests to finish. These requests take
-    /// longer than the time for which a drain waits for open connections.
-    pub fn slow_the_leaving(&mut self, dice: &mut Rng) {
-        let drains = self.list.iter().filter_map(|&(at, fault)| match fault {
-            Fault::Drain { host, .. } => Some((at, host)),
-            _ => None,
+    // Decode workers compute prompts while all prefill workers are dead.
+    let sources = scope.victims_of(Role::Prefill);
+    if weather == Weather::Narrow && sources.len() == scope.prefill && chaos.one_in(2) {
+        let deaths = sources.into_iter().map(|host| {
+            (at + chaos.range_u64(0, 2 * WINDOW), Fault::Death { host, pause: OUTAGE })
         });
-        let slow = drains.map(|(at, host)| {
-            let before = dice.range_u64(0, 200 * MILLI);
-            (at.saturating_sub(before), Fault::Slow { host, factor: 1000, time: 9 * SECOND })
-        });
-        let slow: Vec<_> = slow.collect();
-        self.list.extend(slow);
-        self.list.sort_by_key(|&(at, _)| at);
+        faults.extend(deaths);
     }
-
-    /// Lets all prefill workers die, or drain, at about the same time.
-    pub fn take_prefill_away(&mut self, dice: &mut Rng, prefill: usize, span: Nanos) {
-        let (at, drains) = (dice.range_u64(0, span), dice.one_in(2));
-        let down = dice.pick(&[300 * MILLI, 3 * SECOND, 12 * SECOND]);
-        self.list.extend((0..prefill).map(|host| {
-            let fault = match drains {
-                true => Fault::Drain { host, down },
-                false => Fault::Crash { host, silent: dice.one_in(4), down },
-            };
-            (at + dice.range_u64(0, 20 * MILLI), fault)
-        }));
-        self.list.sort_by_key(|&(at, _)| at);
-    }
-}
-
-/// Draws a fault of this kind at `host`. There are `prefill` and `decode` workers.
-fn draw_fault(dice: &mut Rng, kind: u64, host: usize, [prefill, decode]: [usize; 2]) -> Fault {
-    match kind {
-        0 => Fault::Cut,
-        1 => Fault::Crash {
-            host,
-            silent: dice.one_in(3),
-            down: dice.pick(&[MILLI, 300 * MILLI, 1500 * MILLI, 3 * SECOND, 12 * SECOND]),
-        },
-        2 => Fault::Pause {
-            host,
-            time: dice.pick(&[50 * MILLI, 600 * MILLI, 1900 * MILLI, 2500 * MILLI, 6 * SECOND]),
-        },
-        kind @ (3 | 7) => {
-            let pair =
-                [dice.next_u64() as usize % prefill, prefill + dice.next_u64() as usize % decode];
-            let (one, other) = if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
-            let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
-            let time = dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
-            Fault::Part { from, to, both: dice.one_in(2), time }
-        }
-        4 => {
-            let time = dice.pick(&[200 * MILLI, 2 * SECOND]);
-            Fault::Slow { host, factor: dice.pick(&[10, 100, 1000]), time }
-        }
-        5 => Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) },
-        6 => Fault::Stall {
-            host,
-            thread: dice.pick(&Thread::ALL),
-            time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
-        },
-        8 => Fault::CutCall,
-        9 => Fault::Hang { host, time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]) },
-        10 => Fault::Drain { host, down: dice.pick(&[MILLI, SECOND, 6 * SECOND]) },
-        11 => Fault::Abort,
-        _ => Fault::Leave,
-    }
+    faults
 }

@@ -1,402 +1,525 @@
-//! One worker process: production code, assembled as in `process`, without threads and sockets.
+//! A process of the cluster: production's service, and the work of its other threads. Each is
+//! started by a command line.
 //!
-//! Owns: the engine, the mover, the hand-off and the rings between them. The cluster decides when
-//! each of the three threads takes a turn. Not here: the edge of `ctl` (`edge`), the times of turns
-//! (`cluster`).
+//! Invariants: one turn steps the service, the tokeniser, the engine and the mover. The seed draws
+//! their order. A thread that parks takes no step before its wake-up. The time of an engine's
+//! step passes before its next one.
 
-use super::edge::{Edge, Ways, data_port_of};
-use super::machines::{Nics, Streams};
-use super::model::{LAYERS, PseudoModel, Watch, layout};
-use super::plan::Size;
-use crate::ids::{Leg, WorkerId};
-use crate::kv::lease::MoverRight;
-use crate::kv::region::Region;
-use crate::kv::tier::Tier;
-use crate::net::Entropy;
-use crate::peer::handoff::{
-    EndpointKind as MemberRole, Handoff, TransportCapabilities, WorkerEndpoint,
-};
-use crate::peer::local_worker::{LocalWorker, Ring};
-use crate::sched::channel::{EngineChannel, events_per_turn};
-use crate::sched::decode::DecodeWorker;
-use crate::sched::engine::Engine;
-use crate::sched::prefill::PrefillWorker;
-use crate::sched::stats::WorkerStats;
-use crate::sched::worker::{Activity, KvMemory, Worker as SchedWorker};
+use super::fleet::HostSite;
+use super::model::{LAYERS, PseudoModel, VOCAB, Watch};
+use super::names::{self, NameServer, SimNames};
+use super::operator::PATIENCE;
+use super::shadow::PoolShadow;
+use super::workload::{ANSWER_MAX, PROMPT_MAX};
+use crate::cli::{self, HostInfo, Invocation};
+use crate::config::secret::Secret;
+use crate::config::{ClusterWorkerConfig, RoleConfig, RouterConfig};
+use crate::ids::Role;
+use crate::kv::pool::PagePool;
+use crate::limits::{DRAIN_DONE_TIME, TOKENISE_QUEUE_MAX};
+use crate::model::chat::ChatError;
+use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::model::files::ModelFiles;
+use crate::model::fingerprint::ModelFingerprint;
+use crate::model::hf::config::SamplingDefaults;
+use crate::model::tensor::{TensorType, TensorView};
+use crate::model::tokenizer::Tokenizer;
+use crate::model::weights::{LoadError, WeightSource};
+use crate::net::resolver::Resolver;
+use crate::net::{MemoryKernel, Reactor, Signal};
+use crate::process::cpu_plan::CpuPlan;
+use crate::process::helpers::Helpers;
+use crate::process::model::LoadedModel;
+use crate::process::stepped_threads::SteppedThreads;
+use crate::process::threads::EngineClock;
+use crate::process::worker::{self, WorkerProcess};
+use crate::process::{self, ProcessError, router};
+use crate::router::RouterService;
+use crate::server::drain::DrainOutcome;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::event_queue::Nanos;
-use crate::sys::event::{EventFd, WaitSet};
-use crate::sys::verbs::provider::Fabric;
-use crate::transfer::copy_pool::CopyPool;
-use crate::transfer::event_loop::{EventLoop, NextStep};
-use crate::transfer::manager::destination::DestinationManager;
-use crate::transfer::manager::identity::WorkerIdentity;
-use crate::transfer::manager::source::SourceManager;
-use crate::transfer::mover::Mover;
-use crate::transfer::mover::destination::DestinationMover;
-use crate::transfer::mover::source::SourceMover;
-use crate::transfer::pages::PageLists;
-use crate::transfer::rings::{Bells, Rings};
-use crate::transfer::status::StatusTable;
-use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{Nic, Rails};
-use crate::wire::message::{BitClass, Fingerprint, HostId, Transport};
-use crossbeam_channel as channel;
+use crate::stdx::rng::Rng;
+use crate::sys::file_access::FileAccess;
+use crate::transfer::transport::rdma::Nic;
+use crate::wire::message::HostId;
+use crate::worker::service::{RunOutcome, WorkerService};
+use crate::worker::text::{TextProcessor, TextQueue, TextWorker};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The only worker of a process.
-pub const WORKER: WorkerId = WorkerId(0);
-/// Sessions of a worker: twice the maximum of workers per role at the start, so that restarts do
-/// not use them up.
-const SESSIONS: usize = 32;
+/// The longest role change: requests may take the patience of the operator, then destinations
+/// confirm. One more second is for the turns.
+const ROLE_CHANGE_MAX: Duration =
+    Duration::from_secs(PATIENCE.as_secs() + DRAIN_DONE_TIME.as_secs() + 1);
 
-/// The threads of a process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Thread {
-    /// Protocol and clients.
-    Ctl,
-    /// Scheduler and model.
-    Engine,
-    /// Copies of KV.
-    Move,
-}
-
-impl Thread {
-    /// All threads, in order of their numbers.
-    pub const ALL: [Thread; 3] = [Thread::Ctl, Thread::Engine, Thread::Move];
-}
-
-/// The place where a process runs.
-#[derive(Clone, Copy, Debug)]
-pub struct Site<'a> {
-    /// Its machine.
-    pub host: HostId,
-    /// Its NIC, if it has one.
-    pub nic: Option<(&'a Fabric, Nics)>,
-    /// Its TCP streams, if it uses them.
-    pub streams: Option<Streams>,
-}
-
-/// A worker process.
-pub struct Process {
-    /// The state of `ctl`, and its turns.
-    pub edge: Edge,
-    /// The worker's statistics.
-    pub stats: Arc<WorkerStats>,
-    /// Its KV memory.
-    pub memory: Memory,
-    engine: Engine,
-    mover: Mover,
-    round: EventLoop,
-    /// The mover's doorbell, for threads of this process and for peers.
-    doorbell: EventFd,
-    /// The wait set that its NIC signals; `None` without a NIC.
-    events: Option<Arc<WaitSet>>,
-    sleeps: bool,
-    watch: Arc<Watch>,
-    bells: [Arc<EventCount>; 3],
-    /// One bit for each thread that was woken.
-    woken: Arc<AtomicU8>,
+/// A process of the cluster.
+pub struct SimProcess {
+    kernel: MemoryKernel,
     base: Instant,
+    until: Instant,
+    names: SimNames,
+    service: Service,
 }
 
-impl Process {
-    /// Starts the process with this number. `base` is the start of simulated time.
-    pub fn new(
-        index: usize,
-        role: Leg,
-        size: &Size,
-        site: Site<'_>,
+enum Service {
+    Router(Box<RouterService>),
+    Worker(Box<Worker>),
+}
+
+struct Worker {
+    process: WorkerProcess,
+    service: WorkerService,
+    /// `None` only while the role changes.
+    threads: Option<SteppedThreads>,
+    text: Vec<TextWorker>,
+    watch: Arc<Watch>,
+    base: Instant,
+    /// Since when the role changes.
+    changes_since: Option<Instant>,
+    /// The engine computes until this time.
+    busy_until: Nanos,
+    shadow: PoolShadow,
+}
+
+/// The parts of a worker that a turn steps.
+#[derive(Clone, Copy)]
+enum Part {
+    Ctl,
+    Text,
+    Engine,
+    Mover,
+}
+
+impl SimProcess {
+    /// Starts the process with this command line and these files at this site. Simulated time
+    /// starts at `base`.
+    ///
+    /// # Errors
+    /// The process refuses to start.
+    pub fn start(
+        line: &[String],
+        kernel: MemoryKernel,
+        files: FileAccess,
+        site: (HostSite, Vec<Nic>),
         base: Instant,
-    ) -> io::Result<Process> {
-        let woken: Arc<AtomicU8> = Arc::default();
-        let doorbell = EventFd::new()?;
-        let wake = |thread: Thread| {
-            let woken = woken.clone();
-            move || {
-                woken.fetch_or(1 << thread as u8, Ordering::Relaxed);
+        server: &NameServer,
+    ) -> Result<SimProcess, String> {
+        let names = SimNames::new(server.clone(), kernel.clone());
+        let reactor = Reactor::in_memory(kernel.clone()).map_err(|error| error.to_string())?;
+        let surroundings = HostInfo { cpus: vec![0, 1], parallelism: 2, log_level: None, files };
+        let (config, files) = (parse(line, &surroundings)?, &surroundings.files);
+        let service = match config {
+            RoleConfig::Router(config) => {
+                let service = start_router(&config, reactor, files, &names);
+                Service::Router(Box::new(service.map_err(|error| error.to_string())?))
+            }
+            RoleConfig::Prefill(config) => {
+                start_worker(config, Role::Prefill, (reactor, files), site, base, &names)?
+            }
+            RoleConfig::Decode(config) => {
+                start_worker(config, Role::Decode, (reactor, files), site, base, &names)?
+            }
+            RoleConfig::Serve(_) => return Err("`baton serve` is not played".into()),
+        };
+        let until = kernel.now();
+        Ok(SimProcess { until, kernel, base, names, service })
+    }
+
+    /// Sends SIGTERM to the process.
+    pub fn terminate(&self) {
+        self.kernel.raise(Signal::Terminate);
+    }
+
+    /// Takes a turn. `has_ready_lane`: a lane has a reason to wake the mover. Returns the time of
+    /// the next turn, unless something comes before; `None` if the process has ended.
+    ///
+    /// # Errors
+    /// The service fails.
+    pub fn turn(
+        &mut self,
+        now: Nanos,
+        has_ready_lane: bool,
+        dice: &mut Rng,
+    ) -> Result<Option<Nanos>, String> {
+        self.kernel.set_now(self.base + Duration::from_nanos(now));
+        let again = match &mut self.service {
+            Service::Router(router) => {
+                match router.finish_wait(self.until).map_err(|error| error.to_string())? {
+                    None => {}
+                    Some(DrainOutcome::Drained) => return Ok(None),
+                    Some(other) => return Err(format!("the router has ended: {other:?}")),
+                }
+                self.until = router.prepare_wait();
+                None
+            }
+            Service::Worker(worker) => {
+                let mut again = None;
+                for part in Part::in_order_of(dice) {
+                    let soon = match part {
+                        Part::Ctl if self.kernel.now() < self.until && !self.kernel.is_ready() => {
+                            None
+                        }
+                        Part::Ctl => {
+                            if worker.turn_ctl(self.until)?.is_break() {
+                                return Ok(None);
+                            }
+                            self.until = worker.service.prepare_wait();
+                            None
+                        }
+                        Part::Text => worker.text.iter().any(TextWorker::step).then_some(now),
+                        Part::Engine => Some(worker.turn_engine(now)),
+                        Part::Mover => worker.turn_mover(has_ready_lane, dice)?.then_some(now),
+                    };
+                    again = soon.into_iter().chain(again).min();
+                }
+                again
             }
         };
-        let (of_mover, ring) = (wake(Thread::Move), doorbell.duplicate()?);
-        let ring_mover = move || {
-            of_mover();
-            ring.signal();
-        };
-        let bells = [
-            EventCount::new(wake(Thread::Ctl)),
-            EventCount::new(wake(Thread::Engine)),
-            EventCount::new(ring_mover),
-        ]
-        .map(Arc::new);
-        [Thread::Ctl, Thread::Engine]
-            .into_iter()
-            .for_each(|thread| bells[thread as usize].prepare_wait());
-        let memory = memory(size)?;
-        let status = Arc::new(StatusTable::new(size.slots));
-        let (commands, commands_in) = channel::bounded(size.commands);
-        let (events_out, events) = channel::bounded(2 * events_per_turn(size.slots));
-        let engine_bell = bells[Thread::Engine as usize].clone();
-        let mut worker = LocalWorker::new(
-            WORKER,
-            Ring::new(commands, engine_bell),
-            status.clone(),
-            memory.clone(),
-        );
-        worker.rails = rails(index, size, site, &memory)?.map(Arc::new);
-        let is_reached = site.nic.is_some() || site.streams.is_some();
-        let wait = is_reached.then(WaitSet::new).transpose()?.map(Arc::new);
-        // In the order of `--transfer auto`.
-        let rdma = site.nic.map(|_| Transport::Rdma);
-        let tcp = site.streams.map(|_| Transport::Tcp);
-        let transports: Vec<Transport> =
-            [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
-        let identity = identity(size, &memory, site.host);
-        let ThreadParts { scheduler, stats, mover, role: part, reports } = match role {
-            Leg::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
-            Leg::Decode => {
-                decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?
+        let until = self.until.saturating_duration_since(self.base).as_nanos() as Nanos;
+        let again = if self.names.step() { Some(now) } else { again };
+        let again = if self.is_woken() { now } else { again.map_or(until, |at| at.min(until)) };
+        Ok(Some(again))
+    }
+
+    /// Whether a thread of the process has been woken.
+    pub fn is_woken(&self) -> bool {
+        let is_woken = match &self.service {
+            Service::Router(_) => false,
+            Service::Worker(worker) => {
+                let busy_until = self.base + Duration::from_nanos(worker.busy_until);
+                let is_computing = self.kernel.now() < busy_until;
+                worker.threads.as_ref().is_some_and(|threads| {
+                    threads.is_data_woken() || (!is_computing && threads.is_engine_woken())
+                })
             }
         };
-        let members = vec![WorkerEndpoint { worker, kind: part, reports: Some(reports) }];
-        let offer = TransportCapabilities {
-            transports,
-            host: site.host,
-            data: site.streams.map(|_| data_port_of(index)),
-            lanes: site.streams.map_or(1, |streams| streams.lanes),
+        is_woken || self.kernel.is_ready()
+    }
+
+    /// The cluster keys of a worker.
+    pub fn cluster_keys(&self) -> Option<&[Secret]> {
+        match &self.service {
+            Service::Router(_) => None,
+            Service::Worker(worker) => Some(worker.process.cluster_keys(&worker.service)),
+        }
+    }
+
+    /// Takes the prompts of the transfers to this process that have begun.
+    pub fn take_begun_transfers(&mut self) -> Vec<Vec<u32>> {
+        match &mut self.service {
+            Service::Router(_) => Vec::new(),
+            Service::Worker(worker) => worker.shadow.take_begun(),
+        }
+    }
+
+    /// Lets the engine take no step until this time.
+    pub fn hang_engine(&mut self, until: Nanos) {
+        if let Service::Worker(worker) = &mut self.service {
+            worker.busy_until = worker.busy_until.max(until);
+        }
+    }
+
+    /// Checks a NIC's write of `bytes` bytes at this address.
+    ///
+    /// # Errors
+    /// It touches a page without a lease.
+    pub fn check_write(&self, address: u64, bytes: u64) -> Result<(), String> {
+        let Service::Worker(worker) = &self.service else { return Ok(()) };
+        let threads = worker.threads.as_ref().expect("a role has threads");
+        worker.shadow.check_write(threads, address, bytes)
+    }
+
+    /// Whether the process holds nothing of any request.
+    ///
+    /// # Errors
+    /// What it holds.
+    pub fn check_idle(&self) -> Result<(), String> {
+        match &self.service {
+            Service::Router(router) => router.check_idle(),
+            Service::Worker(worker) => {
+                worker.check_idle().and_then(|()| worker.service.check_calls())
+            }
+        }
+    }
+
+    /// Checks the tables of the process.
+    ///
+    /// # Panics
+    /// A table is inconsistent.
+    pub fn check_invariants(&self) {
+        match &self.service {
+            Service::Router(router) => router.invariants(),
+            Service::Worker(worker) => worker.check_invariants(),
+        }
+    }
+}
+
+impl Part {
+    /// All parts, in a random order.
+    fn in_order_of(dice: &mut Rng) -> [Part; 4] {
+        let mut parts = [Part::Ctl, Part::Text, Part::Engine, Part::Mover];
+        for last in (1..parts.len()).rev() {
+            parts.swap(last, dice.range_u64(0, last as u64) as usize);
+        }
+        parts
+    }
+}
+
+impl Worker {
+    /// Steps `ctl`. Breaks if the process has ended.
+    fn turn_ctl(&mut self, until: Instant) -> Result<ControlFlow<()>, String> {
+        let before = self.service.running_in_role_change();
+        let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
+        self.check_role_change(before)?;
+        match outcome {
+            None => Ok(ControlFlow::Continue(())),
+            Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
+                let held = self.check_idle();
+                held.map_err(|held| format!("the worker has drained and holds {held}"))?;
+                Ok(ControlFlow::Break(()))
+            }
+            Some(RunOutcome::ChangeRole(to)) => {
+                let held = self.service.check_role_idle().and_then(|()| self.check_pages());
+                held.map_err(|held| format!("the worker leaves its role and holds {held}"))?;
+                self.change_role(to).map_err(|error| error.to_string())?;
+                Ok(ControlFlow::Continue(()))
+            }
+            Some(RunOutcome::KeepRole) => {
+                self.process.register(&mut self.service).map_err(|error| error.to_string())?;
+                Ok(ControlFlow::Continue(()))
+            }
+            Some(other) => Err(format!("the worker has ended: {other:?}")),
+        }
+    }
+
+    /// A worker that changes its role takes no request, and gives the change up in time.
+    fn check_role_change(&mut self, before: Option<usize>) -> Result<(), String> {
+        let Some(running) = self.service.running_in_role_change() else {
+            self.changes_since = None;
+            return Ok(());
         };
-        let lanes = site.streams.zip(wait.clone());
-        let watch = Arc::new(Watch { token_ns: AtomicU64::new(size.token), ..Watch::default() });
-        let model = PseudoModel::new(watch.clone(), size.config.batch_limits().logits);
-        let channel =
-            EngineChannel::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
-        let ticks = watch.clone();
-        let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
-        let engine =
-            Engine::new(&size.config, vec![scheduler], Box::new(model), channel, Box::new(clock));
-        Ok(Process {
-            edge: Edge::new(
-                index,
-                Handoff::new(members, offer, Entropy::System),
-                events,
-                engine.progress().clone(),
-                role,
-                Ways { wait: wait.clone(), streams: lanes },
-            ),
-            stats,
-            memory,
-            engine,
-            mover,
-            round: EventLoop::new(size.spins),
-            doorbell,
-            events: wait.filter(|_| site.nic.is_some()),
-            sleeps: false,
-            watch,
-            bells,
-            woken,
-            base,
-        })
+        if before.is_some_and(|before| running > before) {
+            return Err("the worker changes its role and takes a request".into());
+        }
+        let now = self.service.reactor().now();
+        match now - *self.changes_since.get_or_insert(now) > ROLE_CHANGE_MAX {
+            true => Err("the worker does not give its role change up".into()),
+            false => Ok(()),
+        }
     }
 
-    /// The same process with a worker of this role instead of the old worker. Only the state of
-    /// `ctl` stays, as in `process::worker`.
-    pub fn turned(
-        self,
-        index: usize,
-        role: Leg,
-        size: &Size,
-        site: Site<'_>,
-    ) -> io::Result<Process> {
-        let base = self.base;
-        // All other state is freed before the new worker allocates its memory.
-        let Process { edge, .. } = self;
-        let lasting = edge.dismiss();
-        let mut process = Process::new(index, role, size, site, base)?;
-        process.edge.take_on(lasting);
-        Ok(process)
+    fn change_role(&mut self, to: Role) -> Result<(), ProcessError> {
+        let Some(begun) = self.process.leave_role(&mut self.service, to)? else { return Ok(()) };
+        let forward = self.threads.take().expect("a role has threads").stop();
+        let clock = engine_clock(self.base, &self.watch);
+        let (cores, outcome) = self.process.take_role(&mut self.service, to, forward, clock)?;
+        self.threads = Some(cores.into_stepped(self.process.loaded()));
+        let stood_still = self.service.reactor().now() - begun;
+        self.service.finish_role_change(outcome, stood_still);
+        Ok(())
     }
 
-    /// Simulated time as an `Instant` of this process.
-    pub fn instant(&self, at: Nanos) -> Instant {
-        self.base + Duration::from_nanos(at)
-    }
-
-    /// Takes one turn of the engine. Also returns its duration.
-    pub fn step_engine(&mut self, now: Nanos) -> (Activity, Nanos) {
-        self.bells[Thread::Engine as usize].cancel_wait();
+    /// Steps the engine, unless it still computes. Returns the time of its next step.
+    fn turn_engine(&mut self, now: Nanos) -> Nanos {
+        if now < self.busy_until {
+            return self.busy_until;
+        }
         self.watch.now_ns.store(now, Ordering::Relaxed);
-        let activity = self.engine.step(self.instant(now));
-        self.bells[Thread::Engine as usize].prepare_wait();
-        (activity, self.watch.now_ns.load(Ordering::Relaxed) - now)
+        let threads = self.threads.as_mut().expect("a role has threads");
+        let parks_until = threads.step_engine(self.base + Duration::from_nanos(now));
+        self.busy_until = self.watch.now_ns.load(Ordering::Relaxed);
+        match parks_until {
+            Some(until) => (until - self.base).as_nanos() as Nanos,
+            None => self.busy_until,
+        }
     }
 
-    /// Wakes the mover if it sleeps, takes one step of its loop, and returns the next step. A
-    /// parked mover sleeps until an event wakes it. In production, it also wakes once a second by
-    /// itself; here, that would hide a lost wake-up.
-    pub fn step_mover(&mut self) -> NextStep {
-        let bell = &self.bells[Thread::Move as usize];
-        if std::mem::take(&mut self.sleeps) {
-            self.round.resume(&mut self.mover, bell);
-            self.doorbell.clear();
-        }
-        let next = self.round.step(&mut self.mover, bell);
-        match next {
-            NextStep::Turn | NextStep::Spin => {}
-            NextStep::Resume => {
-                self.round.resume(&mut self.mover, bell);
-                self.doorbell.clear();
+    /// Steps the mover a few times. Returns whether it goes on.
+    ///
+    /// # Errors
+    /// It has written to a page without a lease.
+    fn turn_mover(&mut self, mut has_ready_lane: bool, dice: &mut Rng) -> Result<bool, String> {
+        let threads = self.threads.as_mut().expect("a role has threads");
+        loop {
+            self.shadow.copy(threads);
+            let do_nics_park = threads.step_nics();
+            let is_parked = threads.step_mover(has_ready_lane);
+            self.shadow.compare(threads)?;
+            if is_parked && do_nics_park {
+                return Ok(false);
             }
-            NextStep::Park => self.sleeps = true,
+            // A lane that is ready wakes the mover once in a turn of the process.
+            has_ready_lane = false;
+            if dice.one_in(3) {
+                return Ok(true);
+            }
         }
-        next
     }
 
-    /// Whether its mover sleeps.
-    pub fn sleeps(&self) -> bool {
-        self.sleeps
+    fn check_idle(&self) -> Result<(), String> {
+        self.service.check_idle()?;
+        self.check_pages()
     }
 
-    /// Whether a doorbell has rung for the sleeping mover. The call clears it, because the mover
-    /// then wakes.
-    pub fn take_ring(&self) -> bool {
-        self.sleeps && self.doorbell.clear()
+    fn check_pages(&self) -> Result<(), String> {
+        let threads = self.threads.as_ref().expect("a role has threads");
+        let held = threads.pools().map(PagePool::counts).find(|counts| counts.held() > 0);
+        held.map_or(Ok(()), |counts| Err(format!("pages: {counts:?}")))
     }
 
-    /// Whether its NIC has signalled an event for the sleeping mover.
-    pub fn take_event(&self) -> bool {
-        self.sleeps && self.events.as_ref().is_some_and(|events| events.wait(Duration::ZERO))
-    }
-
-    /// Updates the grants with the leases that the mover still holds.
-    pub fn note_leases(&mut self) {
-        let movers = &self.mover.destinations;
-        let holds = |slot| movers.iter().find_map(|mover| mover.holds(slot));
-        self.edge.grants_mut().iter_mut().for_each(|(&slot, grant)| grant.note(holds(slot)));
-    }
-
-    /// Sets whether `ctl` works or parks.
-    pub fn attend(&self, awake: bool) {
-        let bell = &self.bells[Thread::Ctl as usize];
-        if awake { bell.cancel_wait() } else { bell.prepare_wait() }
-    }
-
-    /// Threads woken since the last call.
-    pub fn take_woken(&self) -> impl Iterator<Item = Thread> {
-        let woken = self.woken.swap(0, Ordering::Relaxed);
-        Thread::ALL.into_iter().filter(move |&thread| woken & 1 << thread as u8 != 0)
-    }
-
-    /// Makes the model `factor` times slower than at its start.
-    pub fn slow_down(&self, size: &Size, factor: u64) {
-        self.watch.token_ns.store(size.token * factor, Ordering::Relaxed);
+    fn check_invariants(&self) {
+        self.service.invariants();
+        let threads = self.threads.as_ref().expect("a role has threads");
+        threads.pools().for_each(PagePool::invariants);
     }
 }
 
-/// The parts that differ by role.
-struct ThreadParts {
-    scheduler: Box<dyn SchedWorker>,
-    stats: Arc<WorkerStats>,
-    mover: Mover,
-    role: MemberRole,
-    reports: channel::Receiver<crate::transfer::mover::Report>,
-}
-
-/// Registers its memory with its NIC.
-fn rails(index: usize, size: &Size, site: Site<'_>, memory: &Memory) -> io::Result<Option<Rails>> {
-    let Some((fabric, nics)) = site.nic else { return Ok(None) };
-    let device = fabric.device_in(index as u32);
-    let (route, chosen) = (fabric.route(), "the only one".into());
-    let nic = Nic { device, route, number: 0, node: None, chosen };
-    Rails::new(&[nic], memory, size.slots, size.config.context as usize, nics.settings).map(Some)
-}
-
-fn prefill(
-    size: &Size,
-    memory: &Memory,
-    (status, bells): (&Arc<StatusTable>, &[Arc<EventCount>; 3]),
-    identity: WorkerIdentity,
-    allowed: Vec<Transport>,
-) -> ThreadParts {
-    let Rings { links, handle, commands, reports } =
-        Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
-    let right = MoverRight::for_mover_thread();
-    let source = SourceMover::new(links, memory.clone(), SESSIONS, right);
-    let scheduler = PrefillWorker::new(WORKER, size.config, kv(memory), handle);
-    let allocation = size.decode_allocation;
-    let manager = SourceManager::new(identity, allowed, allocation, status.clone(), SESSIONS);
-    let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
-    ThreadParts {
-        stats: scheduler.stats().clone(),
-        scheduler: Box::new(scheduler),
-        mover: Mover { sources: vec![source], destinations: Vec::new() },
-        role: MemberRole::Prefill { manager: Box::new(manager), mover },
-        reports,
+fn parse(line: &[String], surroundings: &HostInfo) -> Result<RoleConfig, String> {
+    match cli::parse(line, surroundings) {
+        Ok(Invocation::Run { command, .. }) => Ok(*command),
+        Ok(_) => Err("not a process".into()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
-fn decode(
-    size: &Size,
-    memory: &Memory,
-    (status, bells): (&Arc<StatusTable>, &[Arc<EventCount>; 3]),
-    identity: WorkerIdentity,
-    doorbell: EventFd,
-) -> io::Result<ThreadParts> {
-    let Rings { links, handle, commands, reports } =
-        Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
-    let right = MoverRight::for_mover_thread();
-    let destination = DestinationMover::new(links, memory.clone(), SESSIONS, right);
-    let tier = Tier::new(size.tier_pages, &memory.layout)?;
-    let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), tier, handle);
-    let manager = DestinationManager::new(identity, status.clone(), SESSIONS);
-    let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
-    Ok(ThreadParts {
-        stats: scheduler.stats().clone(),
-        scheduler: Box::new(scheduler),
-        mover: Mover { sources: Vec::new(), destinations: vec![destination] },
-        role: MemberRole::Decode { manager: Box::new(manager), mover, doorbell },
-        reports,
+fn start_router(
+    config: &RouterConfig,
+    reactor: Reactor,
+    files: &FileAccess,
+    names: &SimNames,
+) -> Result<RouterService, ProcessError> {
+    let waker = reactor.waker();
+    let start_names = || {
+        let waker = waker.clone();
+        Ok(names.start(move || waker.wake()))
+    };
+    let keys = &config.cluster_keys;
+    let (_, reload) = process::read_secrets(&config.server, keys, files, reactor.now())?;
+    let targets = router::targets(config, names::find)?;
+    router::build_service(config, reactor, start_names, (None, reload), targets)
+}
+
+/// Helpers that a turn steps.
+struct SteppedHelpers {
+    text: Arc<Mutex<Vec<TextWorker>>>,
+    names: SimNames,
+}
+
+impl Helpers for SteppedHelpers {
+    fn start_resolver(&self, ctl: Arc<EventCount>) -> io::Result<Resolver> {
+        Ok(self.names.start(move || ctl.notify()))
+    }
+
+    fn start_tokeniser(
+        &self,
+        text: Arc<TextProcessor>,
+        ctl: Arc<EventCount>,
+    ) -> io::Result<TextQueue> {
+        let (queue, workers) = TextQueue::stepped(text, TOKENISE_QUEUE_MAX, ctl);
+        self.text.lock().expect("no panic while locked").extend(workers);
+        Ok(queue)
+    }
+}
+
+fn start_worker(
+    config: ClusterWorkerConfig,
+    role: Role,
+    (reactor, key_files): (Reactor, &FileAccess),
+    (site, nics): (HostSite, Vec<Nic>),
+    base: Instant,
+    names: &SimNames,
+) -> Result<Service, String> {
+    let (server, keys) = (&config.worker.server, &config.handoff.cluster_keys);
+    let secrets = process::read_secrets(server, keys, key_files, reactor.now());
+    let (credentials, reload) = secrets.map_err(|error| error.to_string())?;
+    let files = model_files().map_err(|error| error.to_string())?;
+    let plan = CpuPlan::shared(vec![0], 1, false);
+    let transports = worker::transports(config.handoff.transfer, &nics);
+    let (chunks, retraction) = (config.chunks, config.retraction);
+    let place = (HostId([site.machine; 16]), plan);
+    let derived =
+        LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, place);
+    let mut loaded = derived.map_err(|error| error.to_string())?;
+    (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
+    (loaded.pages, loaded.tier_pages) = (site.pages, site.tier_pages);
+    let watch = Arc::new(Watch { token_ns: AtomicU64::new(site.token), ..Watch::default() });
+    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits);
+    let waker = reactor.waker();
+    let ctl = Arc::new(EventCount::new(move || waker.wake()));
+    let text = Arc::default();
+    let helpers = SteppedHelpers { text: Arc::clone(&text), names: names.clone() };
+    let mut process = WorkerProcess::new(Arc::new(config), role, loaded, ctl, Box::new(helpers));
+    let built = process.build(reactor, files, Box::new(forward), engine_clock(base, &watch));
+    let (mut service, cores) = built.map_err(|error| error.to_string())?;
+    let installed = process::install_secrets(&mut service, credentials, reload);
+    installed.map_err(|error| error.to_string())?;
+    let text = std::mem::take(&mut *text.lock().expect("no panic while locked"));
+    let threads = Some(cores.into_stepped(process.loaded()));
+    Ok(Service::Worker(Box::new(Worker {
+        process,
+        service,
+        threads,
+        text,
+        watch,
+        base,
+        changes_since: None,
+        busy_until: 0,
+        shadow: PoolShadow::default(),
+    })))
+}
+
+/// The clock of the engine: the model moves it forward as it computes.
+fn engine_clock(base: Instant, watch: &Arc<Watch>) -> EngineClock {
+    let watch = watch.clone();
+    Box::new(move || base + Duration::from_nanos(watch.now_ns.load(Ordering::Relaxed)))
+}
+
+/// The files of the pseudo-model, which has no weights.
+fn model_files() -> Result<ModelFiles, LoadError> {
+    struct NoWeights;
+    impl WeightSource for NoWeights {
+        fn tensor(&self, _: &str) -> Result<Option<TensorView<'_>>, LoadError> {
+            Ok(None)
+        }
+
+        fn describe(&self) -> String {
+            "the pseudo-model".into()
+        }
+    }
+    let config = ModelConfig {
+        architecture: Architecture::Llama,
+        hidden: 2,
+        layers: LAYERS as usize,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        intermediate: 2,
+        vocab: VOCAB as usize,
+        context: (PROMPT_MAX + ANSWER_MAX) as usize,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        tied_head: true,
+        attention_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        bos: None,
+        eos: Vec::new(),
+    };
+    let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
+    let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;
+    Ok(ModelFiles {
+        config,
+        weights: Box::new(NoWeights),
+        tokenizer,
+        chat_template: Err(ChatError::Missing),
+        sampling: SamplingDefaults::default(),
+        checkpoint: TensorType::F32,
+        file_bytes: 0,
+        fingerprint,
     })
-}
-
-fn memory(size: &Size) -> io::Result<Memory> {
-    let layout = layout(size.config.page_size);
-    let pages_of_context = layout.pages_for(size.config.context) as usize;
-    let bytes = u64::from(size.pages) * layout.page_stride;
-    Ok(Memory {
-        region: Arc::new(Region::new(c"baton-kv", bytes as usize)?),
-        layout,
-        pages: size.pages,
-        lists: Arc::new(PageLists::new(size.slots, pages_of_context)?),
-        counters: Arc::default(),
-        copy_pool: CopyPool::default(),
-    })
-}
-
-fn kv(memory: &Memory) -> KvMemory {
-    KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
-}
-
-fn as_bells(bells: &[Arc<EventCount>; 3]) -> Bells {
-    let [ctl, engine, mover] = bells.clone();
-    Bells { engine, ctl, mover }
-}
-
-fn identity(size: &Size, memory: &Memory, host: HostId) -> WorkerIdentity {
-    WorkerIdentity {
-        fingerprint: Fingerprint {
-            config: [LAYERS as u8; 32],
-            weights: [2; 32],
-            kernels: [3; 32],
-            tokenizer: [4; 32],
-            template: [5; 32],
-        },
-        bit_class: BitClass::named("portable"),
-        layout: memory.layout,
-        pages: memory.pages,
-        pool_bytes: memory.region.len() as u64,
-        slots: size.slots as u32,
-        host,
-    }
 }

@@ -2,12 +2,15 @@
 //! hash, not on pages, chunks and workers.
 
 use super::model::{Fold, VOCAB};
-use super::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::{Sampler, SamplingParams, TokenHistory};
-use crate::stdx::event_queue::Nanos;
 use crate::stdx::rng::Rng;
 use std::collections::VecDeque;
+
+/// Longest prompt, in tokens.
+pub const PROMPT_MAX: u32 = 127;
+/// Longest answer, in tokens.
+pub const ANSWER_MAX: u32 = 31;
 
 /// One request.
 #[derive(Clone, Debug)]
@@ -20,37 +23,12 @@ pub struct SimRequest {
     pub sampling: SamplingParams,
     /// Ids that end the answer.
     pub stop_tokens: Vec<u32>,
-    /// Number of ids at the end of `prompt` that its client already has as an answer.
-    pub resumed: u32,
     /// The salt of its prefix cache.
     pub salt: Salt,
-    /// Its time limit.
-    pub patience: Nanos,
+    /// Whether its client has a deadline.
+    pub is_hurried: bool,
     /// Its answer if it succeeds.
     pub expected: Vec<u32>,
-}
-
-impl SimRequest {
-    /// Whether its client has the whole answer, by length or by a stop token, and only the end is
-    /// missing.
-    pub fn is_whole(&self) -> bool {
-        let last = self.prompt.last().filter(|_| self.resumed > 0);
-        self.max_new == 0 || last.is_some_and(|last| self.stop_tokens.contains(last))
-    }
-
-    /// The rest of the request for a client that has `answer` and has waited for `waited`. `None`
-    /// if its time is over.
-    pub fn after(&self, answer: &[u32], waited: Nanos) -> Option<SimRequest> {
-        let patience = self.patience.checked_sub(waited).filter(|&left| left > 0)?;
-        Some(SimRequest {
-            prompt: [&self.prompt[..], answer].concat(),
-            max_new: self.max_new - answer.len() as u32,
-            resumed: answer.len() as u32,
-            patience,
-            expected: self.expected[answer.len()..].to_vec(),
-            ..self.clone()
-        })
-    }
 }
 
 /// Conversations that can continue.
@@ -64,22 +42,13 @@ pub struct Workload {
     /// Prompts with their answers and salts, the oldest first.
     past: VecDeque<(Vec<u32>, Salt)>,
     sampler: Sampler,
-    patience: Nanos,
-    haste: Nanos,
 }
 
 impl Workload {
-    /// Requests have the time limit `patience`; one in four has `haste`.
-    pub fn new(mut dice: Rng, patience: Nanos, haste: Nanos) -> Workload {
+    /// A workload without earlier conversations.
+    pub fn new(mut dice: Rng) -> Workload {
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
-        Workload {
-            dice,
-            stems,
-            past: VecDeque::new(),
-            sampler: Sampler::new(VOCAB as usize),
-            patience,
-            haste,
-        }
+        Workload { dice, stems, past: VecDeque::new(), sampler: Sampler::new(VOCAB as usize) }
     }
 
     /// The next request.
@@ -112,9 +81,8 @@ impl Workload {
             max_new,
             sampling,
             stop_tokens,
-            resumed: 0,
             salt,
-            patience: if dice.one_in(4) { self.haste } else { self.patience },
+            is_hurried: dice.one_in(4),
             expected: Vec::new(),
         };
         order.expected = self.answer(&order);

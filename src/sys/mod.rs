@@ -1,11 +1,14 @@
-//! Foreign functions: small safe wrappers around kernel features that the standard library lacks.
+//! Small safe wrappers around kernel features that the standard library lacks, and the access to
+//! files that the simulator replaces.
 
 pub mod affinity;
 pub mod clock;
 pub mod event;
+pub mod file_access;
 pub mod files;
 pub mod heap;
 pub mod host;
+pub mod names;
 pub mod stream;
 pub mod topology;
 pub mod verbs;

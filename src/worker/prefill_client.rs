@@ -20,6 +20,7 @@ use crate::net::{Authorities, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
 use crate::peer::directory::Directory;
 use crate::peer::handoff::Source;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure::{UpstreamFailure, cause_in};
@@ -133,9 +134,14 @@ impl PrefillClient {
         !self.replies.is_empty()
     }
 
+    /// Number of calls that are queued or open.
+    pub fn count(&self) -> usize {
+        self.open.len() + self.unresolved.len() + self.queued.len()
+    }
+
     /// Queues a request for the next [`PrefillClient::dial_queued`].
     pub fn send_request(&mut self, ask: PrefillRequest) {
-        if self.open.len() + self.unresolved.len() + self.queued.len() >= PREFILL_ASKS_MAX {
+        if self.count() >= PREFILL_ASKS_MAX {
             return self.replies.push_back((ask.key, PrefillReply::NotSent));
         }
         self.queued.push_back(ask);
@@ -242,7 +248,9 @@ impl PrefillClient {
         self.queued.retain(|ask| ask.key != key);
         self.unresolved.retain(|ask| ask.key != key);
         let found = self.open.iter().find(|(_, call)| call.key == key).map(|(&conn, _)| conn);
-        if let Some(conn) = found {
+        if let Some(conn) =
+            found.filter(|_| !is_failpoint_active("call to prefill outlives its request"))
+        {
             self.open.remove(&conn);
             reactor.close(conn);
         }
@@ -322,7 +330,9 @@ impl PrefillClient {
                         why = why
                     );
                 }
-                self.over(conn, PrefillReply::Failed(Cause::PeerLost), reactor);
+                if !is_failpoint_active("broken call to prefill is awaited") {
+                    self.over(conn, PrefillReply::Failed(Cause::PeerLost), reactor);
+                }
             }
             Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
@@ -395,7 +405,9 @@ impl PrefillCall {
                 replies.extend(self.event(&answer.body[from..from + length]));
                 from += length + 2;
             }
-            self.body.extend_from_slice(&answer.body[from..]);
+            if !is_failpoint_active("first piece of an event is dropped") {
+                self.body.extend_from_slice(&answer.body[from..]);
+            }
         } else if is_whole && self.status > 0 && !answer.is_success() {
             replies.push(word_of(&answer));
         } else {

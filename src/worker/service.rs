@@ -250,36 +250,18 @@ impl WorkerService {
         let Some(role_change) = self.routes.role_change() else { return };
         let before = role_change.role();
         if let Err(why) = &outcome {
-            event!(
-                Error,
-                "ctl",
-                "role change failed: the worker keeps its role",
-                role = before,
-                why = why
-            );
+            log_failed_change(before, why);
         }
         role_change.finish_change(outcome);
         let seconds = format!("{:.3}", stood_still.as_secs_f64());
-        event!(
-            Info,
-            "ctl",
-            "role changed",
-            was = before,
-            is = role_change.role(),
-            seconds = seconds
-        );
+        let after = role_change.role();
+        event!(Info, "ctl", "role changed", was = before, is = after, seconds = seconds);
     }
 
     /// Ends a role change that failed for this reason before it changed anything.
     pub fn fail_role_change(&mut self, why: String) {
         let Some(role_change) = self.routes.role_change() else { return };
-        event!(
-            Error,
-            "ctl",
-            "role change failed: the worker keeps its role",
-            role = role_change.role(),
-            why = why
-        );
+        log_failed_change(role_change.role(), &why);
         role_change.fail_change(why);
     }
 
@@ -316,6 +298,17 @@ impl WorkerService {
         match (self.reactor.queued_total(), self.connections.held()) {
             (0, 0) => self.check_role_idle(),
             (queued, held) => Err(format!("bytes to send: {queued}, of bodies: {held}")),
+        }
+    }
+
+    /// Whether no prefill worker is asked for KV, or to give KV up.
+    ///
+    /// # Errors
+    /// The number of calls.
+    pub fn check_calls(&self) -> Result<(), String> {
+        match self.prefill_client.count() {
+            0 => Ok(()),
+            calls => Err(format!("{calls} calls to prefill workers")),
         }
     }
 
@@ -597,3 +590,11 @@ impl WorkerService {
         }
     }
 }
+
+fn log_failed_change(role: Role, why: &str) {
+    event!(Error, "ctl", "role change failed: the worker keeps its role", role = role, why = why);
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

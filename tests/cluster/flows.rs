@@ -283,6 +283,24 @@ fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
     }
 }
 
+/// The answer and the abort can cross on their way.
+#[test]
+fn kept_kv_of_a_request_is_released_by_its_name() {
+    let worker = prefill(&[]);
+    let mut keep = body(1, 40, 1);
+    keep["kv_transfer_params"] = json!({"do_remote_decode": true});
+    keep["rid"] = json!("job-7");
+    assert_eq!(worker.post("/v1/completions", &keep.to_string()).0, 200);
+    let abort = |rid: &str| {
+        let (status, answer) = worker.post("/abort_request", &json!({ "rid": rid }).to_string());
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<Value>(&answer).unwrap()["aborted"].clone()
+    };
+    assert_eq!((abort("job-8"), abort("job-7")), (json!(0), json!(1)));
+    worker.await_idle();
+    assert_eq!(abort("job-7"), 0);
+}
+
 /// That one choice has begun says nothing about the others: their prefill worker can be another
 /// process by now.
 #[test]

@@ -57,6 +57,31 @@ fn kv_moves_between_hosts_over_tcp() {
     decode.await_idle();
 }
 
+/// They share a machine, but cannot pass descriptors to each other.
+#[test]
+fn workers_in_separate_namespaces_do_not_use_shm() {
+    let Some(network) = Network::get() else { return };
+    let prefill = start(&network, "prefill", "10.77.0.1", &["prefill", MODEL]);
+    let decode = ["decode", MODEL, "--bootstrap-allow", "10.77.0.0/24"];
+    let free = start(&network, "decode", "10.77.0.2", &decode);
+    hand_off(&network, &prefill, &free, 1);
+    for worker in [&prefill, &free] {
+        worker.await_said("transport of a session chosen");
+        assert!(worker.has_said("transport=tcp why=") && !worker.has_said("transport=shm"));
+    }
+    let bound =
+        start(&network, "second", "10.77.0.3", &[&decode[..], &["--transfer", "shm"]].concat());
+    network.enter("client");
+    let body = json!({
+        "prompt": [11, 12, 13], "max_tokens": 2, "bootstrap_host": "10.77.0.1",
+        "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": 2,
+    });
+    let (status, answer) = post(bound.address, "/v1/completions", &body.to_string());
+    assert!(status == 502 && answer.contains("incompatible"), "{status} {answer}");
+    prefill.await_said("session refused");
+    assert!(!prefill.has_said("transport=shm"));
+}
+
 /// A decode worker with a request loses its host. The host closes no connection, so the kernel must
 /// probe it.
 #[test]

@@ -2,8 +2,9 @@
 //! again. The tokens stay the same.
 
 use crate::fleet::Fleet;
+use crate::keys::KeyFile;
 use crate::process::Process;
-use crate::{body, choices, prefill, start};
+use crate::{body, choices, dual, prefill, start, with_room};
 use serde_json::{Value, json};
 
 /// Prompt tokens that were not computed, and the choices.
@@ -106,4 +107,29 @@ fn cached_pages_are_evicted_for_running_requests() {
     }
     assert!(full, "the pool was never full");
     fleet.workers().for_each(Process::await_idle);
+}
+
+/// Without a key, anybody can pose as a prefill worker and send any bytes.
+#[test]
+fn without_a_cluster_key_kv_is_reused_only_for_the_prefill_worker_that_sent_it() {
+    let key = KeyFile::new(b'k');
+    for (flags, is_shared) in [(&[][..], false), (&["--cluster-key-file", key.path()], true)] {
+        let (one, other) = (prefill(flags), prefill(flags));
+        let decode = start("decode", flags);
+        let mut room = 0;
+        // Bytes that come from this worker for the same prompt.
+        let mut sent = |from: &Process| {
+            room += 1;
+            let bytes = || decode.metric("baton_kv_transfer_bytes_total{", "");
+            let before = bytes();
+            let answer = dual(from.address, decode.address, with_room(body(1, 100, 2), from, room));
+            choices(&answer.1);
+            decode.await_idle();
+            bytes() - before
+        };
+        let (whole, rest) = (sent(&one), sent(&one));
+        assert!(0.0 < rest && rest < whole, "{rest} of {whole}");
+        assert_eq!(sent(&other), if is_shared { rest } else { whole }, "{flags:?}");
+        assert_eq!([sent(&one), sent(&other)], [rest; 2], "{flags:?}");
+    }
 }

@@ -6,7 +6,8 @@ use baton::limits::{NET_HANDSHAKE_TIME, NET_HANDSHAKES_MAX};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+    ClientConfig, ClientConnection, DEFAULT_VERSIONS, RootCertStore, ServerConfig,
+    ServerConnection, StreamOwned, SupportedProtocolVersion,
 };
 use serde_json::json;
 use std::io::{Read, Write};
@@ -29,12 +30,12 @@ fn certificate(name: &str) -> CertificateDer<'static> {
 }
 
 /// A client that trusts only the test's certificate authority.
-fn session() -> ClientConnection {
+fn session(versions: &[&'static SupportedProtocolVersion]) -> ClientConnection {
     let mut roots = RootCertStore::empty();
     roots.add(certificate("ca.pem")).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
@@ -58,7 +59,7 @@ pub fn server_session(name: &str) -> ServerConnection {
 pub fn connect(address: SocketAddr) -> Secured {
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_read_timeout(Some(PATIENCE)).unwrap();
-    StreamOwned::new(session(), tcp)
+    StreamOwned::new(session(DEFAULT_VERSIONS), tcp)
 }
 
 pub fn ask(stream: &mut Secured, fields: &str, body: &str) {
@@ -147,6 +148,22 @@ fn servers(files: &Files, with: impl Fn(&[&str])) {
     let [cert, key] = files.put_identity("one");
     with(&["--tls-cert-file", &cert, "--tls-key-file", &key]);
     with(&["--ssl-certfile", &cert, "--ssl-keyfile", &key]);
+}
+
+#[test]
+fn clients_of_each_version_of_tls_are_served() {
+    let files = Files::new("versions");
+    let [cert, key] = files.put_identity("one");
+    let server = start("serve", &["--tls-cert-file", &cert, "--tls-key-file", &key]);
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let tcp = TcpStream::connect(server.address).unwrap();
+        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = StreamOwned::new(session(&[version]), tcp);
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").unwrap();
+        assert_eq!(stream.conn.protocol_version(), Some(version.version));
+        let answer = rest(stream);
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("OK"), "{answer}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::members::{await_workers, listed, router, serves};
 use crate::process::{PATIENCE, Process, get, post, post_with};
 use crate::{body, choices, dual, prefill, start, with_room};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -95,6 +95,43 @@ fn workers_change_places_and_say_the_same_over_shm() {
 #[test]
 fn workers_change_places_and_say_the_same_over_tcp() {
     change_places("tcp");
+}
+
+/// The names of its counters and histograms above 0.
+fn above_zero(worker: &Process) -> BTreeSet<String> {
+    let (status, text) = worker.get("/metrics");
+    assert_eq!(status, 200, "{text}");
+    let mut found = BTreeSet::new();
+    let mut is_counted = false;
+    for line in text.lines().filter(|line| !line.starts_with("# HELP ")) {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            is_counted = kind.ends_with(" counter") || kind.ends_with(" histogram");
+        } else if is_counted && !line.ends_with(" 0") {
+            found.extend(line.split('{').next().map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_new_role_begins_with_an_empty_cache_and_metrics_at_zero() {
+    let (reader, writer) = (prefill(&[]), start("decode", &[]));
+    let asked = body(1, 100, 8);
+    for room in 1..3 {
+        let sent = with_room(asked.clone(), &reader, room);
+        choices(&dual(reader.address, writer.address, sent).1);
+    }
+    let cached = |worker: &Process| worker.metric("baton_pages{", "state=\"cached\"");
+    for (worker, to) in [(&reader, "decode"), (&writer, "mixed")] {
+        worker.await_idle();
+        assert!(cached(worker) > 0.0 && above_zero(worker).len() > 10);
+        turn(worker, to);
+        assert_eq!((cached(worker), above_zero(worker)), (0.0, BTreeSet::new()), "{to}");
+    }
+    let (status, text) = writer.post("/v1/completions", &asked.to_string());
+    assert_eq!(status, 200, "{text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
 }
 
 /// Running requests are finished in the old role, new ones are refused as temporary, and one change

@@ -1,10 +1,11 @@
 //! Checks that the documents agree with the code. Links must resolve and lead to every page. The
-//! page of the command line must be generated from the flags. Each error code and each metric must
-//! have a row, and each row a code or a metric. CI must require all that tests can require.
+//! page of the command line must be generated from the flags. Each error code, metric and log event
+//! must have a row, and each row one of these. CI must require all that tests can require.
 
 mod claims;
 mod cli;
 mod codes;
+mod events;
 mod links;
 mod metrics;
 

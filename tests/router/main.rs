@@ -642,3 +642,29 @@ fn a_drain_finishes_running_requests() {
     assert_eq!(client.answer(), (200, "data: 2\n\n".into()));
     assert_eq!(router.exit_status(), Some(0));
 }
+
+/// A load balancer in front of it sees that it needs no restart.
+#[test]
+fn a_router_that_drains_is_healthy_while_it_reaches_a_pair() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    prefill.asked().answer("200 OK", "{}");
+    let mut at_decode = decode.asked();
+    at_decode.open_stream();
+    at_decode.chunk("data: 1\n\n");
+    assert_eq!(client.piece().as_deref(), Some("data: 1\n\n"));
+    assert_eq!(router.get("/health").answer(), (200, "OK".into()));
+    router.terminate();
+    router.wait_for("/readiness", 503);
+    for path in ["/health", "/liveness"] {
+        assert_eq!(router.get(path).answer(), (200, "draining".into()), "{path}");
+    }
+    prefill.stop();
+    router.wait_for("/health", 503);
+    let (_, body) = router.get("/health").answer();
+    assert!(body.contains(r#""code":"no_worker""#), "{body}");
+    assert_eq!(router.get("/liveness").answer(), (200, "draining".into()));
+    at_decode.end_stream();
+    assert_eq!(client.piece(), None);
+    assert_eq!(router.exit_status(), Some(0));
+}

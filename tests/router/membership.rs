@@ -5,7 +5,9 @@ use crate::worker::{PATIENCE, Worker};
 use crate::{PROMPT, STREAM};
 use baton::config::secret::{Secret, read_cluster_key};
 use baton::registry::proof::{SignedRequest, prove};
+use baton::sys::file_access::FileAccess;
 use serde_json::{Value, json};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -372,7 +374,7 @@ fn misfits_are_not_paired() {
 fn key(name: &str, byte: u8) -> (PathBuf, Secret) {
     let path = std::env::temp_dir().join(format!("baton-{}-{name}.key", std::process::id()));
     std::fs::write(&path, [byte; 32]).unwrap();
-    let secret = read_cluster_key(&path, &mut Vec::new()).unwrap();
+    let secret = read_cluster_key(&FileAccess::Host, &path, &mut Vec::new()).unwrap();
     (path, secret)
 }
 
@@ -516,4 +518,95 @@ fn workers_are_asked_for_their_identity_again_when_the_cluster_key_changes() {
     }
     assert_eq!(router.get("/readiness").answer().0, 200, "they are used meanwhile");
     std::fs::remove_file(path).unwrap();
+}
+
+/// A router that starts during a rotation can ask a worker that has not read its new file yet.
+#[test]
+fn a_worker_with_other_keys_is_identified_until_it_has_read_its_new_keys() {
+    const OLD: &str = r#"{"disaggregation_mode":"prefill","handoff":{"cluster_keys":["old"]}}"#;
+    const NEW: &str = r#"{"disaggregation_mode":"prefill","handoff":{"cluster_keys":["new"]}}"#;
+    let decode = Worker::with_identity(
+        r#"{"disaggregation_mode":"decode","handoff":{"cluster_keys":["new"]}}"#,
+    );
+    let prefill = Worker::with_identity(OLD);
+    let router = Router::start(&[&prefill], &[&decode], &[]);
+    router.await_said("two workers are never paired");
+    for worker in [&prefill, &decode] {
+        let begun = Instant::now();
+        while worker.identity_queries() < 3 {
+            assert!(begun.elapsed() < PATIENCE, "its keys are final");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    assert_eq!(router.get("/readiness").answer().0, 503);
+    assert!(router.times_said("two workers are never paired") <= 2, "once of each worker");
+    prefill.will_identify(NEW);
+    let begun = Instant::now();
+    while router.get("/readiness").answer().0 != 200 {
+        assert!(begun.elapsed() < PATIENCE, "the two are not paired");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let asked = [prefill.identity_queries(), decode.identity_queries()];
+    for worker in [&prefill, &decode] {
+        worker.await_probes(3);
+    }
+    let more = [prefill.identity_queries() - asked[0], decode.identity_queries() - asked[1]];
+    assert!(more.iter().all(|&more| more <= 1), "they are asked on: {more:?}");
+}
+
+/// A worker removes its entry before it changes its role, and enters itself again in the new one.
+#[test]
+fn a_worker_between_two_roles_is_told_from_one_that_has_left() {
+    let [reader, turns, leaves] = [(); 3].map(|()| Worker::start());
+    let router = Router::run(&[]);
+    enter(&router, &entry(&reader, "prefill", 1));
+    for worker in [&turns, &leaves] {
+        enter(&router, &entry(worker, "decode", 1));
+    }
+    router.wait_for_workers(3);
+    let listed = ask(&router, "GET", "/workers", "", "").1["workers"].clone();
+    let path_of = |worker: &Worker| {
+        let mut workers = listed.as_array().unwrap().iter();
+        let listed = workers.find(|listed| listed["url"] == url(worker)).unwrap();
+        format!("/workers/{}", listed["id"].as_str().unwrap())
+    };
+    let (turning, leaving) = (path_of(&turns), path_of(&leaves));
+    let mut client = router.post(&format!("{turning}/role"), r#"{"role":"prefill"}"#);
+    turns.asked().answer("202 Accepted", "{}");
+    assert_eq!(client.answer().0, 202);
+    for worker in [&turns, &leaves] {
+        let entry = entry(worker, "decode", 1).to_string();
+        assert_eq!(ask(&router, "DELETE", "/registry", "", &entry).0, 200);
+    }
+    for (method, more) in [("GET", ""), ("GET", "/role"), ("DELETE", "")] {
+        let code = |path: &str| {
+            let (status, told) = ask(&router, method, &format!("{path}{more}"), "", "");
+            (status, told["error"]["code"].clone())
+        };
+        assert_eq!(code(&turning), (503, json!("role_changes")), "{method} {more}");
+        assert_eq!(code(&leaving), (404, json!("worker_not_found")), "{method} {more}");
+    }
+    enter(&router, &entry(&turns, "prefill", 2));
+    let (status, found) = ask(&router, "GET", &turning, "", "");
+    assert_eq!((status, &found["worker_type"]), (200, &json!("prefill")), "{found}");
+}
+
+/// The port is in use, so a router that resolves no name ends with another error.
+#[test]
+fn a_router_does_not_start_with_a_name_that_it_cannot_resolve() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let nowhere = "http://no-such-host.invalid:8000";
+    let known = "http://127.0.0.1:8000";
+    for (args, flag) in [
+        (["--prefill", nowhere, "9000", "--decode", known], "--prefill"),
+        (["--prefill", known, "9000", "--decode", nowhere], "--decode"),
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_baton"));
+        let output = command.args(["router", "--port", &port]).args(args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let error = format!("error: {flag}: cannot resolve {nowhere}: ");
+        assert!(said.lines().any(|line| line.starts_with(&error)), "{said}");
+    }
 }

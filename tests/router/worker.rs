@@ -33,6 +33,8 @@ struct Shared {
     holds: AtomicBool,
     /// Number of identity queries so far.
     identity_queries: AtomicUsize,
+    /// Its answer to identity queries.
+    identity: Mutex<IdentityReply>,
     /// Its load report, and how often it was sent.
     report: Mutex<Option<String>>,
     reports: AtomicUsize,
@@ -73,13 +75,14 @@ impl Worker {
             ignored: 0.into(),
             holds: false.into(),
             identity_queries: AtomicUsize::new(0),
+            identity: Mutex::new(identity),
             report: Mutex::default(),
             reports: AtomicUsize::new(0),
             connections: Mutex::default(),
         });
         let (sender, asked) = channel();
         let inside = shared.clone();
-        thread::spawn(move || accept(&listener, identity, &inside, &sender));
+        thread::spawn(move || accept(&listener, &inside, &sender));
         Worker { address, shared, asked }
     }
 
@@ -91,6 +94,11 @@ impl Worker {
     /// A request, if there is one.
     pub fn try_asked(&self) -> Option<Asked> {
         self.asked.try_recv().ok()
+    }
+
+    /// Answers identity queries with this from now on.
+    pub fn will_identify(&self, identity: &'static str) {
+        *self.shared.identity.lock().unwrap() = Some(("200 OK", identity));
     }
 
     /// How many identity queries it has received.
@@ -228,12 +236,7 @@ impl Asked {
     }
 }
 
-fn accept(
-    listener: &TcpListener,
-    identity: IdentityReply,
-    shared: &Arc<Shared>,
-    asked: &Sender<Asked>,
-) {
+fn accept(listener: &TcpListener, shared: &Arc<Shared>, asked: &Sender<Asked>) {
     for (number, stream) in listener.incoming().enumerate() {
         if shared.stopped.load(Ordering::SeqCst) {
             return;
@@ -241,7 +244,7 @@ fn accept(
         let stream = stream.unwrap();
         shared.connections.lock().unwrap().push(stream.try_clone().unwrap());
         let (asked, shared) = (asked.clone(), shared.clone());
-        thread::spawn(move || serve(stream, number, identity, &shared, &asked));
+        thread::spawn(move || serve(stream, number, &shared, &asked));
     }
 }
 
@@ -249,7 +252,6 @@ fn accept(
 fn serve(
     mut stream: TcpStream,
     connection: usize,
-    identity: IdentityReply,
     shared: &Shared,
     asked: &Sender<Asked>,
 ) -> Option<()> {
@@ -288,7 +290,7 @@ fn serve(
             }
             "GET /server_info HTTP/1.1" => {
                 shared.identity_queries.fetch_add(1, Ordering::SeqCst);
-                Some(identity)
+                Some(*shared.identity.lock().unwrap())
             }
             "GET /v1/loads HTTP/1.1" => {
                 report = shared.report.lock().unwrap().clone();

@@ -397,3 +397,25 @@ fn a_client_s_own_deadline_is_kept() {
     }
     server.wait_until_idle();
 }
+
+/// Its status is sent by then, so the error is an event.
+#[test]
+fn a_stream_that_has_begun_ends_with_an_error_event_at_its_client_s_deadline() {
+    let server = Server::start_long(&["--mixed"]);
+    let mut body = endless();
+    body["max_tokens"] = json!(3000);
+    let body = body.to_string();
+    // A slow machine can need longer for the first token.
+    let stream = ["50", "200", "800", "3200", "12800"].into_iter().find_map(|milliseconds| {
+        let headers = [("X-Request-Timeout-Ms", milliseconds)];
+        let reply = server.request(Method::Post, "/v1/completions", &headers, body.as_bytes());
+        (reply.status() == 200).then_some(reply)
+    });
+    let stream = stream.expect("a stream begins in time");
+    let events: Vec<&str> = stream.text().split_terminator("\n\n").collect();
+    let (last, before) = events.split_last().unwrap();
+    assert!(!before.is_empty(), "tokens come first: {last}");
+    let error: Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "deadline", "{last}");
+    server.wait_until_idle();
+}

@@ -47,10 +47,11 @@ fn trace(name: &str, requests: &[(u32, u32, u32, &str)]) -> PathBuf {
     path
 }
 
-/// A token takes 50 µs to compute and 1 µs to move, a step 10 ms more, a message 0.1 ms.
+/// A token takes 50 µs to compute and 1 µs to move, a step 10 ms more, a message 0.1 ms, a session
+/// nothing.
 const PLAIN: &str = "--prefill 1 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 \
           --kv-bytes-per-token 25000 \
-                     --nic-gigabytes 25 --latency-us 100 --kv-tokens 65536";
+                     --nic-gigabytes 25 --latency-us 100 --kv-tokens 65536 --session-ms 0";
 
 #[test]
 fn an_idle_cluster_takes_the_time_that_the_models_say() {
@@ -105,7 +106,7 @@ fn transfers_that_share_a_nic_wait_for_it() {
     let ttft = |prefill: u32, decode: u32| {
         let words = format!(
             "--prefill {prefill} --decode {decode} --prefill-ms 0,0,0 --decode-ms 0,0,0 \
-             --kv-bytes-per-token 1000000000 --nic-gigabytes 1 --latency-us 0 \
+             --kv-bytes-per-token 1000000000 --nic-gigabytes 1 --latency-us 0 --session-ms 0 \
              --kv-tokens 65536 --policy round_robin --trace-file {}",
             path.display()
         );
@@ -115,6 +116,35 @@ fn transfers_that_share_a_nic_wait_for_it() {
     assert_eq!(ttft(1, 2), (16_000.0, 32_000.0), "the source's");
     assert_eq!(ttft(2, 1), (16_000.0, 32_000.0), "the destination's");
     assert_eq!(ttft(2, 2), (16_000.0, 16_000.0));
+}
+
+/// A decode worker has one session, with prefill workers that take turns.
+#[test]
+fn a_session_takes_time_and_an_idle_one_gives_way() {
+    let path = trace("sessions", &[0, 1000, 2000, 3000].map(|at| (at, 16, 1, "")));
+    let words = |sessions: u32, allocation: &str| {
+        format!(
+            "--prefill 2 --decode 1 --prefill-ms 10,0,0 --decode-ms 10,0,0 --latency-us 0 \
+             --kv-tokens 65536 --policy round_robin --nic-gigabytes 1e9 --session-ms 40 \
+             --sessions {sessions} --decode-allocation {allocation} --trace-file {}",
+            path.display()
+        )
+    };
+    // The prompt is computed when its worker knows where its KV goes.
+    for allocation in ["early", "late"] {
+        let [one, two] = [1, 2].map(|sessions| simulate(&words(sessions, allocation)));
+        assert_eq!((one.sessions, one.sessions_replaced), (4, 3));
+        assert_eq!((two.sessions, two.sessions_replaced), (2, 0));
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-3, "{allocation}: {a} is not {b}");
+        let slow = [one.ttft_ms.p50, one.ttft_ms.max, two.ttft_ms.max];
+        slow.into_iter().for_each(|found| close(found, 40.0 + 10.0));
+        close(two.ttft_ms.p50, 10.0);
+    }
+    // The second prompt comes while the only session has a request.
+    let at_once = trace("busy", &[(0, 16, 1, ""), (0, 16, 1, "")]);
+    let (apart, at_once) = (path.display().to_string(), at_once.display().to_string());
+    let busy = simulate(&words(1, "early").replace(&apart, &at_once));
+    assert_eq!((busy.completed, busy.sessions, busy.refused["overloaded"]), (1, 1, 1));
 }
 
 const SMALL: &str = "--kv-tokens 16384 --requests 400";
@@ -182,7 +212,7 @@ fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
     let words = |policy: &str, prefill: u32| {
         format!(
             "--prefill {prefill} --decode 2 --prefill-ms 10,0.08,0 --kv-tokens 65536 \
-             --policy {policy} --trace-file {}",
+             --session-ms 0 --policy {policy} --trace-file {}",
             path.display()
         )
     };

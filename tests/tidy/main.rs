@@ -15,9 +15,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// The simulator's own copies of the router and the edge: their prose is left alone.
-const LEFT_ALONE: &[&str] = &["src/sim/edge", "src/sim/router"];
-
 /// Places by rule and file.
 type Counts<'a> = BTreeMap<(String, String), Vec<&'a str>>;
 
@@ -138,11 +135,10 @@ fn look_at(source: &Source, broken: &mut Vec<Broken>) {
     if is_source && !shape::has_header(source) {
         add("header", "none".into());
     }
-    let is_left_alone = LEFT_ALONE.iter().any(|left| path.starts_with(left));
-    if path.ends_with(".rs") && !is_left_alone && shape::is_no_noun(source) {
+    if path.ends_with(".rs") && shape::is_no_noun(source) {
         add("noun", "no noun".into());
     }
-    if is_left_alone || !(is_source || is_document || path.starts_with("tools/")) {
+    if !(is_source || is_document || path.starts_with("tools/")) {
         return;
     }
     prose::people(source).iter().for_each(|line| add("who", line.to_string()));

@@ -6,7 +6,7 @@ use crate::config::{Flow, Policy};
 use crate::ids::DecodeAllocation;
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX,
-    ROUTER_WORKERS_MAX, RUNNING_REQUESTS_MAX,
+    ROUTER_WORKERS_MAX, RUNNING_REQUESTS_MAX, SESSIONS_MAX,
 };
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use std::fmt;
@@ -15,14 +15,14 @@ use std::path::PathBuf;
 /// Transport of KV in a simulated cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum SimTransfer {
-    /// Chosen by each seed; one cluster can use both kinds.
+    /// Chosen by each seed.
     #[default]
     Auto,
     /// All workers are on one host.
     Shm,
-    /// Each worker is on its own host, with a simulated NIC.
+    /// Each worker has a simulated NIC.
     Rdma,
-    /// Each worker is on its own host, with simulated streams.
+    /// TCP streams.
     Tcp,
 }
 
@@ -104,20 +104,20 @@ pub struct SimFlags {
         value_parser = value_parser!(u64).range(1..),
     )]
     pub seeds: u64,
-    /// Number of prefill workers, 1 to 16. With --load 0 to 1024; with 0, decode workers also do
-    /// prefill
+    /// Number of prefill workers [default: each seed draws up to 3; 3 with --load]. With --load, it
+    /// can be 0; then decode workers also do prefill
     #[arg(
-        long, value_name = "P", default_value_t = 3,
+        long, value_name = "P",
         value_parser = value_parser!(u32).range(0..=ROUTER_WORKERS_MAX as i64),
     )]
-    pub prefill: u32,
-    /// Number of decode workers, 1 to 16; with --load up to 1024
+    pub prefill: Option<u32>,
+    /// Number of decode workers [default: each seed draws up to 3; 5 with --load]
     #[arg(
-        long, value_name = "D", default_value_t = 5,
+        long, value_name = "D",
         value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64),
     )]
-    pub decode: u32,
-    /// Number of requests of each seed, 1 to 4096 [default: 100]. With --load up to 4194304
+    pub decode: Option<u32>,
+    /// Number of requests of each seed, 1 to 4096 [default: 20]. With --load up to 4194304
     /// [default: 10000, or the whole trace]. A smaller number takes the first requests of the trace
     #[arg(
         long, value_name = "R",
@@ -127,24 +127,15 @@ pub struct SimFlags {
     /// Inject no faults; only the order of events varies
     #[arg(long, conflicts_with = "load")]
     pub calm: bool,
-    /// Simulate the router and the workers as whole processes: HTTP, control links and TCP lanes
-    /// are bytes, and NICs write into memory. Processes stall, die, drain and restart, and workers
-    /// change roles. Each seed draws up to 3 workers of each role, their hosts and a transport,
-    /// and has 20 requests unless --requests is set
-    #[arg(
-        long,
-        conflicts_with_all = ["load", "trace", "transfer", "flow", "prefill", "decode"],
-    )]
-    pub services: bool,
     /// Transport of KV
     #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
     pub transfer: SimTransfer,
     /// Order in which the workers of a pair are called
     #[arg(long, value_enum, default_value_t)]
     pub flow: SimFlow,
-    /// Also print the events of this room. The report of a failure names the number of its room
-    #[arg(long, value_name = "ROOM", conflicts_with = "load")]
-    pub trace: Option<u64>,
+    /// Print the log of each simulated process, with its host and simulated times
+    #[arg(long, conflicts_with = "load")]
+    pub trace: bool,
     /// Another task.
     #[command(subcommand)]
     pub command: Option<SimCommand>,
@@ -312,6 +303,15 @@ pub struct WorkloadFlags {
     /// One-way latency of a message between two hosts, in microseconds [default: 20]
     #[arg(long, value_name = "US")]
     pub latency_us: Option<f64>,
+    /// Maximum number of sessions of a decode worker with prefill workers [default: 1024]
+    #[arg(
+        long, value_name = "N",
+        value_parser = value_parser!(u32).range(1..=SESSIONS_MAX as i64),
+    )]
+    pub sessions: Option<u32>,
+    /// Time to set up a session between two workers, in ms [default: 3]
+    #[arg(long, value_name = "MS")]
+    pub session_ms: Option<f64>,
     /// Maximum time to first token of a good request, in ms [default: 2000]
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<f64>,
@@ -414,6 +414,8 @@ impl WorkloadFlags {
             ("--kv-bytes-per-token", self.kv_bytes_per_token.is_some()),
             ("--nic-gigabytes", self.nic_gigabytes.is_some()),
             ("--latency-us", self.latency_us.is_some()),
+            ("--sessions", self.sessions.is_some()),
+            ("--session-ms", self.session_ms.is_some()),
             ("--slo-ttft-ms", self.slo_ttft_ms.is_some()),
             ("--slo-itl-ms (--slo-tpot-ms)", self.slo_itl_ms.is_some()),
         ];

@@ -265,7 +265,8 @@ impl Resolver<'_> {
         flag: &'static str,
         path: Option<&Path>,
     ) -> Result<Vec<Secret>, ConfigError> {
-        path.map_or(Ok(Vec::new()), |path| read_bearer_keys(flag, path, &mut self.warnings))
+        let files = &self.surroundings.files;
+        path.map_or(Ok(Vec::new()), |path| read_bearer_keys(files, flag, path, &mut self.warnings))
     }
 
     /// Warns if clients with an API key can administer the server.
@@ -329,7 +330,8 @@ impl Resolver<'_> {
                 why: "--insecure means that peers prove no key",
             });
         }
-        files.iter().map(|path| read_cluster_key(path, &mut self.warnings)).collect()
+        let access = &self.surroundings.files;
+        files.iter().map(|path| read_cluster_key(access, path, &mut self.warnings)).collect()
     }
 
     fn handoff(

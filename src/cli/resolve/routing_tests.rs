@@ -6,10 +6,11 @@ use crate::config::{
     RequestConfig, RetryConfig, RoleConfig, RouterConfig,
 };
 use crate::limits::RETRIES_DEFAULT;
+use crate::sys::file_access::FileAccess;
 use std::time::Duration;
 
 fn here() -> HostInfo {
-    HostInfo { cpus: vec![0], parallelism: 1, log_level: None }
+    HostInfo { cpus: vec![0], parallelism: 1, log_level: None, files: FileAccess::Host }
 }
 
 fn router(line: &str) -> (RouterConfig, Vec<String>) {
@@ -113,6 +114,32 @@ fn thresholds_of_caches_are_for_the_policy_that_has_them() {
         let why = refusal(&format!("--policy cache_aware {odd}"));
         assert!(why.contains(odd.split(' ').next().unwrap()), "{why}");
     }
+}
+
+#[test]
+fn flags_of_the_forecast_are_for_the_policies_that_have_one() {
+    let flags = [
+        "--slo-ttft-ms 500",
+        "--slo-tpot-ms 50",
+        "--prefill-ms 1,0,0",
+        "--decode-ms 1,0,0",
+        "--kv-bytes-per-token 1024",
+        "--nic-gigabytes 25",
+    ];
+    for flag in flags {
+        for policy in ["--policy slo", "--policy conditional", "--prefill-policy slo"] {
+            router(&format!("{policy} {flag}"));
+        }
+        let name = flag.split(' ').next().unwrap();
+        for policy in ["", "--policy least_loaded", "--policy lmetric", "--decode-policy random"] {
+            let why = refusal(&format!("{policy} {flag}"));
+            let needed = format!("--policy slo or conditional is needed: {name} has no effect");
+            assert!(why.contains(&needed), "{policy} {flag}: {why}");
+        }
+    }
+    // The role balancer uses the times of prefill.
+    router("--rebalance --prefill-ms 1,0,0");
+    assert!(refusal("--rebalance --decode-ms 1,0,0").contains("--decode-ms has no effect"));
 }
 
 /// All flags of sglang-router that Baton accepts, each with a value other than the default.

@@ -4,11 +4,12 @@ use super::super::parse;
 use super::*;
 use crate::config::FirstToken;
 use crate::ids::DecodeAllocation;
+use crate::sys::file_access::FileAccess;
 use std::io::Write;
 use std::path::PathBuf;
 
 fn machine() -> HostInfo {
-    HostInfo { cpus: vec![0, 1, 2, 3], parallelism: 4, log_level: None }
+    HostInfo { cpus: vec![0, 1, 2, 3], parallelism: 4, log_level: None, files: FileAccess::Host }
 }
 
 fn words(line: &str) -> Vec<String> {

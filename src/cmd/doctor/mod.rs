@@ -12,7 +12,7 @@ use crate::kv::region::{PeerRegion, Region};
 use crate::process::cpu_plan::CpuPlan;
 use crate::process::thread_cpus;
 use crate::sys::host::{HostFiles, HostMemory};
-use crate::sys::verbs;
+use crate::sys::verbs::{self, Linkage};
 use crate::transfer::transport::rdma::Nic;
 use std::fmt;
 
@@ -127,9 +127,10 @@ pub fn examine(
 /// What this build can do.
 fn build() -> Diagnosis {
     let (version, machine) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
-    let kind = match verbs::IS_STATIC_BUILD {
-        true => "one static file: shm and tcp, no RDMA",
-        false => "dynamic: shm, tcp, and RDMA if libibverbs.so.1 is installed",
+    let kind = match verbs::LINKAGE {
+        Linkage::Loaded => "dynamic: shm, tcp, and RDMA if libibverbs.so.1 is installed",
+        Linkage::Contained => "one static file: shm, tcp and RDMA",
+        Linkage::Absent => "one static file: shm and tcp, no RDMA",
     };
     Diagnosis::good("build", format!("{version} for {machine}, {kind}"))
 }
@@ -386,6 +387,7 @@ fn gib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::file_access::FileAccess;
     use std::fs;
     use std::path::PathBuf;
 
@@ -410,7 +412,12 @@ mod tests {
         }
 
         fn finding(&self, topic: &str, kernels: &[KernelFamily]) -> Diagnosis {
-            let surroundings = HostInfo { cpus: vec![0, 1], parallelism: 2, log_level: None };
+            let surroundings = HostInfo {
+                cpus: vec![0, 1],
+                parallelism: 2,
+                log_level: None,
+                files: FileAccess::Host,
+            };
             let files = HostFiles::at(&self.0);
             let findings = Examination(&files).examine(&surroundings, &cores(2), kernels);
             findings.into_iter().find(|finding| finding.topic == topic).unwrap()
@@ -513,7 +520,12 @@ mod tests {
 
     #[test]
     fn the_threads_are_counted_and_their_cpus_are_shown() {
-        let host = |parallelism| HostInfo { cpus: vec![0, 1], parallelism, log_level: None };
+        let host = |parallelism| HostInfo {
+            cpus: vec![0, 1],
+            parallelism,
+            log_level: None,
+            files: FileAccess::Host,
+        };
         let two = count(&host(2), &cores(2));
         assert_eq!(two.verdict, Verdict::Good, "{two}");
         assert!(two.found.ends_with("; compute threads: 2"), "{two}");

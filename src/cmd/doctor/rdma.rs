@@ -1,11 +1,16 @@
 //! Findings about RDMA devices, from libibverbs and the kernel.
 
 use super::{Diagnosis, Verdict};
-use crate::sys::verbs::{Closed, DeviceInfo, GidKind, LinkLayer, PortInfo, Unavailable};
+use crate::sys::verbs::{
+    Closed, DeviceInfo, GidKind, LINKAGE, LinkLayer, Linkage, PortInfo, Unavailable,
+};
 use std::fmt::Write as _;
 
 const TOPIC: &str = "rdma";
-const INSTALL: &str = "install libibverbs1 and ibverbs-providers, or the vendor's packages";
+const INSTALL: &str = match LINKAGE {
+    Linkage::Contained => "use the file of `cargo build --release` with the vendor's packages",
+    _ => "install libibverbs1 and ibverbs-providers, or the vendor's packages",
+};
 
 /// Findings about the devices of [`list`](crate::sys::verbs::list). `kernel` has the names in
 /// `/sys/class/infiniband`.
@@ -20,7 +25,9 @@ pub fn findings(
         Err(why) => {
             let found = format!("devices {}, but {why}", kernel.join(" "));
             let advice = match why {
-                Unavailable::StaticBuild => "use the file of `cargo build --release`",
+                Unavailable::StaticBuild => {
+                    "use the file of `cargo build --release` or `tools/static-build --rdma`"
+                }
                 _ => INSTALL,
             };
             return vec![Diagnosis::with(TOPIC, Verdict::Poor, found, advice)];
@@ -28,7 +35,7 @@ pub fn findings(
         Ok(listed) => listed,
     };
     if listed.is_empty() && kernel.is_empty() {
-        return vec![Diagnosis::good(TOPIC, "no device; libibverbs.so.1 can be opened".into())];
+        return vec![Diagnosis::good(TOPIC, "no device; libibverbs is available".into())];
     }
     let has = |name: &String| listed.iter().any(|device| name_of(device) == name);
     let without: Vec<&str> = kernel.iter().filter(|name| !has(name)).map(String::as_str).collect();

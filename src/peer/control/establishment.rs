@@ -13,6 +13,7 @@ use crate::net::{ConnId, Reactor};
 use crate::obs::log::event;
 use crate::peer::directory::LookupResult;
 use crate::peer::handoff::{Handoff, LinkId, Source};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::wire::auth::Side;
 use crate::wire::link::ControlLink;
 use crate::wire::message::{Hello, MINOR, VERSION};
@@ -199,6 +200,7 @@ impl ControlLinks {
                     && peer_link.peer.is_some_and(|(peer, _)| peer.id == hello.peer.id)
             })
             .map(|(&conn, _)| conn)
+            .filter(|_| !is_failpoint_active("older link of a peer stays"))
             .collect();
         for other in older {
             let newer = self.links.get(&other).and_then(|peer_link| peer_link.peer).is_some_and(

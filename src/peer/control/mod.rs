@@ -19,6 +19,7 @@ use crate::peer::directory::Directory;
 use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
 use crate::peer::shm_handshake::ShmHandshake;
 use crate::peer::tcp_handshake::TcpHandshake;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
@@ -209,7 +210,9 @@ impl ControlLinks {
             let _ = reactor.send(conn, peer_link.link.transmit());
             reactor.close_after_flush(conn);
         }
-        if let Some(control) = self.control {
+        if let Some(control) = self.control
+            && !is_failpoint_active("control port outlives its role")
+        {
             reactor.stop_listening(control);
         }
         self.directory.close(reactor);
@@ -317,7 +320,8 @@ impl ControlLinks {
                 true => (peer_link.heard, self.timeouts.silence),
                 false => (peer_link.since, self.timeouts.proof),
             };
-            if now.saturating_duration_since(since) > limit {
+            let is_silent = now.saturating_duration_since(since) > limit;
+            if is_silent && !is_failpoint_active("silent peer is waited for") {
                 late.push((conn, open));
             } else if open && now >= peer_link.next_ping {
                 peer_link.next_ping = now + ping_every;
@@ -484,6 +488,9 @@ impl ControlLinks {
             // The link never opened, so the hand-off knows only the dial.
             Some((worker, source)) if peer_link.peer.is_none() => {
                 self.directory.forget(source);
+                if is_failpoint_active("failed dial is awaited") {
+                    return;
+                }
                 handoff.dial_failed(*worker, source, cause, now);
             }
             Some((_, source)) => {

@@ -12,6 +12,7 @@ use crate::ids::{SessionGeneration, WorkerId};
 use crate::kv::layout::KvLayout;
 use crate::limits::SESSION_SETUP_DEADLINE;
 use crate::net::ConnId;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::plan::Template;
 use crate::transfer::target::SessionId;
 use crate::transfer::transport::rdma::PendingQueuePairs;
@@ -143,7 +144,9 @@ impl Handoff {
                 Action::CloseDestination { worker, session } => {
                     self.offers.remove(&(worker, session));
                     // Tokens of an ended session are void.
-                    self.tokens.retain(|_, held| *held != (worker, session));
+                    if !is_failpoint_active("token outlives its session") {
+                        self.tokens.retain(|_, held| *held != (worker, session));
+                    }
                 }
                 Action::BindDestination { link: LinkId::Remote(conn), session } => {
                     // The source has chosen another transport.

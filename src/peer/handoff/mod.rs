@@ -319,6 +319,11 @@ impl Handoff {
         failure: Option<Cause>,
         now: Instant,
     ) {
+        let is_client_gone = failure == Some(Cause::ClientGone);
+        if is_client_gone && is_failpoint_active("leg of a client that left stays in its hand-off")
+        {
+            return;
+        }
         if !is_failpoint_active("name outlives its request") {
             self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
         }
@@ -508,7 +513,9 @@ impl Handoff {
     /// A link to another process is dead.
     pub fn link_down(&mut self, conn: ConnId, cause: Cause, now: Instant) {
         let link = LinkId::Remote(conn);
-        self.bound.remove(&link);
+        if !is_failpoint_active("session of a lost link stays bound") {
+            self.bound.remove(&link);
+        }
         for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
             match role {
                 EndpointKind::Prefill { manager, mover } => {

@@ -7,13 +7,13 @@
 use super::super::host::{MoverStub, TurnResult};
 use super::super::report::Served;
 use super::super::transfers::SlotUse;
+use super::super::violation::{Rule, Violation};
 use super::{LoadCluster, Open, SimEvent};
 use crate::cli::flags::SimEngine;
 use crate::ids::{Leg, RequestId};
 use crate::routing::attempts::{AttemptAction, AttemptContext, AttemptEvent};
 use crate::sched::messages::{EngineEvent, FinishReason, RequestEvent, TransferEvent};
 use crate::sched::worker::Activity;
-use crate::sim::checkers::{Checker, Finding};
 use crate::stdx::event_queue::Nanos;
 use crate::transfer::target::{SessionId, Target};
 use std::mem;
@@ -21,7 +21,7 @@ use std::mem;
 impl LoadCluster<'_> {
     /// Delivers the events of the last step, because its time has passed. Then runs the next step,
     /// and delivers its early events.
-    pub(super) fn turn(&mut self, index: usize) -> Result<(), Finding> {
+    pub(super) fn turn(&mut self, index: usize) -> Result<(), Violation> {
         let now = self.agenda.now();
         self.tell(index, usize::MAX, usize::MAX)?;
         let TurnResult { activity, took, commands_before, events_before } =
@@ -38,7 +38,7 @@ impl LoadCluster<'_> {
     }
 
     /// Takes at most `commands` commands to the mover, and delivers at most `events` events.
-    fn tell(&mut self, index: usize, commands: usize, events: usize) -> Result<(), Finding> {
+    fn tell(&mut self, index: usize, commands: usize, events: usize) -> Result<(), Violation> {
         match &mut self.hosts[index].half {
             MoverStub::Source(half) => half.take(commands, index, &mut self.flows),
             // A decode worker's expectation matters only after Destination was sent.
@@ -54,7 +54,7 @@ impl LoadCluster<'_> {
         Ok(())
     }
 
-    fn event(&mut self, index: usize, event: EngineEvent) -> Result<(), Finding> {
+    fn event(&mut self, index: usize, event: EngineEvent) -> Result<(), Violation> {
         let now = self.agenda.now();
         let role = self.hosts[index].role;
         match event {
@@ -101,10 +101,14 @@ impl LoadCluster<'_> {
                 self.hosts[index].close(request.slot);
                 let open = self.named(request.id)?;
                 open.held -= 1;
+                let left = if role == Leg::Decode { open.session.take() } else { None };
                 match (open.held, open.refused.take()) {
                     (0, Some(role)) => self.try_again(request.id.0 as usize, role),
                     (0, None) => drop(self.open.remove(&(request.id.0 as usize))),
                     (_, refused) => open.refused = refused,
+                }
+                if let Some(source) = left {
+                    self.hosts[index].sessions.leave(source);
                 }
             }
             EngineEvent::Request(RequestEvent::Flushed { .. }) => {
@@ -115,7 +119,7 @@ impl LoadCluster<'_> {
     }
 
     /// Records a token of a decode worker and the time since the previous one.
-    fn count_token(&mut self, request: RequestId, now: Nanos) -> Result<(), Finding> {
+    fn count_token(&mut self, request: RequestId, now: Nanos) -> Result<(), Violation> {
         let is_sampled_before = self.plan.engine == SimEngine::Recorded;
         let open = self.named(request)?;
         open.sampled += 1;
@@ -144,7 +148,7 @@ impl LoadCluster<'_> {
         request: RequestId,
         outcome: FinishReason,
         cached: u32,
-    ) -> Result<(), Finding> {
+    ) -> Result<(), Violation> {
         let id = request.0 as usize;
         let (arrival, now) = (&self.arrivals.list()[id], self.bench.instant(self.agenda.now()));
         if let FinishReason::Failed(cause) = outcome {
@@ -156,8 +160,8 @@ impl LoadCluster<'_> {
             Leg::Decode => FinishReason::Length,
         };
         if outcome != expected {
-            return Err(Finding::about(
-                Checker::Ends,
+            return Err(Violation::about(
+                Rule::Ends,
                 id,
                 format!("its {role} leg ends with {outcome:?}"),
             ));
@@ -171,7 +175,7 @@ impl LoadCluster<'_> {
             // Decode reports its tokens.
         } else if open.tokens != arrival.output {
             let what = format!("{} of {} tokens were generated", open.tokens, arrival.output);
-            return Err(Finding::about(Checker::Tokens, id, what));
+            return Err(Violation::about(Rule::Tokens, id, what));
         }
         let is_served = open.reserved.iter().all(Option::is_none);
         let (first, last, cached) = (open.first, open.last, open.cached);

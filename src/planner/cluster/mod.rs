@@ -3,10 +3,11 @@
 //! Owns: the event queue, the hosts, the open requests. The events of a turn take effect when its
 //! time has passed. Events before its forward pass take effect at once if the worker wakes `ctl`.
 //! Each message between hosts takes one latency. The order is as in production: both legs leave,
-//! decode grants pages, prefill sends each computed chunk, decode sends Done. With late allocation,
-//! decode announces interest, and grants pages when the prompt is computed. A worker without a free
-//! slot refuses a request at once. A worker with a full queue refuses it at its arrival, and the
-//! other leg is aborted.
+//! decode has a session with prefill, decode grants pages, prefill sends each computed chunk,
+//! decode sends Done. With late allocation, decode announces interest, and grants pages when the
+//! prompt is computed. A worker without a free slot refuses a request at once. A worker with a full
+//! queue refuses it at its arrival, and the other leg is aborted. The same holds for a decode
+//! worker with a request in each of its sessions.
 
 mod events;
 mod links;
@@ -17,6 +18,7 @@ use super::host::{Bench, Host, MoverStub, WORKER};
 use super::plan::{LoadPlan, LoadWorkerSize};
 use super::report::{LoadSamples, Summary, Totals};
 use super::transfers::{ChunkTransfer, SlotUse};
+use super::violation::{Rule, Violation};
 use crate::cause::Cause;
 use crate::config::RetryConfig;
 use crate::ids::{Leg, RequestId};
@@ -24,7 +26,6 @@ use crate::routing::attempts::Attempts;
 use crate::routing::balancer::{LoadBalancer, Reservation};
 use crate::routing::retries::RetryBudget;
 use crate::sched::messages::EngineCommand;
-use crate::sim::checkers::{Checker, Finding};
 use crate::stdx::event_queue::{EventQueue, Nanos};
 use crate::stdx::rng::{Rng, scramble};
 use crate::transfer::aux::AuxRecord;
@@ -82,6 +83,8 @@ struct Open {
     cached: u32,
     /// Time at which the prompt was computed, if decode takes pages then.
     computed: Nanos,
+    /// The host of the prefill worker, while the decode leg has a session with it.
+    session: Option<usize>,
     /// Slots that it still holds.
     held: u32,
     /// The role that has refused it. The retry begins when this attempt holds no more slots.
@@ -93,16 +96,14 @@ struct Open {
 /// A violation found in a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoadFailure {
-    finding: Finding,
+    violation: Violation,
     at: Nanos,
     seed: u64,
 }
 
 impl fmt::Display for LoadFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { by, request, what } = &self.finding;
-        write!(f, "seed {}, {} ns: {by:?}: {what}", self.seed, self.at)?;
-        request.map_or(Ok(()), |request| write!(f, " (request {request})"))
+        write!(f, "seed {}, {} ns: {}", self.seed, self.at, self.violation)
     }
 }
 
@@ -182,8 +183,8 @@ impl<'a> LoadCluster<'a> {
     pub fn run(mut self) -> Result<Summary, LoadFailure> {
         let begun = Instant::now();
         let ended = self.go_on();
-        ended.map_err(|finding| LoadFailure {
-            finding,
+        ended.map_err(|violation| LoadFailure {
+            violation,
             at: self.agenda.now(),
             seed: self.plan.seed,
         })?;
@@ -200,7 +201,7 @@ impl<'a> LoadCluster<'a> {
         Ok(Summary::new(self.samples, &self.hosts, totals))
     }
 
-    fn go_on(&mut self) -> Result<(), Finding> {
+    fn go_on(&mut self) -> Result<(), Violation> {
         while let Some(what) = self.agenda.pop() {
             self.happenings += 1;
             self.happen(what)?;
@@ -217,14 +218,14 @@ impl<'a> LoadCluster<'a> {
     }
 
     /// Checks the end: all requests have ended and hold nothing.
-    fn check_end(&self) -> Result<(), Finding> {
+    fn check_end(&self) -> Result<(), Violation> {
         if let Some((&request, open)) = self.open.first_key_value() {
-            return Err(Finding::about(Checker::Ends, request, format!("it hangs: {open:?}")));
+            return Err(Violation::about(Rule::Ends, request, format!("it hangs: {open:?}")));
         }
         if self.samples.ended() != self.arrivals.list().len() {
             let (ended, came) = (self.samples.ended(), self.arrivals.list().len());
-            return Err(Finding::new(
-                Checker::Ends,
+            return Err(Violation::new(
+                Rule::Ends,
                 format!("{ended} of {came} requests have ended"),
             ));
         }
@@ -233,25 +234,23 @@ impl<'a> LoadCluster<'a> {
         {
             let what =
                 format!("{} sequences are still charged to worker {}", load.reserved, worker.0);
-            return Err(Finding::new(Checker::Idle, what));
+            return Err(Violation::new(Rule::Idle, what));
         }
         let held = self.hosts.iter().position(|host| !host.is_idle());
         if let Some(host) = held {
             let pages = self.hosts[host].stats.pages();
-            return Err(Finding::new(
-                Checker::Idle,
+            return Err(Violation::new(
+                Rule::Idle,
                 format!("worker {host} holds something, its pages: {pages:?}"),
             ));
         }
         match self.hosts.iter().position(|host| host.stats.pages().total() != self.size.pages) {
-            Some(host) => {
-                Err(Finding::new(Checker::Pages, format!("worker {host} has lost pages")))
-            }
+            Some(host) => Err(Violation::new(Rule::Pages, format!("worker {host} has lost pages"))),
             None => Ok(()),
         }
     }
 
-    fn happen(&mut self, what: SimEvent) -> Result<(), Finding> {
+    fn happen(&mut self, what: SimEvent) -> Result<(), Violation> {
         let now = self.agenda.now();
         let latency = self.plan.fabric.latency;
         match what {
@@ -327,9 +326,9 @@ impl<'a> LoadCluster<'a> {
         }
     }
 
-    fn named(&mut self, request: RequestId) -> Result<&mut Open, Finding> {
+    fn named(&mut self, request: RequestId) -> Result<&mut Open, Violation> {
         let id = request.0 as usize;
         let open = self.open.get_mut(&id);
-        open.ok_or_else(|| Finding::about(Checker::Events, id, "it has an event after its end"))
+        open.ok_or_else(|| Violation::about(Rule::Events, id, "it has an event after its end"))
     }
 }

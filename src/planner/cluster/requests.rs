@@ -6,6 +6,7 @@
 
 use super::super::host::WORKER;
 use super::super::transfers::SlotUse;
+use super::super::violation::{Rule, Violation};
 use super::{LoadCluster, Open, PATIENCE, SimEvent};
 use crate::cause::Cause;
 use crate::cli::flags::SimEngine;
@@ -17,7 +18,6 @@ use crate::routing::balancer::{NoWorker, Reservation};
 use crate::routing::load::WorkerNumber;
 use crate::sched::messages::EngineCommand;
 use crate::sched::request::{EngineRequest, Stamps};
-use crate::sim::checkers::{Checker, Finding};
 use crate::stdx::event_queue::Nanos;
 use crate::transfer::target::SessionId;
 
@@ -33,6 +33,7 @@ impl LoadCluster<'_> {
             sampled: 0,
             cached: 0,
             computed: 0,
+            session: None,
             held: 0,
             refused: None,
             ended: [false; 2],
@@ -118,7 +119,8 @@ impl LoadCluster<'_> {
         self.agenda.schedule(at, SimEvent::Submit(id));
     }
 
-    /// Submits the request to all its workers. Decode has a session with prefill.
+    /// Submits the request to all its workers. Decode takes part in a session with prefill, or
+    /// refuses the request if all its sessions have requests.
     pub(super) fn submit(&mut self, id: usize) {
         let now = self.agenda.now();
         let legs = self.open[&id].legs;
@@ -129,15 +131,27 @@ impl LoadCluster<'_> {
             self.hosts[host].inbox.push_back(EngineCommand::Submit(Box::new(request)));
             self.wake(host, now);
         }
-        let [Some((source, SlotUse { slot, generation })), Some((host, _))] = legs else { return };
+        let [Some((source, leg)), Some((host, of_decode))] = legs else { return };
+        let (instant, takes) = (self.bench.instant(now), self.plan.session_setup);
+        let Some(ready) = self.hosts[host].sessions.enter(source, instant, takes) else {
+            let (SlotUse { slot, generation }, cause) = (of_decode, Cause::Overloaded);
+            let command = EngineCommand::Abort { worker: WORKER, slot, generation, cause };
+            return self.hosts[host].inbox.push_back(command);
+        };
+        self.open.get_mut(&id).expect("it is open").session = Some(source);
+        let ready = now + ready.saturating_duration_since(instant).as_nanos() as Nanos;
         match self.plan.allocation {
             DecodeAllocation::Early => {
-                let ready = self.session_ready(id, source);
-                self.hosts[host].inbox.push_back(ready);
+                let command = self.session_ready(id, source);
+                match ready > now {
+                    true => self.agenda.schedule(ready, SimEvent::Tell { host, command }),
+                    false => self.hosts[host].inbox.push_back(command),
+                }
             }
             DecodeAllocation::Late => {
+                let SlotUse { slot, generation } = leg;
                 let command = EngineCommand::Awaited { worker: WORKER, slot, generation };
-                let at = now + self.plan.fabric.latency;
+                let at = ready + self.plan.fabric.latency;
                 self.agenda.schedule(at, SimEvent::Tell { host: source, command });
             }
         }
@@ -189,7 +203,7 @@ impl LoadCluster<'_> {
         role: Leg,
         request: RequestId,
         cause: Cause,
-    ) -> Result<(), Finding> {
+    ) -> Result<(), Violation> {
         let (now, latency) = (self.agenda.now(), self.plan.fabric.latency);
         let open = self.named(request)?;
         open.ended[role as usize] = true;
@@ -205,7 +219,7 @@ impl LoadCluster<'_> {
             }
             _ => {
                 let what = format!("its {role} leg fails: {cause}");
-                return Err(Finding::about(Checker::Ends, request.0 as usize, what));
+                return Err(Violation::about(Rule::Ends, request.0 as usize, what));
             }
         }
         Ok(())

@@ -17,6 +17,7 @@ use crate::config::secret::Secret;
 use crate::limits::{ETCD_LINE_MAX, ETCD_ODD_MAX, ETCD_PAGE_MAX, REGISTRY_RETRY};
 use crate::registry::call::{RegistryRequest, RegistryTask, Verb};
 use crate::registry::entry::{Entry, WorkerAddress};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
 use serde::Deserialize;
 use serde_json::json;
@@ -192,6 +193,9 @@ impl EtcdView {
         let watched = line.result.ok_or("its watch has failed")?;
         for Event { kind, kv } in &watched.events {
             if kind == "DELETE" {
+                if is_failpoint_active("deleted entry stays known") {
+                    continue;
+                }
                 let key = String::from_utf8_lossy(&decode(&kv.key)?).into_owned();
                 self.odd.remove(&key);
                 let gone = self
@@ -205,7 +209,8 @@ impl EtcdView {
         }
         // etcd has already dropped the revision from which the watch starts. All entries are read
         // again.
-        if watched.canceled { Err("its watch was cancelled".into()) } else { Ok(()) }
+        let is_over = watched.canceled && !is_failpoint_active("cancelled watch is awaited");
+        if is_over { Err("its watch was cancelled".into()) } else { Ok(()) }
     }
 }
 
@@ -237,9 +242,10 @@ impl RegistryTask for EtcdView {
             (Some(revision), None) => {
                 (self.stage, self.revision) = (Stage::Watching, None);
                 self.line.clear();
+                let missed = is_failpoint_active("change after a read is missed");
                 let body = json!({ "create_request": {
                     "key": key, "range_end": range_end,
-                    "start_revision": (revision + 1).to_string(),
+                    "start_revision": (revision + 1 + i64::from(missed)).to_string(),
                 }});
                 let request =
                     RegistryRequest::new(Verb::Post, "/v3/watch", body.to_string().into_bytes());

@@ -10,6 +10,7 @@ use crate::router::load_report;
 use crate::router::target::WorkerTarget;
 use crate::routing::health::HealthChange;
 use crate::routing::load::WorkerNumber;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::request::UpstreamHead;
 use std::sync::Arc;
@@ -38,8 +39,13 @@ impl WorkerPool {
         if target.address.is_none() {
             self.look_up_again(worker, now);
         }
+        // Workers with different keys can have read their new ones since their last report.
+        let has_final_keys = !self.balancer.differs_by_keys(worker)
+            || is_failpoint_active("keys that differ are final");
         // A leaving worker is probed only for its health, because its calls still run.
-        let is_known = |target: &WorkerTarget| target.is_identified || !self.balancer.has(worker);
+        let is_known = |target: &WorkerTarget| {
+            (target.is_identified && has_final_keys) || !self.balancer.has(worker)
+        };
         match self.targets.get(&worker).is_some_and(is_known) {
             false => self.call(reactor, worker, Owner::IdentityQuery, now),
             true => self.call(reactor, worker, Owner::Probe, now),
@@ -208,23 +214,20 @@ impl WorkerPool {
         }
     }
 
-    /// Determines the workers with which this worker can be paired. Logs a pair that is never
-    /// possible.
+    /// Determines the workers with which this worker can be paired. Logs a pair that is not
+    /// possible, once.
     fn note_compatibility(&mut self, worker: WorkerNumber, words: &WorkerInfo, is_settled: bool) {
-        let Some((other, why)) = self.balancer.set_compatibility(worker, words.kind.clone()) else {
+        let misfit = self.balancer.set_compatibility(worker, words.kind.clone());
+        let misfit = misfit.filter(|_| !words.is_mixed() && is_settled);
+        let misfit = misfit.map(|(other, why)| (other, why.to_string()));
+        let Some(target) = self.targets.get_mut(&worker) else { return };
+        if target.misfit == misfit {
             return;
-        };
-        if !words.is_mixed() && is_settled {
-            let (one, other) = (self.url(worker), self.url(other));
-            event!(
-                Warn,
-                "router",
-                "two workers are never paired",
-                one = one,
-                other = other,
-                why = why
-            );
         }
+        target.misfit.clone_from(&misfit);
+        let Some((other, why)) = misfit else { return };
+        let (one, other) = (self.url(worker), self.url(other));
+        event!(Warn, "router", "two workers are never paired", one = one, other = other, why = why);
     }
 
     pub(super) fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {

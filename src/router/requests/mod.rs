@@ -217,7 +217,11 @@ impl ProxiedRequests {
 
     /// Ends the request of a client that has disconnected.
     pub fn handle_disconnect(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
-        if let Some(mut proxied) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
+        let queued = |line: &mut AdmissionQueue<_>| {
+            let stays = is_failpoint_active("queued request of a client that left stays");
+            if stays { None } else { line.leave(client) }
+        };
+        if let Some(mut proxied) = self.open.remove(&client).or_else(|| queued(&mut self.line)) {
             self.failed(&proxied, Cause::ClientGone);
             event!(Debug, "router", "client gone", request = proxied.request.id);
             proxied.cancel(cx);
@@ -241,7 +245,9 @@ impl ProxiedRequests {
                 // The workers also get the abort. Their connections stay open until then, because a
                 // closed connection would mean that the client is gone.
                 for leg in [proxied.lead.take(), proxied.prefill.take()].into_iter().flatten() {
-                    cx.pool.let_end(cx.reactor, leg, cx.now);
+                    if !is_failpoint_active("call of an aborted request stays") {
+                        cx.pool.let_end(cx.reactor, leg, cx.now);
+                    }
                 }
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
                 proxied.last = Some(UpstreamReply::error(&aborted));

@@ -18,6 +18,7 @@ use crate::router::call::Owner;
 use crate::router::pool::CallEvent;
 use crate::routing::attempts::AttemptEvent;
 use crate::routing::balancer::Reservation;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure::{self, UpstreamFailure};
 use crate::upstream::request::UpstreamHead;
@@ -91,7 +92,9 @@ impl ProxiedRequests {
                 let drains = cx.pool.target(worker).is_none_or(|target| target.drains);
                 drains || !cx.pool.balancer().has(worker)
             });
-            proxied.release(cx);
+            if !is_failpoint_active("worker that goes keeps its reservation") {
+                proxied.release(cx);
+            }
             return match is_going {
                 true => self.apply_event(
                     client,

@@ -16,6 +16,7 @@ use crate::router::pool::WorkerPool;
 use crate::router::relay::Relay;
 use crate::routing::attempts::{AttemptEvent, Attempts as Core};
 use crate::routing::balancer::Reservation;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure::UpstreamFailure;
 use std::fmt;
@@ -173,7 +174,9 @@ impl ProxiedRequest {
 
     /// Releases the reservation of the worker without a call.
     pub(super) fn release(&mut self, cx: &mut RouterContext<'_>) {
-        if let Some(held) = self.held.take() {
+        if let Some(held) = self.held.take()
+            && !is_failpoint_active("held reservation is not released")
+        {
             cx.pool.release(held, cx.now);
         }
     }

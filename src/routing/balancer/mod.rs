@@ -195,6 +195,17 @@ impl LoadBalancer {
         Some((first.number, one.kind.difference(&first.kind)?))
     }
 
+    /// Whether the worker and a worker of the other role would fit if their cluster keys did.
+    pub fn differs_by_keys(&self, worker: WorkerNumber) -> bool {
+        let Some(one) = self.member(worker).filter(|_| !self.kinds.all_fit()) else { return false };
+        let mut others =
+            self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        others.any(|other| {
+            !self.fit(self.class(one), self.class(other))
+                && one.kind.difference(&other.kind).is_some_and(|why| why.is_of_keys())
+        })
+    }
+
     /// Whether the worker needs a worker of the other role and there is none.
     pub fn is_lonely(&self, worker: WorkerNumber) -> bool {
         let local_prefill =
@@ -242,7 +253,9 @@ impl LoadBalancer {
             self.tables[role].change(worker, |load| load.usable = false);
         }
         self.prefixes[role].forget(worker);
-        self.tables[role].set_held(worker, 0);
+        if !is_failpoint_active("leaving worker keeps its blocks") {
+            self.tables[role].set_held(worker, 0);
+        }
         self.remove_if_over(place);
     }
 
@@ -317,8 +330,11 @@ impl LoadBalancer {
         debug_assert!(self.members[place].reservations > 0, "a reservation is released once");
         self.change(reservation.worker, |load| {
             load.reserved -= reservation.weight;
-            load.context -= reservation.context;
-            if reservation.uncomputed > 0 {
+            let is_computed = reservation.uncomputed == 0;
+            if is_computed || !is_failpoint_active("context of an unread prompt stays booked") {
+                load.context -= reservation.context;
+            }
+            if !is_computed && !is_failpoint_active("tokens of an unread prompt stay booked") {
                 load.complete_prefill(reservation.uncomputed, reservation.reading, now);
             }
         });

@@ -1,4 +1,5 @@
-//! RDMA devices through `libibverbs.so.1`. The library is opened at run time and is optional.
+//! RDMA devices through `libibverbs.so.1`. The library is opened at run time and is optional. A
+//! static file has it inside, or not at all.
 //!
 //! Baton has its own bindings because the published `ibverbs` crate links the library: a program
 //! with it does not start if the library is missing. That crate also lacks RDMA WRITE and chains of
@@ -22,6 +23,6 @@ pub use completion::{Completion, CompletionError, CompletionKind, CompletionQueu
 pub use device::{Device, Domain, NotOpen};
 pub use devices::{Closed, DeviceInfo, GidKind, LinkLayer, PortGid, PortInfo, list};
 pub use endpoint::{Endpoint, Route};
-pub use library::{IS_STATIC_BUILD, Unavailable};
+pub use library::{LINKAGE, Linkage, Unavailable};
 pub use memory::{Access, Backing, Registration};
 pub use queue_pair::{Capacity, PostError, QueuePair};

@@ -3,12 +3,60 @@
 //! Thread: `ctl`. Not here: the time for which KV is kept (`sched::prefill`), the requests that
 //! keep it (`placement`).
 
-use super::{ActiveLeg, Context, LegKind, RequestTable, error_of};
+use super::active_request::ActiveRequest;
+use super::{ActiveLeg, Context, LegKind, RequestKey, RequestTable, error_of};
 use crate::cause::Cause;
 use crate::ids::{RequestId, Room};
 use crate::sched::messages::FinishReason;
 
+/// A request that has its answer while its KV is kept for decode.
+#[derive(Debug)]
+pub(super) struct KeptRequest {
+    id: String,
+    rids: Vec<String>,
+    /// Its legs that keep KV.
+    pub(super) legs: Vec<RequestId>,
+}
+
+/// Whether `rid` names a request with this ID, or one of its names begins with it.
+pub(super) fn is_named(rid: &str, id: &str, rids: &[String]) -> bool {
+    id == rid || rids.iter().any(|own| own.starts_with(rid))
+}
+
 impl RequestTable {
+    /// Keeps the names of a request that has its answer while its legs keep KV.
+    pub(super) fn note_kept(&mut self, key: RequestKey, active: ActiveRequest) {
+        let keeps = |id: &RequestId| {
+            self.legs.get(id).is_some_and(|leg| leg.kind == LegKind::KvKept && !leg.finished)
+        };
+        let legs: Vec<RequestId> = active.legs.iter().copied().filter(keeps).collect();
+        if !legs.is_empty() {
+            let ActiveRequest { id, request, .. } = active;
+            let before = self.kept.insert(key, KeptRequest { id, rids: request.rids, legs });
+            debug_assert!(before.is_none(), "a request has its answer once");
+        }
+    }
+
+    /// Forgets a leg that keeps no KV any more.
+    pub(super) fn forget_kept(&mut self, key: RequestKey, leg: RequestId) {
+        if let Some(kept) = self.kept.get_mut(&key) {
+            kept.legs.retain(|&other| other != leg);
+            if kept.legs.is_empty() {
+                self.kept.remove(&key);
+            }
+        }
+    }
+
+    /// Releases the KV of the requests that `rid` names. They have their answers. Returns their
+    /// number.
+    pub(super) fn drop_named(&self, rid: &str, cx: &mut Context<'_>) -> usize {
+        let named = || self.kept.values().filter(|kept| is_named(rid, &kept.id, &kept.rids));
+        for leg in named().flat_map(|kept| &kept.legs).filter_map(|id| self.legs.get(id)) {
+            cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);
+        }
+        named().count()
+    }
+
     /// The prompt of a leg is computed. If its KV is kept, ends the choice. The leg continues until
     /// decode claims the KV.
     pub fn end_kept_choice(&mut self, request: RequestId, cached: u32, cx: &mut Context<'_>) {

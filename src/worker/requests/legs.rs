@@ -15,6 +15,7 @@ use crate::model::logprobs::Sampled;
 use crate::peer::handoff::Source;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::{EngineRequest, Stamps};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::manager::rooms::Slot;
 use crate::worker::requests::placement::Placement;
 use crate::worker::response::{PushOutcome, ResponseBuilder};
@@ -116,8 +117,8 @@ impl RequestTable {
             }
             RequestEvent::Flushed { worker, pages } => {
                 if let Some((conn, pages)) = self.flushes.done(worker, pages) {
-                    let body =
-                        serde_json::json!({ "success": true, "flushed_pages": pages }).to_string();
+                    let body = serde_json::json!({ "success": true, "flushed_pages": pages });
+                    let body = body.to_string();
                     let body = body.as_bytes();
                     cx.send_response(
                         conn,
@@ -125,13 +126,24 @@ impl RequestTable {
                     );
                 }
             }
-            RequestEvent::Released(request) => {
-                let slot = Slot { id: request.slot, generation: request.generation };
-                cx.handoff.release_slot(request.worker, slot);
-                let leg = self.legs.remove(&request.id);
-                debug_assert!(leg.is_some_and(|leg| leg.finished), "a leg ends before its slot");
-            }
+            RequestEvent::Released(request) => self.forget_leg(&request, cx),
         }
+    }
+
+    /// Forgets the leg of a request that its engine has released.
+    fn forget_leg(&mut self, request: &EngineRequest, cx: &mut Context<'_>) {
+        let slot = Slot { id: request.slot, generation: request.generation };
+        cx.handoff.release_slot(request.worker, slot);
+        let is_left =
+            self.legs.get(&request.id).is_some_and(|leg| !self.active.contains_key(&leg.key));
+        if is_left && is_failpoint_active("leg of a request that is over stays") {
+            return;
+        }
+        let leg = self.legs.remove(&request.id);
+        if let Some(leg) = leg {
+            self.forget_kept(leg.key, request.id);
+        }
+        debug_assert!(leg.is_some_and(|leg| leg.finished), "a leg ends before its slot");
     }
 
     /// Ends legs that no decode worker has asked for within `patience`: the decode worker is dead,

@@ -34,6 +34,7 @@ use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
 use active_request::{ActiveRequest, ChoiceInput};
 use flushes::PendingFlushes;
+use kept_kv::KeptRequest;
 use legs::{ActiveLeg, LegKind, NewLeg};
 use placement::ChoicePlace;
 use remote_prefill::PendingPrefill;
@@ -66,6 +67,8 @@ pub struct RequestTable {
     /// Connections of `active` and `converting`.
     by_conn: HashMap<ConnId, RequestKey>,
     legs: HashMap<RequestId, ActiveLeg>,
+    /// Requests that have their answers while their KV is kept for decode.
+    kept: HashMap<RequestKey, KeptRequest>,
     /// Failed requests, and how long each waits for prefill's own reply.
     awaiting_reply: VecDeque<(Instant, RequestKey)>,
     /// Requests that lost the connection to prefill, and the time by which each must begin.
@@ -108,6 +111,7 @@ impl RequestTable {
             converting: HashMap::default(),
             by_conn: HashMap::default(),
             legs: HashMap::default(),
+            kept: HashMap::default(),
             awaiting_reply: VecDeque::new(),
             start_deadlines: VecDeque::new(),
             flushes: PendingFlushes::default(),
@@ -299,16 +303,18 @@ impl RequestTable {
     /// an error.
     pub fn abort_requests(&mut self, rid: Option<&str>, cx: &mut Context<'_>) -> usize {
         let named = |active: &ActiveRequest| {
-            rid.is_none_or(|rid| {
-                active.id == rid || active.request.rids.iter().any(|own| own.starts_with(rid))
-            })
+            rid.is_none_or(|rid| kept_kv::is_named(rid, &active.id, &active.request.rids))
         };
         let hit: Vec<RequestKey> =
             self.active.iter().filter(|(_, active)| named(active)).map(|(&key, _)| key).collect();
         for &key in &hit {
             self.fail_request(key, &error_of(Cause::Aborted), Cause::Aborted, cx);
         }
-        hit.len() + if rid.is_none() { self.drop_kept(cx) } else { 0 }
+        let kept = match rid {
+            Some(rid) => self.drop_named(rid, cx),
+            None => self.drop_kept(cx),
+        };
+        hit.len() + kept
     }
 
     /// Whether the tokeniser has a result.
@@ -368,6 +374,10 @@ impl RequestTable {
             }
             assert!(leg.worker.index() < self.metrics.len(), "a leg runs on a worker of the table");
         }
+        for kept in self.kept.values() {
+            let is_known = kept.legs.iter().all(|id| self.legs.contains_key(id));
+            assert!(is_known && !kept.legs.is_empty(), "a request is kept for its legs");
+        }
         for active in self.active.values() {
             let choices = active.timings.len();
             assert_eq!(active.response.is_some(), choices > 0, "choices follow from the prompts");
@@ -407,7 +417,9 @@ impl RequestTable {
             response.close(timings.as_ref(), &mut out);
             cx.send_response(conn, &Response::json(&out));
         }
-        self.remove_request(key);
+        if let Some(active) = self.remove_request(key) {
+            self.note_kept(key, active);
+        }
     }
 
     /// Ends a request with an error: as a status, or as an event if its stream has begun.
@@ -425,7 +437,9 @@ impl RequestTable {
                 let mut out = Vec::new();
                 response.abort(error, &mut out);
                 cx.connections.send_chunk(cx.reactor, conn, &out);
-                cx.connections.end_stream(cx.reactor, conn, cx.now);
+                if !is_failpoint_active("stream that fails stays open") {
+                    cx.connections.end_stream(cx.reactor, conn, cx.now);
+                }
             }
             None => cx.send_error(conn, error),
         }

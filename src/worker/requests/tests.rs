@@ -7,18 +7,21 @@ use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::panic_of;
 use std::path::Path;
 
-fn table() -> RequestTable {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-f32");
-    let tokenizer = Tokenizer::from_hf(&model).unwrap();
-    let text = Arc::new(TextProcessor { tokenizer, chat: None, context: 64 });
-    let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
-    let config = ServingConfig {
-        names: vec!["llama".into()],
-        choices: 1,
-        eos: Vec::new(),
-        placement: Placement::Mixed(Vec::new()),
-    };
-    RequestTable::new(config, text, queue, Vec::new())
+impl RequestTable {
+    /// The table of a mixed process without workers, with the tokenizer of a fixture.
+    pub(in crate::worker) fn without_workers() -> RequestTable {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-f32");
+        let tokenizer = Tokenizer::from_hf(&model).unwrap();
+        let text = Arc::new(TextProcessor { tokenizer, chat: None, context: 64 });
+        let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
+        let config = ServingConfig {
+            names: vec!["llama".into()],
+            choices: 1,
+            eos: Vec::new(),
+            placement: Placement::Mixed(Vec::new()),
+        };
+        RequestTable::new(config, text, queue, Vec::new())
+    }
 }
 
 #[test]
@@ -28,7 +31,7 @@ fn invariants_find_a_connection_that_leads_to_a_request_that_is_over() {
         table.convert(ConnId::outside(conn), TextTask::Detokenize(asked)).unwrap();
         table.invariants();
     };
-    let mut table = table();
+    let mut table = RequestTable::without_workers();
     convert(&mut table, 1);
     assert_eq!(table.converted(RequestKey(0)), Some(ConnId::outside(1)));
     table.invariants();

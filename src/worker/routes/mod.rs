@@ -454,3 +454,25 @@ fn json_with(
     cx.send_response(conn, &Response { status, media: JSON, body: &body, retry_after: None });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::{HttpLimits, RequestDecoder};
+
+    /// How long a request with this header field lasts at most.
+    fn patience_of(field: &str) -> Duration {
+        let text = format!("GET / HTTP/1.1\r\nhost: t\r\n{field}\r\n");
+        let (_, request) =
+            RequestDecoder::new(HttpLimits::default()).read(text.as_bytes()).expect("it is HTTP");
+        patience(&request.expect("it is whole")).expect("a time")
+    }
+
+    #[test]
+    fn a_request_lasts_half_an_hour_and_less_if_its_client_says_so() {
+        let most = Duration::from_secs(1800);
+        assert_eq!(patience_of(""), most);
+        assert_eq!(patience_of("x-request-timeout-ms: 1800001\r\n"), most);
+        assert_eq!(patience_of("x-request-timeout-ms: 500\r\n"), Duration::from_millis(500));
+    }
+}

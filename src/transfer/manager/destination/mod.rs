@@ -4,14 +4,17 @@
 //! Life of a source: down → dialling → announced → binding → ready. An error leads back to down,
 //! fails the waiting slots, and delays the next dial. One exception: if a transport cannot be set
 //! up, the worker announces the session again without it, until no transport is left.
-//! Not here: the steps of a session (`sessions`), the effects of messages on slots (`slots`). This
-//! file handles the worker's requests and outside events.
+//! Not here: the steps of a session (`sessions`), the bound of sessions (`session_table`), the
+//! effects of messages on slots (`slots`). This file handles the worker's requests and outside
+//! events.
 
 mod effects;
+mod session_table;
 mod sessions;
 mod slots;
 
 pub use effects::{DestinationEffects, DestinationSetup};
+pub use session_table::{SessionTable, Standing, Vacancy};
 
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
@@ -69,7 +72,7 @@ pub struct DestinationManager<L, A> {
     identity: WorkerIdentity,
     status: Arc<StatusTable>,
     sources: HashMap<A, Source<L>>,
-    sessions: Vec<Option<A>>,
+    sessions: SessionTable<A>,
     slots: HashMap<SlotId, Waiting<A>>,
     /// Slots with a request that failed here. A source can still write into their pages.
     aborting: HashMap<SlotId, Aborting<A>>,
@@ -96,7 +99,7 @@ where
             identity,
             status,
             sources: HashMap::default(),
-            sessions: (0..sessions).map(|_| None).collect(),
+            sessions: SessionTable::new(sessions),
             slots: HashMap::default(),
             aborting: HashMap::default(),
         }
@@ -117,7 +120,7 @@ where
         debug_assert_eq!(generation, slot.generation, "a request enters in its use of a slot");
         if !self.sources.contains_key(source) {
             let fresh = self.take_session(now, effects).ok_or(Cause::Overloaded)?;
-            self.sessions[fresh.session.0 as usize] = Some(source.clone());
+            self.sessions.assign(fresh.session, source.clone());
             self.sources.insert(source.clone(), fresh);
         }
         let Some(entry) = self.sources.get_mut(source) else { return Err(Cause::Internal) };
@@ -306,7 +309,7 @@ where
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
-        let Some(source) = self.sessions[session.0 as usize].clone() else { return };
+        let Some(source) = self.sessions.source(session).cloned() else { return };
         let Some(entry) =
             self.sources.get_mut(&source).filter(|entry| entry.generation == generation)
         else {
@@ -347,7 +350,7 @@ where
     ) {
         match report {
             Report::Arrived { slot, generation, room, session } => {
-                let source = self.sessions[session.0 as usize].as_ref();
+                let source = self.sessions.source(session);
                 let link = source.and_then(|source| self.sources.get(source)?.link());
                 if let Some(link) = link.filter(|_| !is_failpoint_active("done is not told")) {
                     self.trust(session);
@@ -361,7 +364,7 @@ where
                 effects.failed(Slot { id: slot, generation }, cause)
             }
             Report::Lost { session, generation, cause } => {
-                let source = self.sessions[session.0 as usize].clone();
+                let source = self.sessions.source(session).cloned();
                 // The link can have reported the same end before, and a new dial can be under way.
                 let is_meant = |source: &A| {
                     self.sources.get(source).is_some_and(|entry| {
@@ -385,7 +388,8 @@ where
             Stage::Down { .. } | Stage::Ready { .. } => false,
         };
         let is_late = |name: &&A| self.sources.get(*name).is_some_and(overdue);
-        let late: Vec<A> = self.sessions.iter().flatten().filter(is_late).cloned().collect();
+        let named = self.sessions.sources().map(|(_, name)| name);
+        let late: Vec<A> = named.filter(is_late).cloned().collect();
         for source in late {
             self.down(&source, now, Cause::PeerLost, effects);
         }
@@ -408,11 +412,10 @@ where
     /// A source and its session do not name each other, two sessions have one link, or a slot waits
     /// for an answer that no source will send.
     pub fn invariants(&self) {
-        for (index, name) in self.sessions.iter().enumerate() {
-            let session = name.as_ref().map(|name| self.sources[name].session.0 as usize);
-            assert!(session.is_none_or(|session| session == index), "a source has one session");
+        for (session, name) in self.sessions.sources() {
+            assert_eq!(self.sources[name].session, session, "a source has one session");
         }
-        let taken = self.sessions.iter().flatten().count();
+        let taken = self.sessions.sources().count();
         assert_eq!(self.sources.len(), taken, "each source has a session");
         let links: Vec<L> = self.sources.values().filter_map(Source::link).collect();
         let distinct = links.iter().copied().collect::<HashSet<L>>().len();

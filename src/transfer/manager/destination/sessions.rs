@@ -3,7 +3,7 @@
 //! Invariants: a source has at most one session, and a generation is never reused; the transfers of
 //! a session fail with it.
 
-use super::{DestinationEffects, DestinationManager, DestinationSetup};
+use super::{DestinationEffects, DestinationManager, DestinationSetup, Standing, Vacancy};
 use crate::cause::Cause;
 use crate::ids::SessionGeneration;
 use crate::limits::{DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
@@ -84,10 +84,9 @@ where
     L: Copy + Eq + Hash,
     A: Clone + Eq + Hash + Debug,
 {
-    /// A new source, in a free session. If there is none, it replaces a source without slots: the
-    /// one that has been down for the longest, else the one that was used longest ago. So old
-    /// prefill workers do not block new ones. `None`: each session has a slot. Generations continue
-    /// from the replaced source, so that its late lanes and reports do not match the new one.
+    /// A new source, in the session that the table finds for it. `None`: each session has a slot.
+    /// Generations continue from the replaced source, so that its late lanes and reports do not
+    /// match the new one.
     pub(super) fn take_session(
         &mut self,
         now: Instant,
@@ -101,33 +100,29 @@ where
             without: Vec::new(),
             rdma: Trust::default(),
         };
-        if let Some(free) = self.sessions.iter().position(Option::is_none) {
-            return Some(down(SessionId(free as u32), SessionGeneration(0)));
-        }
-        let gone = self.idle_source()?;
+        let Vacancy { session, replaced } = self.find_vacancy()?;
+        let Some(gone) = replaced else { return Some(down(session, SessionGeneration(0))) };
         if self.sources[&gone].transport().is_some() {
             // The source has nothing to send: each slot here that it knows of has ended.
             self.down(&gone, now, Cause::PeerLost, effects);
         }
-        self.sources.remove(&gone).map(|gone| down(gone.session, gone.generation))
+        self.sources.remove(&gone).map(|gone| down(session, gone.generation))
     }
 
-    /// The source that a new one may replace.
-    fn idle_source(&self) -> Option<A> {
+    /// The session that a new source gets.
+    fn find_vacancy(&self) -> Option<Vacancy<A>> {
         let busy: HashSet<&A> = self
             .slots
             .values()
             .map(|waiting| &waiting.source)
             .chain(self.aborting.values().map(|aborting| &aborting.source))
             .collect();
-        let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
-            Stage::Down { until, .. } => Some((false, until, source.session, name)),
-            Stage::Ready { .. } => Some((true, source.used, source.session, name)),
-            _ => None,
-        });
-        let idle = idle.filter(|(.., name)| !busy.contains(name));
-        let oldest = idle.min_by_key(|&(stands, since, session, _)| (stands, since, session.0))?;
-        Some(oldest.3.clone())
+        self.sessions.find_vacancy(|name| match self.sources[name].stage {
+            _ if busy.contains(name) => Standing::Busy,
+            Stage::Down { until, .. } => Standing::Down(until),
+            Stage::Ready { .. } => Standing::Idle(self.sources[name].used),
+            _ => Standing::Busy,
+        })
     }
 
     pub(super) fn source_of(&self, link: L) -> Option<A> {
@@ -287,7 +282,7 @@ where
         let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
         let other =
             |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
-        self.sessions.iter().flatten().filter(|name| is_idle(name)).find_map(|name| {
+        self.sessions.sources().filter(|(_, name)| is_idle(name)).find_map(|(_, name)| {
             let source = self.sources.get_mut(name).filter(|source| other(source))?;
             source.rdma.take_end(now).then(|| name.clone())
         })
@@ -295,7 +290,7 @@ where
 
     /// Bytes have arrived over the session's transport.
     pub(super) fn trust(&mut self, session: SessionId) {
-        let source = self.sessions[session.0 as usize].as_ref();
+        let source = self.sessions.source(session);
         let entry = source.and_then(|source| self.sources.get_mut(source));
         if let Some(entry) = entry.filter(|entry| entry.transport() == Some(Transport::Rdma)) {
             entry.rdma.carry();

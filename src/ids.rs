@@ -40,8 +40,8 @@ index!(
     Generation(u32)
 );
 index!(
-    /// One *attempt* of one request across workers: 63 random bits, from the router or, if prefill
-    /// keeps the KV, from the prefill worker. 0 is a valid room.
+    /// One *attempt* of one request across workers: 63 random bits, from the router, or from a
+    /// prefill worker that keeps KV for a router that names none. 0 is a valid room.
     Room(u64)
 );
 index!(

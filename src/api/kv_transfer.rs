@@ -11,7 +11,7 @@ use super::bootstrap::{self, BootstrapParams};
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::ids::Room;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// Name of vLLM's field.
@@ -39,6 +39,13 @@ pub struct Keep {
     /// Port of its bootstrap registry.
     #[serde(rename = "remote_port", skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
+    /// The room of the first choice, so that the caller can release the KV without the answer.
+    #[serde(
+        rename = "bootstrap_room",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "write_room"
+    )]
+    pub room: Option<Room>,
     /// The caller claims the KV as soon as it has pages, and reads the first event at once. Prefill
     /// does not compute before the claim.
     #[serde(rename = "baton_claimed", skip_serializing_if = "std::ops::Not::not")]
@@ -52,6 +59,10 @@ pub(super) struct KeepRequest<'a> {
     do_remote_prefill: bool,
     #[serde(flatten)]
     keep: &'a Keep,
+}
+
+fn write_room<S: Serializer>(room: &Option<Room>, serializer: S) -> Result<S::Ok, S::Error> {
+    room.map(|room| room.0).serialize(serializer)
 }
 
 impl Keep {
@@ -95,7 +106,7 @@ impl PrefillAddress {
 
     /// The request that asks it to keep KV.
     pub fn keep(&self) -> Keep {
-        Keep { host: Some(self.host.clone()), port: self.bootstrap_port, claimed: false }
+        Keep { host: Some(self.host.clone()), port: self.bootstrap_port, ..Keep::default() }
     }
 }
 
@@ -215,8 +226,9 @@ pub(super) fn read(
                 return Err(object.invalid("remote_host", "must name a host"));
             }
             let port = object.integer("remote_port", 1..=i128::from(u16::MAX))?;
+            let room: Option<u64> = object.integer("bootstrap_room", 0..=i128::from(i64::MAX))?;
             let claimed = object.flag("baton_claimed", false)?;
-            Ok(Some(KvTransfer::Keep(Keep { host, port, claimed })))
+            Ok(Some(KvTransfer::Keep(Keep { host, port, room: room.map(Room), claimed })))
         }
         (true, true) => {
             Err(object.invalid("do_remote_decode", "and `do_remote_prefill` exclude each other"))
@@ -274,7 +286,12 @@ mod tests {
             "remote_port":null}}"#;
         assert_eq!(read_json(body), Ok(Some(KvTransfer::Keep(Keep::default()))));
         for claimed in [false, true] {
-            let keep = Keep { host: Some("10.0.0.1".into()), port: Some(8998), claimed };
+            let keep = Keep {
+                host: Some("10.0.0.1".into()),
+                port: Some(8998),
+                room: Some(Room(7)),
+                claimed,
+            };
             let body = serde_json::json!({ "kv_transfer_params": keep.asking() }).to_string();
             assert_eq!(
                 read_json(&body),

@@ -16,8 +16,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The first port of connections, and of listeners that ask for any port (IANA's dynamic ports).
+/// The lowest port of connections, and of listeners that ask for any port (IANA's dynamic ports).
 const FIRST_PORT: u16 = 49_152;
+/// A kernel begins at a random one of so many ports, as Linux does.
+const BEGIN_PORTS: u64 = 8192;
 
 /// The time of day at which a kernel begins: 2001-09-09 UTC.
 const EPOCH: Duration = Duration::from_secs(1_000_000_000);
@@ -87,6 +89,7 @@ pub(super) struct MemoryListener {
 impl MemoryKernel {
     /// The kernel of a process on this host. A stream takes `room` unsent bytes.
     pub fn new(host: IpAddr, room: usize, now: Instant, random: Rng) -> MemoryKernel {
+        let port = random.fork("port").range_u64(0, BEGIN_PORTS - 1);
         MemoryKernel(Arc::new(Mutex::new(Node {
             host,
             room,
@@ -94,7 +97,7 @@ impl MemoryKernel {
             now,
             random,
             ready: ReadySet::default(),
-            next_port: FIRST_PORT,
+            next_port: FIRST_PORT + port as u16,
             listeners: BTreeMap::new(),
             dials: VecDeque::new(),
             signals: Vec::new(),

@@ -200,9 +200,6 @@ impl Directory {
             }
             Event::Received(conn) => (conn, self.read(conn, reactor)),
             Event::Eof(conn) => (conn, Some(Err("the registry closed the connection".to_string()))),
-            Event::Closed { .. } if is_failpoint_active("broken look-up is awaited") => {
-                return None;
-            }
             Event::Closed { conn, reason } => (conn, Some(Err(reason.to_string()))),
             Event::Accepted { .. }
             | Event::Drained(_)

@@ -114,9 +114,6 @@ impl Fanout {
     pub fn handle_disconnect(&mut self, client: ConnId, cx: &mut RouterContext<'_>) {
         let Some(fan) = self.open.remove(&client) else { return };
         for (conn, ..) in fan.open {
-            if is_failpoint_active("fan-out of a client that left keeps its calls") {
-                continue;
-            }
             cx.pool.detach_call(conn);
         }
     }

@@ -32,6 +32,7 @@ use crate::router::call::Owner;
 use crate::server::connections::{ClientEvent, Connections};
 use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
 use crate::server::reload::{Reload, ReloadedFile};
+use crate::stdx::failpoint::is_failpoint_active;
 use coalescer::WriteCoalescer;
 use fanout::Fanout;
 use pool::WorkerPool;
@@ -126,8 +127,10 @@ impl RouterService {
                     self.pool.trust(authorities, &mut self.reactor)
                 }
                 ReloadedFile::ApiKeys(keys) => {
-                    self.pool.set_key(keys.first().cloned());
-                    self.paths.keys().api = keys;
+                    if !is_failpoint_active("router sends its former key") {
+                        self.pool.set_key(keys.first().cloned());
+                    }
+                    self.paths.keys().set_api(keys);
                 }
                 ReloadedFile::AdminKeys(keys) => {
                     self.pool.set_admin_key(keys.first().cloned());
@@ -176,6 +179,8 @@ impl RouterService {
     /// Panics if a table of the service contradicts itself or another one.
     pub fn invariants(&self) {
         self.requests.invariants(&self.pool);
+        let mut clients = self.requests.clients();
+        assert!(clients.all(|conn| self.connections.owns(conn)), "each request has its client");
     }
 
     /// Whether the router holds nothing of any request.
@@ -183,11 +188,10 @@ impl RouterService {
     /// # Errors
     /// What it holds.
     pub fn check_idle(&self) -> Result<(), String> {
-        let (requests, held) = (self.requests.count(), self.connections.held());
-        match (requests, held, self.fanout.is_idle()) {
-            (0, 0, true) => self.pool.check_idle(),
-            (_, _, false) => Err("requests to all workers".into()),
-            _ => Err(format!("{requests} requests, {held} bytes of bodies")),
+        match (self.requests.count(), self.fanout.is_idle()) {
+            (0, true) => self.connections.check_idle().and_then(|()| self.pool.check_idle()),
+            (_, false) => Err("requests to all workers".into()),
+            (requests, _) => Err(format!("{requests} requests")),
         }
     }
 

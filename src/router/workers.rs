@@ -33,7 +33,6 @@ use crate::router::target::WorkerTarget;
 use crate::routing::compatibility::Difference;
 use crate::routing::load::WorkerNumber;
 use crate::server::role_change::RoleChangeRequest;
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -195,8 +194,6 @@ impl WorkerAdmin {
                 EtcdChange::Gone(address, incarnation) => {
                     self.members.withdraw(&address, incarnation, LeaveReason::Dropped)
                 }
-                EtcdChange::Whole(_)
-                    if is_failpoint_active("workers without an entry stay known") => {}
                 EtcdChange::Whole(addresses) => {
                     self.members.reconcile(
                         |address| addresses.contains(address),

@@ -25,6 +25,14 @@ impl AccessKeys {
     pub fn of(server: &ServerConfig) -> AccessKeys {
         AccessKeys { api: server.api_keys.clone(), admin: server.admin_keys.clone() }
     }
+
+    /// Accepts these API keys from now on.
+    pub fn set_api(&mut self, keys: Vec<Secret>) {
+        let former = std::mem::replace(&mut self.api, keys);
+        if is_failpoint_active("removed key is still accepted") {
+            self.api.extend(former);
+        }
+    }
 }
 
 /// Checks that a request carries one of the keys that it needs, if there are any. An admin key is

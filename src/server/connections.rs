@@ -101,9 +101,16 @@ impl Connections {
         }
     }
 
-    /// Bytes of request bodies that are held.
-    pub fn held(&self) -> usize {
-        self.held
+    /// Whether no response is due and no byte of a body is held.
+    ///
+    /// # Errors
+    /// What is left.
+    pub fn check_idle(&self) -> Result<(), String> {
+        let due = self.clients.values().filter(|client| client.due.is_some()).count();
+        match (due, self.held) {
+            (0, 0) => Ok(()),
+            (due, held) => Err(format!("{due} responses that are due, {held} bytes of bodies")),
+        }
     }
 
     /// Limits the bodies of all unanswered requests to `held_max` bytes in total. Bodies of usual

@@ -2,7 +2,7 @@
 
 use super::clients::{DEADLINE, Outcome};
 use super::faults::Weather;
-use super::keys::WRONG_KEY;
+use super::keys::ClientKey;
 use super::operator::is_ready;
 use super::plan::RunPlan;
 use super::process::SimProcess;
@@ -107,9 +107,13 @@ impl Cluster {
     ) -> Result<(), String> {
         let is_near_fault = self.plan.is_near_fault(request.at, ended);
         if request.is_cut_short {
-            let most = (HTTP_REQUEST_TIME_MAX.as_nanos() as Nanos) + WAIT;
-            return match ended - request.at > most {
-                true => Err("a request that is not whole is waited for".into()),
+            // A router that stands still notices it later.
+            let late = if is_near_fault { WAIT_NEAR_FAULT } else { WAIT };
+            let waited = ended - request.at;
+            return match waited > HTTP_REQUEST_TIME_MAX.as_nanos() as Nanos + late {
+                true => {
+                    Err(format!("a request that is not whole is waited for {} ms", waited / MILLI))
+                }
                 false => Ok(()),
             };
         }
@@ -156,7 +160,7 @@ impl Cluster {
                 Outcome::Answered { ids, .. } if *ids != request.order.expected => {
                     return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
                 }
-                Outcome::Answered { .. } if request.key == Some(WRONG_KEY) => {
+                Outcome::Answered { .. } if request.key == Some(ClientKey::Wrong) => {
                     return Err("a request with a wrong key is answered".into());
                 }
                 Outcome::Answered { cached, .. } => {
@@ -171,7 +175,9 @@ impl Cluster {
                     report.well += 1;
                 }
                 // A wrong key is refused.
-                Outcome::Refused(401, ..) if request.key == Some(WRONG_KEY) => report.refused += 1,
+                Outcome::Refused(401, ..) if request.key == Some(ClientKey::Wrong) => {
+                    report.refused += 1
+                }
                 Outcome::Left => report.left += 1,
                 Outcome::Refused(_, code, _) if code == "aborted" && request.is_aborted => {
                     report.aborted += 1;

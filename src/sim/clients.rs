@@ -1,6 +1,7 @@
 //! Clients of the router: each opens a connection, asks once, reads the answer as bytes, and may
 //! leave early.
 
+use super::keys::{ClientKeys, KeyAge};
 use super::requests::PlannedRequest;
 use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
 use crate::http::{HttpLimits, Method};
@@ -20,6 +21,8 @@ pub struct Clients {
     kernel: MemoryKernel,
     reactor: Reactor,
     router: SocketAddr,
+    /// The API keys of requests from now on.
+    pub keys: ClientKeys,
     /// Requests that were not sent, the next one last.
     waiting: Vec<PlannedRequest>,
     open: BTreeMap<ConnId, Exchange>,
@@ -32,6 +35,8 @@ pub struct Clients {
 
 struct Exchange {
     request: PlannedRequest,
+    /// The right API key when it was sent.
+    key: KeyAge,
     decoder: ResponseDecoder,
     status: u16,
     body: Vec<u8>,
@@ -64,6 +69,7 @@ impl Clients {
             reactor: Reactor::in_memory(kernel.clone()).expect("memory cannot fail"),
             kernel,
             router,
+            keys: ClientKeys { right: KeyAge::Old, is_old_refused: false },
             waiting: requests.into_iter().rev().collect(),
             open: BTreeMap::new(),
             aborts: BTreeSet::new(),
@@ -75,6 +81,11 @@ impl Clients {
     /// Whether all requests have ended.
     pub fn is_done(&self) -> bool {
         self.waiting.is_empty() && self.open.is_empty()
+    }
+
+    /// Whether a request was sent with this key and has not ended.
+    pub fn sends(&self, key: KeyAge) -> bool {
+        self.open.values().any(|exchange| exchange.key == key)
     }
 
     /// The requests without an end, as text.
@@ -152,7 +163,8 @@ impl Clients {
         let conn = self.send(&request, "/generate", &body_of(&request));
         let limits = HttpLimits { body: 1 << 20, ..HttpLimits::default() };
         let decoder = ResponseDecoder::new(Method::Post, limits);
-        self.open.insert(conn, Exchange { request, decoder, status: 0, body: Vec::new() });
+        let key = self.keys.right;
+        self.open.insert(conn, Exchange { request, key, decoder, status: 0, body: Vec::new() });
     }
 
     /// Aborts a request by its name.
@@ -167,7 +179,7 @@ impl Clients {
         let conn = self.reactor.connect(&self.router.into(), until).expect("few connections");
         let (mut bytes, body) = (Vec::new(), body.to_string());
         let line = RequestLine { method: Method::Post, target, host: "router" };
-        let bearer = request.key.map(|key| format!("Bearer {key}"));
+        let bearer = request.key.map(|key| format!("Bearer {}", self.keys.key_of(key)));
         let key = bearer.as_deref().map(|bearer| ("authorization", bearer));
         let deadline = (DEADLINE / MILLI).to_string();
         let deadline = request.order.is_hurried.then_some(("x-request-timeout-ms", &*deadline));

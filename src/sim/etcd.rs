@@ -114,13 +114,21 @@ impl SimEtcd {
         self.members[member].take().is_some()
     }
 
-    /// Forgets all values that are no longer the last of their key.
-    pub fn compact(&mut self) {
+    /// Forgets all values that are no longer the last of their key. Cancels all watches, as those
+    /// that are behind, if `cancels`.
+    pub fn compact(&mut self, cancels: bool) {
         let Store { revision, compacted, keys, changes, .. } = &mut self.store;
         *compacted = *revision;
         changes.retain(|change| {
             keys.get(&change.key).is_some_and(|stored| stored.changed == change.revision)
         });
+        for member in self.members.iter_mut().flatten().filter(|_| cancels) {
+            for (conn, watch) in std::mem::take(&mut member.watches) {
+                let mut out = Vec::new();
+                write_line(watch.stream, &mut out, &self.store.cancelled());
+                member.send(conn, &out);
+            }
+        }
     }
 
     /// Ends the first lease before its time.
@@ -201,11 +209,7 @@ impl Member {
                 let begun = json!({ "header": store.header(), "created": true });
                 write_line(stream, &mut out, &begun);
                 if next < store.compacted {
-                    let compacted = store.compacted.to_string();
-                    let cancelled = json!({
-                        "header": store.header(), "canceled": true, "compact_revision": compacted,
-                    });
-                    write_line(stream, &mut out, &cancelled);
+                    write_line(stream, &mut out, &store.cancelled());
                 } else {
                     self.watches.insert(conn, Watch { stream, range, next });
                 }
@@ -274,6 +278,12 @@ impl Default for Store {
 impl Store {
     fn header(&self) -> Value {
         json!({ "cluster_id": "1", "revision": self.revision.to_string() })
+    }
+
+    /// The last answer of a watch that is behind the last compaction.
+    fn cancelled(&self) -> Value {
+        let compacted = self.compacted.to_string();
+        json!({ "header": self.header(), "canceled": true, "compact_revision": compacted })
     }
 
     fn answer(&mut self, path: &str, body: &Value, now: Nanos) -> Result<Value, Refusal> {

@@ -126,7 +126,10 @@ pub enum Fault {
         pause: Nanos,
     },
     /// etcd forgets its old changes.
-    Compact,
+    Compact {
+        /// Whether all watches are behind, so that it cancels them.
+        cancels: bool,
+    },
     /// A lease of etcd ends before its time.
     EndLease,
     /// All members of etcd start again, without any key.
@@ -155,7 +158,7 @@ impl Fault {
         match self {
             Fault::Reset | Fault::NicError | Fault::EndLease | Fault::EmptyEtcd => true,
             Fault::Names { .. } => true,
-            Fault::Compact => false,
+            Fault::Compact { .. } => false,
             Fault::Part { hosts: (one, two), .. } | Fault::Break { hosts: (one, two), .. } => {
                 one == other || two == other
             }
@@ -173,7 +176,7 @@ impl Fault {
     pub fn effect(self) -> Nanos {
         match self {
             Fault::Reset | Fault::NicError => RECONNECTED,
-            Fault::Compact => 0,
+            Fault::Compact { .. } => 0,
             Fault::EndLease | Fault::EmptyEtcd => REENTERED,
             Fault::Role { pause, .. } => pause + CHANGED + RETURNED,
             Fault::Drain { pause, .. } => pause + DRAINED + RETURNED,
@@ -253,10 +256,13 @@ impl FaultScope<'_> {
 
     /// A fault of etcd. Only in a storm can it cost a worker its entry.
     fn draw_of_etcd(&self, dice: &mut Rng, weather: Weather) -> Fault {
-        let pause = dice.range_u64(10 * MILLI, 8 * SECOND);
         let host = dice.range_u64(self.etcd.start as u64, self.etcd.end as u64 - 1) as usize;
+        // Entries outlive the first member if there is another one.
+        let is_spare = host == self.etcd.start && self.etcd.len() > 1;
+        let longest = if is_spare { 40 * SECOND } else { 8 * SECOND };
+        let pause = dice.range_u64(10 * MILLI, longest);
         match dice.range_u64(0, if weather == Weather::Storm { 4 } else { 2 }) {
-            0 => Fault::Compact,
+            0 => Fault::Compact { cancels: dice.one_in(2) },
             1 => Fault::Death { host, pause },
             2 => Fault::Cut { host, pause },
             3 => Fault::EndLease,

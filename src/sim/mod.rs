@@ -8,8 +8,7 @@
 //! workers ─┘
 //! ```
 //! Replaced: the sockets below the reactor, the library of verbs, the threads (a turn steps all of
-//! a process), the files of keys, etcd, the name server, and the model. Not covered yet: TLS,
-//! and the exchange of API keys and admin keys.
+//! a process), the files of keys, etcd, the name server, and the model. Not covered yet: TLS.
 //! Invariant: the same seed gives the same run. Not here: the load mode (`planner`).
 
 mod campaign;
@@ -148,7 +147,7 @@ enum Event {
     NamesWell,
     /// The operator orders the first role of a host again.
     FirstRole(usize),
-    /// The operator begins the next step of the exchange of the cluster key, if all have read it.
+    /// The operator begins the next step of the exchange of keys, if all have read the last one.
     Exchange,
     /// The key files of a host change.
     NewKeys(usize),
@@ -385,7 +384,10 @@ impl Cluster {
                 self.names.fail(is_silent, now + pause);
                 self.queue.schedule(now + pause, Event::NamesWell);
             }
-            Fault::Compact => self.etcd.compact(),
+            Fault::Compact { cancels } => {
+                self.etcd.compact(cancels);
+                self.plan.fleet.etcd_hosts().for_each(|host| self.wake(host, now));
+            }
             Fault::EndLease => self.etcd.end_lease(),
             Fault::EmptyEtcd => {
                 self.etcd.empty();

@@ -4,7 +4,7 @@
 //! Invariant: the operator asks again until the worker has the ordered role. A later order for the
 //! same worker takes the place of the former one.
 
-use super::keys::{API_KEY, ClusterKeys};
+use super::keys::{ClusterKeys, KeyAge};
 use super::names::is_url_of;
 use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
 use crate::http::{HttpLimits, Method};
@@ -31,8 +31,9 @@ pub struct Operator {
     reactor: Reactor,
     /// By worker: the role that it must have, and when to ask next.
     orders: BTreeMap<SocketAddr, (Role, Nanos)>,
-    /// The key that workers ask for.
-    bearer: Option<String>,
+    keys: ClusterKeys,
+    /// Which of the keys it sends.
+    key_age: KeyAge,
     open: BTreeMap<ConnId, Request>,
     /// The router's list of workers, as last read.
     pub listed: Option<Value>,
@@ -42,8 +43,6 @@ pub struct Operator {
     leaves: BTreeMap<ConnId, Nanos>,
     /// What was answered and must not be.
     pub wrong: Option<String>,
-    /// A key that is not enough for orders.
-    low_bearer: Option<String>,
     dice: Rng,
     /// The router to list workers, and when to ask next.
     lists: Option<(SocketAddr, Nanos)>,
@@ -82,23 +81,19 @@ enum About {
 }
 
 impl Operator {
-    /// An operator without orders, with the key that the processes ask for.
+    /// An operator without orders, with the keys that the processes ask for at first.
     pub fn new(kernel: MemoryKernel, keys: ClusterKeys, dice: Rng) -> Operator {
         let reactor = Reactor::in_memory(kernel.clone()).expect("memory cannot fail");
-        let bearer = keys.operator_key().map(|key| format!("Bearer {key}"));
-        let has_both = keys.has_admin_keys && keys.has_api_keys;
-        let low_bearer = has_both.then(|| format!("Bearer {API_KEY}"));
-        let (orders, open) = (BTreeMap::new(), BTreeMap::new());
         Operator {
             kernel,
             reactor,
-            orders,
-            bearer,
-            open,
+            keys,
+            key_age: KeyAge::Old,
+            orders: BTreeMap::new(),
+            open: BTreeMap::new(),
             flushes: Vec::new(),
             leaves: BTreeMap::new(),
             wrong: None,
-            low_bearer,
             dice,
             listed: None,
             lists: None,
@@ -115,6 +110,11 @@ impl Operator {
     pub fn order(&mut self, worker: SocketAddr, role: Role, now: Nanos) {
         self.orders.insert(worker, (role, now));
         self.unlisted.remove(&worker);
+    }
+
+    /// Sends these keys from now on.
+    pub fn set_key_age(&mut self, age: KeyAge) {
+        self.key_age = age;
     }
 
     /// Reads the list of workers of the router at this address.
@@ -175,7 +175,7 @@ impl Operator {
 
     fn ask(&mut self, worker: SocketAddr, role: Role) {
         let body = RoleChangeRequest { role, patience: PATIENCE }.to_json();
-        if self.low_bearer.is_some() {
+        if self.keys.low_key(self.key_age).is_some() {
             self.send(worker, About::Refusal, Method::Post, "/role", Some(&body));
         }
         self.send(worker, About::Role(worker, role), Method::Post, "/role", Some(&body));
@@ -193,7 +193,11 @@ impl Operator {
         let conn = self.reactor.connect(&to.into(), until).expect("few connections");
         let line = RequestLine { method, target, host: "baton" };
         let mut bytes = Vec::new();
-        let bearer = if matches!(about, About::Refusal) { &self.low_bearer } else { &self.bearer };
+        let key = match about {
+            About::Refusal => self.keys.low_key(self.key_age),
+            About::Role(..) | About::Workers | About::Flush => self.keys.operator_key(self.key_age),
+        };
+        let bearer = key.map(|key| format!("Bearer {key}"));
         let key = bearer.as_deref().map(|bearer| ("authorization", bearer));
         let fields: Vec<_> = [("connection", "close")].into_iter().chain(key).collect();
         write_request(&mut bytes, line, &fields, body);

@@ -36,7 +36,7 @@ pub struct RunPlan {
     pub nic_patience: Nanos,
     /// When the operator flushes the caches of all workers.
     pub flushes: Vec<Nanos>,
-    /// The exchange of the cluster key.
+    /// The exchange of keys.
     pub exchange: Option<KeyExchange>,
 }
 
@@ -89,10 +89,9 @@ impl RunPlan {
             has_names: fleet.has_names,
             victims: &victims,
         };
-        let mut exchange = fleet
-            .keys
-            .is_exchanged
-            .then(|| KeyExchange::draw(dice.fork("exchange").fork("time"), fleet.sites.len()));
+        let mut exchange = fleet.keys.exchanged.map(|keys| {
+            KeyExchange::draw(keys, dice.fork("exchange").fork("time"), fleet.sites.len())
+        });
         let exchanged = exchange.as_ref().map_or(0, KeyExchange::time);
         let until = if weather == Weather::Flaky { end + exchanged } else { end };
         let mut faults = match scale.faults {
@@ -117,7 +116,8 @@ impl RunPlan {
         }
         if scale.faults {
             let over = faults.iter().map(|(at, fault)| at + fault.effect());
-            delay_last(&mut requests, over.fold(end, Nanos::max));
+            let exchanged = exchange.iter().map(|exchange| exchange.begin + exchange.time());
+            delay_last(&mut requests, over.chain(exchanged).fold(end, Nanos::max));
         }
         RunPlan {
             faults_end: faults.iter().map(|&(at, _)| at).max().unwrap_or(0),

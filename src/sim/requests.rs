@@ -3,7 +3,7 @@
 use super::faults::{AIMED_SILENCE, CHANGED, Fault, START, WINDOW, Weather};
 use super::fleet::SimFleet;
 use super::key_exchange::KeyExchange;
-use super::keys::{API_KEY, WRONG_KEY};
+use super::keys::{ClientKey, ExchangedKeys};
 use super::scale::RunScale;
 use super::workload::{SimRequest, Workload};
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
@@ -15,6 +15,9 @@ const CROWDED_GAP: Nanos = 2 * MILLI;
 const ABORTS: u64 = 12;
 /// The client of one in so many requests sends only a part of it.
 const CUT_SHORT: u64 = 60;
+/// The client of one in so many requests has a wrong key, and if API keys are exchanged.
+const WRONG: u64 = 20;
+const WRONG_IN_EXCHANGE: u64 = 4;
 /// The longest time between the first and the last request, without the calm ones.
 const SPAN_MAX: Nanos = 300 * SECOND;
 /// No fault happens in this time before the last requests, so that they must succeed.
@@ -28,7 +31,7 @@ pub struct PlannedRequest {
     /// When it is sent.
     pub at: Nanos,
     /// The key that its client sends.
-    pub key: Option<&'static str>,
+    pub key: Option<ClientKey>,
     /// Whether its answer is a stream.
     pub stream: bool,
     /// Whether its client may leave.
@@ -91,7 +94,9 @@ pub fn draw_requests(
     };
     let mut requests: Vec<PlannedRequest> = (0..scale.requests).map(draw).collect();
     if fleet.keys.has_api_keys {
-        give_keys(&mut requests, dice.fork("key of client"));
+        let is_exchanged = fleet.keys.exchanged == Some(ExchangedKeys::Bearer);
+        let wrong = if is_exchanged { WRONG_IN_EXCHANGE } else { WRONG };
+        give_keys(&mut requests, wrong, dice.fork("key of client"));
     }
     if scale.faults {
         give_whims(&mut requests, dice.fork("whims"));
@@ -132,7 +137,7 @@ pub fn aim_at_exchange(requests: &mut [PlannedRequest], exchange: &KeyExchange, 
     requests.sort_by_key(|request| request.at);
 }
 
-/// Lets the last requests come after the faults, which are over at this time.
+/// Lets the last requests come after the faults and the exchange, which are over at this time.
 pub fn delay_last(requests: &mut [PlannedRequest], over: Nanos) {
     let last = requests.len().saturating_sub(CALM_REQUESTS);
     for (number, request) in requests[last..].iter_mut().enumerate() {
@@ -142,10 +147,11 @@ pub fn delay_last(requests: &mut [PlannedRequest], over: Nanos) {
     requests.sort_by_key(|request| request.at);
 }
 
-/// Gives clients their keys; some have a wrong one.
-fn give_keys(requests: &mut [PlannedRequest], mut dice: Rng) {
+/// Gives clients their keys; one in so many has a wrong one.
+fn give_keys(requests: &mut [PlannedRequest], wrong: u64, mut dice: Rng) {
     for request in requests {
-        request.key = Some(if dice.one_in(20) { WRONG_KEY } else { API_KEY });
+        let is_wrong = dice.one_in(wrong);
+        request.key = Some(if is_wrong { ClientKey::Wrong } else { ClientKey::Right });
     }
 }
 

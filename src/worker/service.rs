@@ -164,7 +164,7 @@ impl WorkerService {
             match fresh {
                 ReloadedFile::Credentials(credentials) => self.secure(credentials),
                 ReloadedFile::Authorities(authorities) => self.trust(authorities),
-                ReloadedFile::ApiKeys(keys) => self.routes.keys().api = keys,
+                ReloadedFile::ApiKeys(keys) => self.routes.keys().set_api(keys),
                 ReloadedFile::AdminKeys(keys) => self.routes.keys().admin = keys,
                 ReloadedFile::ClusterKeys(secrets) => {
                     let Ok(keys) = keyring(&secrets) else { continue };
@@ -290,14 +290,19 @@ impl WorkerService {
     /// Panics if a table of the service contradicts itself or another one.
     pub fn invariants(&self) {
         self.requests.invariants();
+        let mut clients = self.requests.clients();
+        assert!(clients.all(|conn| self.connections.owns(conn)), "each request has its client");
         self.handoff.invariants();
+        if let Some(links) = &self.control_links {
+            links.invariants();
+        }
     }
 
     /// Whether the service holds nothing of any request. Fails with what it holds.
     pub fn check_idle(&self) -> Result<(), String> {
-        match (self.reactor.queued_total(), self.connections.held()) {
-            (0, 0) => self.check_role_idle(),
-            (queued, held) => Err(format!("bytes to send: {queued}, of bodies: {held}")),
+        match self.reactor.queued_total() {
+            0 => self.connections.check_idle().and_then(|()| self.check_role_idle()),
+            queued => Err(format!("{queued} bytes to send")),
         }
     }
 

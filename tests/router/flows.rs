@@ -30,6 +30,11 @@ fn check_given_up(worker: &Worker, room: u64) {
     assert_eq!(asked.header("authorization"), Some("Bearer k"));
 }
 
+/// The room in which the router asks a prefill worker to keep KV.
+fn room_of(asked: &Asked) -> u64 {
+    asked.json()["kv_transfer_params"]["bootstrap_room"].as_u64().expect("a room")
+}
+
 #[test]
 fn prefill_is_asked_first_and_decode_continues_from_its_kept_kv() {
     let (prefill, decode) = (Worker::start(), Worker::start());
@@ -48,7 +53,8 @@ fn prefill_is_asked_first_and_decode_continues_from_its_kept_kv() {
         assert_eq!(at_prefill.line, format!("POST {path} HTTP/1.1"));
         assert_eq!(asked["stream"], false);
         let host = json!({"do_remote_decode": true, "do_remote_prefill": false,
-            "remote_host": "127.0.0.1", "remote_port": 9000});
+            "remote_host": "127.0.0.1", "remote_port": 9000,
+            "bootstrap_room": room_of(&at_prefill)});
         assert_eq!(asked["kv_transfer_params"], host);
         assert!(asked.get("echo").is_none() && asked.get("bootstrap_room").is_none(), "{asked}");
         assert!(decode.is_unasked(), "it is not its turn");
@@ -78,12 +84,18 @@ fn an_error_of_prefill_is_told_and_decode_never_asked() {
     assert_eq!(client.answer().0, 400);
     // A failure that another worker possibly does not have is retried there.
     for fault in ["429 Full", "500 Oh", "hang up", "no room"] {
-        let mut client = quartet.router.post("/v1/completions", PROMPT);
+        let mut client = quartet.router.connect();
+        client.post("/v1/completions", "authorization: Bearer k\r\n", PROMPT);
         let (first, mut at_prefill) = quartet.at_prefill();
+        let room = room_of(&at_prefill);
         match fault {
             "hang up" => at_prefill.hang_up(),
             "no room" => at_prefill.answer("200 OK", r#"{"choices":[]}"#),
             status => at_prefill.answer(status, r#"{"error":{}}"#),
+        }
+        // Its answer can have been on its way.
+        if fault == "hang up" {
+            check_given_up(&quartet.prefill[first], room);
         }
         let (second, mut at_prefill) = quartet.at_prefill();
         assert_ne!(first, second, "{fault}");
@@ -99,9 +111,11 @@ fn an_error_of_prefill_is_told_and_decode_never_asked() {
 #[test]
 fn a_prefill_worker_that_is_asked_first_and_stands_still_is_given_up() {
     let quartet = Quartet::start(&PREFILL_FIRST);
-    let mut client = quartet.router.post("/v1/completions", PROMPT);
+    let mut client = quartet.router.connect();
+    client.post("/v1/completions", "authorization: Bearer k\r\n", PROMPT);
     let (first, still) = quartet.at_prefill();
     quartet.prefill[first].ignore_probes(4);
+    check_given_up(&quartet.prefill[first], room_of(&still));
     let (second, mut at_prefill) = quartet.at_prefill();
     assert_ne!(first, second);
     assert!(still.is_closed());
@@ -199,10 +213,13 @@ fn kept_kv_that_decode_does_not_claim_is_released() {
 fn a_client_that_leaves_ends_whichever_leg_runs() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let router = Router::ready(&[&prefill], &[&decode], &PREFILL_FIRST);
-    let client = router.post("/v1/completions", STREAM);
+    let mut client = router.connect();
+    client.post("/v1/completions", "authorization: Bearer k\r\n", STREAM);
     let at_prefill = prefill.asked();
     drop(client);
     assert!(at_prefill.is_closed());
+    // Its answer can be on its way.
+    check_given_up(&prefill, room_of(&at_prefill));
     let mut client = router.connect();
     client.post("/v1/completions", "authorization: Bearer k\r\n", STREAM);
     keep(&mut prefill.asked(), 8);

@@ -121,13 +121,13 @@ mod others {
         revoked_frame_goes_on_landing: "revoked frame goes on landing",
             "was written and is not leased", 28;
         progress_outlives_its_room: "progress outlives its room", "came from the cache", 11;
-        resumed_tokens_count_as_prompt: "resumed tokens count as prompt", "Wrong(", 9;
+        resumed_tokens_count_as_prompt: "resumed tokens count as prompt", "Wrong(", 152;
         cancel_keeps_the_lease: "cancel keeps the lease", "not ended in time", 6;
         early_destination_is_lost: "early destination is lost", "not ended in time", 4;
         ready_is_not_told: "ready is not told", "not ended in time", 1;
         page_is_kept_before_it_is_full: "page is kept before it is full", "Wrong(", 6;
         waiting_chunk_is_dropped: "waiting chunk is dropped", "expected", 9;
-        early_bytes_are_dropped: "early bytes are dropped", "came from the cache", 11;
+        early_bytes_are_dropped: "early bytes are dropped", "not ended in time", 13;
         room_stays_after_its_request: "room stays after its request", "rooms", 1;
         connection_is_not_counted: "connection is not counted", "a request waits for", 4;
         busy_engine_looks_hung: "busy engine looks hung", "is not used at the end", 1;
@@ -145,13 +145,13 @@ mod others {
         change_of_role_is_never_given_up: "change of role is never given up",
             "does not give its role change up", 12;
         a_workers_role_is_not_compared: "a worker's role is not compared",
-            "this is no decode worker", 206;
+            "does not use a worker in its new role", 4;
         turned_worker_keeps_its_number: "turned worker keeps its number",
             "does not use a worker in its new role", 4;
         turned_worker_is_not_followed_back: "turned worker is not followed back",
             "is not used at the end", 39;
         keys_that_differ_are_final: "keys that differ are final",
-            "fits no other because of its keys", 104;
+            "fits no other because of its keys", 19;
         held_reservation_is_not_released: "held reservation is not released", "sequences", 1;
         call_of_an_aborted_request_stays: "call of an aborted request stays",
             "each call of a leg has its request", 3;
@@ -198,6 +198,34 @@ mod others {
             "the worker changes its role and takes a request", 10;
         kept_kv_waits_for_a_decode_worker_that_goes: "kept KV waits for a decode worker that goes",
             "has a call or waits for a retry", 12;
+        older_link_of_a_peer_stays: "older link of a peer stays",
+            "a peer has one link that it dialled", 67;
+        token_outlives_its_session: "token outlives its session",
+            "a token opens lanes of a session that is open", 10;
+        address_of_a_lost_source_stays_known: "address of a lost source stays known",
+            "peer_lost", 22;
+        queued_request_of_a_client_that_left_stays: "queued request of a client that left stays",
+            "each request has its client", 66;
+        router_sends_its_former_key: "router sends its former key", "is not used at the end", 16;
+        removed_key_is_still_accepted: "removed key is still accepted",
+            "a request with a wrong key is answered", 16;
+        change_after_a_read_is_missed: "change after a read is missed", "no_worker", 4;
+        deleted_entry_stays_known: "deleted entry stays known", "a request waits for", 19;
+        quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 80;
+        resumed_stream_is_one_token_behind: "resumed stream is one token behind",
+            "not a stream of events", 77;
+        worker_that_goes_keeps_its_reservation: "worker that goes keeps its reservation",
+            "a reservation is released before the next one", 90;
+        context_of_an_unread_prompt_stays_booked: "context of an unread prompt stays booked",
+            "a worker's load comes from its reservations", 27;
+        leaving_worker_keeps_its_blocks: "leaving worker keeps its blocks",
+            "a row has the blocks that its worker holds", 115;
+        stream_that_has_begun_is_not_resumed: "stream that has begun is not resumed",
+            "the worker sent no complete answer", 77;
+        broken_call_to_prefill_is_awaited: "broken call to prefill is awaited",
+            "calls to prefill workers", 47;
+        entry_of_a_former_role_stays: "entry of a former role stays",
+            "a process has one entry", 6;
         link_outlives_its_queue_pairs: "link outlives its queue pairs",
             "not ended in time", 8, Rdma;
     }

@@ -20,7 +20,7 @@ use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
 use crate::peer::shm_handshake::ShmHandshake;
 use crate::peer::tcp_handshake::TcpHandshake;
 use crate::stdx::failpoint::is_failpoint_active;
-use crate::stdx::hash_map::HashMap;
+use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
 use crate::wire::auth::{Keyring, Side};
@@ -118,6 +118,17 @@ impl ControlLinks {
     /// New links prove the first of these keys and require one of them. Open links stay.
     pub fn set_keys(&mut self, keys: Keyring) {
         self.own.keys = keys;
+    }
+
+    /// Asserts the rule that holds between turns. Debug builds call it at each tick.
+    ///
+    /// # Panics
+    /// A peer has two links that it dialled.
+    pub fn invariants(&self) {
+        let accepted = self.links.values().filter(|peer_link| peer_link.dialled.is_none());
+        let peers: Vec<_> = accepted.filter_map(|peer_link| peer_link.peer).collect();
+        let distinct = peers.iter().map(|(peer, _)| peer.id).collect::<HashSet<_>>().len();
+        assert_eq!(distinct, peers.len(), "a peer has one link that it dialled");
     }
 
     /// Whether an event belongs to one of these connections.
@@ -488,9 +499,6 @@ impl ControlLinks {
             // The link never opened, so the hand-off knows only the dial.
             Some((worker, source)) if peer_link.peer.is_none() => {
                 self.directory.forget(source);
-                if is_failpoint_active("failed dial is awaited") {
-                    return;
-                }
                 handoff.dial_failed(*worker, source, cause, now);
             }
             Some((_, source)) => {

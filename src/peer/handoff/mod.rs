@@ -431,6 +431,13 @@ impl Handoff {
             let is_open = manager.mover_generation(session).is_some();
             assert!(is_open, "the session of link {link} is bound while it is open");
         }
+        for &(worker, session) in self.tokens.values() {
+            let is_open = match &self.endpoints[worker.index()].kind {
+                EndpointKind::Decode { manager, .. } => manager.is_open(session),
+                EndpointKind::Prefill { .. } | EndpointKind::Mixed => false,
+            };
+            assert!(is_open, "a token opens lanes of a session that is open");
+        }
         let mut granted: Vec<_> = self.tokens.values().collect();
         granted.sort_unstable_by_key(|session| (session.0.0, session.1.0));
         assert!(granted.windows(2).all(|pair| pair[0] != pair[1]), "a session has one token");
@@ -513,9 +520,6 @@ impl Handoff {
     /// A link to another process is dead.
     pub fn link_down(&mut self, conn: ConnId, cause: Cause, now: Instant) {
         let link = LinkId::Remote(conn);
-        if !is_failpoint_active("session of a lost link stays bound") {
-            self.bound.remove(&link);
-        }
         for WorkerEndpoint { worker, kind: role, .. } in &mut self.endpoints {
             match role {
                 EndpointKind::Prefill { manager, mover } => {

@@ -209,8 +209,7 @@ impl EtcdView {
         }
         // etcd has already dropped the revision from which the watch starts. All entries are read
         // again.
-        let is_over = watched.canceled && !is_failpoint_active("cancelled watch is awaited");
-        if is_over { Err("its watch was cancelled".into()) } else { Ok(()) }
+        if watched.canceled { Err("its watch was cancelled".into()) } else { Ok(()) }
     }
 }
 

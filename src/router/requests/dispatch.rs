@@ -5,7 +5,7 @@ use super::proxied_request::ProxiedRequest;
 use super::{Payload, ProxiedRequests, RouterContext, terms, unavailable};
 use crate::api::resume::Resume;
 use crate::api::routed_body::{KvLocation, Meeting, RoutedBody};
-use crate::api::{ApiError, PrefillAddress};
+use crate::api::{ApiError, Keep, PrefillAddress};
 use crate::cause::Cause;
 use crate::config::Flow;
 use crate::ids::{Leg, Room};
@@ -122,6 +122,10 @@ impl ProxiedRequests {
             Payload::Any => Vec::new(),
         };
         let body = Arc::new(body);
+        if self.flow == Flow::PrefillFirst && proxied.prefill.is_some() {
+            let before = proxied.asked.replace(room);
+            debug_assert!(before.is_none(), "an attempt has one place of kept KV");
+        }
         event!(
             Debug,
             "router",
@@ -175,7 +179,7 @@ impl ProxiedRequests {
                 None
             }
             (Flow::PrefillFirst, Some(source), None) => {
-                let keep = address(source).keep();
+                let keep = Keep { room: Some(room), ..address(source).keep() };
                 return body.keep(&keep, resume.filter(Resume::has_begun).as_ref(), false);
             }
             (Flow::DecodeFirst, Some(source), None) => {

@@ -166,6 +166,7 @@ impl ProxiedRequests {
             lead: None,
             prefill: None,
             held: None,
+            asked: None,
             kept: None,
             due: None,
             body: None,
@@ -302,6 +303,11 @@ impl ProxiedRequests {
             assert!(proxied.is_at_rest(), "a queued request has not begun");
             assert!(proxied.is_counted(), "only generation requests are queued");
         }
+    }
+
+    /// The clients of all requests.
+    pub fn clients(&self) -> impl Iterator<Item = ConnId> {
+        self.open.keys().copied().chain(self.line.iter().map(|(client, _)| client))
     }
 
     fn keep(&mut self, client: ConnId, proxied: ProxiedRequest) {

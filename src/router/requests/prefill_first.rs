@@ -46,6 +46,7 @@ impl ProxiedRequests {
                 return self.refused(client, proxied, Leg::Prefill, cx);
             }
             CallEvent::Ended(answer) if answer.is_success() => {
+                proxied.asked = None;
                 match KvTransferParams::of(&answer.body) {
                     Some(params) => {
                         let before = proxied.kept.replace(params);
@@ -62,6 +63,7 @@ impl ProxiedRequests {
                 }
             }
             CallEvent::Ended(answer) => {
+                proxied.asked = None;
                 let cause = UpstreamFailure::from_reply(&answer).cause;
                 proxied.last = Some(answer);
                 AttemptEvent::Failed(Leg::Prefill, cause)
@@ -156,9 +158,11 @@ impl ProxiedRequests {
 }
 
 impl ProxiedRequest {
-    /// Lets prefill drop the kept KV, because decode will not claim it.
+    /// Lets prefill drop the kept KV, because decode will not claim it. The answer of prefill can
+    /// be on its way.
     pub(super) fn give_up_kept(&mut self, cx: &mut RouterContext<'_>) {
-        let room = self.kept.take().and_then(|kept| kept.room);
+        let asked = self.asked.take();
+        let room = self.kept.take().and_then(|kept| kept.room).or(asked);
         if let (Some(room), Some(worker)) = (room, self.attempts.worker(Leg::Prefill)) {
             let asked = self.request.head.headers.iter();
             let is_same =

@@ -6,7 +6,7 @@
 use super::{ClientRequest, Payload, RouterContext};
 use crate::api::KvTransferParams;
 use crate::cause::Cause;
-use crate::ids::Leg;
+use crate::ids::{Leg, Room};
 use crate::limits::{REQUEST_TIME_MAX, ROUTER_GRACE};
 use crate::net::{CloseReason, ConnId};
 use crate::obs::log;
@@ -35,6 +35,8 @@ pub(super) struct ProxiedRequest {
     /// The reservation of a worker without a call: prefill while decode asks it, or decode before
     /// prefill has answered.
     pub(super) held: Option<Reservation>,
+    /// The room in which this attempt's prefill worker keeps KV, from the request until the answer.
+    pub(super) asked: Option<Room>,
     /// The KV that this attempt's prefill worker keeps for decode.
     pub(super) kept: Option<KvTransferParams>,
     /// Time of the retry.
@@ -183,7 +185,8 @@ impl ProxiedRequest {
 
     /// Whether it has no call, no reservation and no kept KV, as before each attempt.
     pub(super) fn is_at_rest(&self) -> bool {
-        self.calls() == 0 && self.held.is_none() && self.kept.is_none()
+        let keeps = self.asked.is_some() || self.kept.is_some();
+        self.calls() == 0 && self.held.is_none() && !keeps
     }
 
     /// The number of its calls.

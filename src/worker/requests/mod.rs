@@ -348,6 +348,11 @@ impl RequestTable {
         busy
     }
 
+    /// The clients of all requests.
+    pub fn clients(&self) -> impl Iterator<Item = ConnId> {
+        self.by_conn.keys().copied()
+    }
+
     /// Asserts the rules that hold between turns. Debug builds call it at each tick.
     ///
     /// # Panics
@@ -437,9 +442,7 @@ impl RequestTable {
                 let mut out = Vec::new();
                 response.abort(error, &mut out);
                 cx.connections.send_chunk(cx.reactor, conn, &out);
-                if !is_failpoint_active("stream that fails stays open") {
-                    cx.connections.end_stream(cx.reactor, conn, cx.now);
-                }
+                cx.connections.end_stream(cx.reactor, conn, cx.now);
             }
             None => cx.send_error(conn, error),
         }

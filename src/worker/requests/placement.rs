@@ -223,7 +223,7 @@ impl RequestTable {
             Placement::Prefill { registry: (own, port), .. } => {
                 match keep.host.as_ref().or(own.as_ref()) {
                     Some(host) => {
-                        let room = room_of(entropy.next_u64());
+                        let room = keep.room.unwrap_or_else(|| room_of(entropy.next_u64()));
                         Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room)))
                     }
                     None => refused(

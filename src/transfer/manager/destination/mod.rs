@@ -434,6 +434,12 @@ where
         }
     }
 
+    /// Whether a session is established, or is being set up.
+    pub fn is_open(&self, session: SessionId) -> bool {
+        let mut sources = self.sessions.sources();
+        sources.any(|(id, name)| id == session && self.sources[name].link().is_some())
+    }
+
     /// Slots that have not ended.
     pub fn open_slots(&self) -> usize {
         self.slots.len()

@@ -100,7 +100,7 @@ fn run_bench(plan: &BenchPlan) -> ExitCode {
 }
 
 fn run_sim(flags: &SimFlags) -> ExitCode {
-    // Simulated faults cause warnings and errors on purpose.
+    // Simulated faults cause warnings on purpose.
     let level = if flags.trace { LogLevel::Debug } else { LogLevel::Error };
     log::configure(LogConfig { level, ..LogConfig::default() });
     let is_well = match &flags.command {

@@ -6,9 +6,12 @@ mod process;
 
 use process::{PATIENCE, Process, post};
 use serde_json::{Value, json};
+use std::fs::File;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
 
@@ -236,6 +239,20 @@ fn a_worker_that_must_use_rdma_does_not_start_without_a_device() {
     }
 }
 
+/// Opens a named pipe for writing as soon as a process reads it. The second handle waits in
+/// writes; the first one keeps the pipe open until then.
+fn open_read_pipe(path: &Path) -> File {
+    let deadline = Instant::now() + PATIENCE;
+    let _first = loop {
+        match File::options().write(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Ok(first) => break first,
+            Err(error) => assert!(Instant::now() < deadline, "no process reads: {error}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    File::options().write(true).open(path).unwrap()
+}
+
 /// The model waits in a pipe, and no port is open. A client would take an open port for a server
 /// that answers.
 #[test]
@@ -263,8 +280,7 @@ fn a_worker_opens_its_ports_after_it_has_loaded_its_model() {
             args.extend(["--bootstrap-port", &bootstrap]);
         }
         let worker = Process::unheard(&args);
-        // This open returns when the worker reads.
-        let mut pipe = std::fs::File::options().write(true).open(&tokenizer).unwrap();
+        let mut pipe = open_read_pipe(&tokenizer);
         assert!(!ports.iter().any(is_open), "{command}: a port is open while the model loads");
         let text = std::fs::read(format!("{MODEL}/tokenizer.json")).unwrap();
         std::io::Write::write_all(&mut pipe, &text).unwrap();

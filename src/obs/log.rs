@@ -96,7 +96,7 @@ pub fn configure(config: LogConfig) {
 /// A simulated process that logs.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulatedSource {
-    /// Its time.
+    /// Time since the start of the run. The log shows it as a time of 1970.
     pub since_epoch: Duration,
     /// The number of its host.
     pub host: usize,

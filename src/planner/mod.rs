@@ -9,8 +9,8 @@
 //! Production code: the router's decisions, the schedulers with their pools, prefix caches,
 //! admission and batches, the choice of the session that gives way, the status table, the rings to
 //! the mover. Not here: the parts that the fault mode covers (managers, movers, transports, links,
-//! faults), HTTP, and the latency of
-//! threads. Invariant: the same seed gives the same run.
+//! faults), HTTP, and the latency of threads. Invariant: the same seed gives the
+//! same run.
 
 pub mod arrivals;
 pub mod baselines;

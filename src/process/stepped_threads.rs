@@ -26,6 +26,7 @@ pub struct SteppedThreads {
     engine: Engine,
     engine_loop: EngineLoop,
     engine_bell: Arc<EventCount>,
+    engine_steps: u64,
     /// The end of the engine's park.
     engine_parks_until: Option<Instant>,
     mover: SteppedLoop<Mover>,
@@ -81,6 +82,7 @@ impl SteppedThreads {
             engine,
             engine_loop,
             engine_bell,
+            engine_steps: 0,
             engine_parks_until: None,
             mover: SteppedLoop::new(mover),
             nics: splits.into_iter().map(stepped).collect(),
@@ -97,6 +99,7 @@ impl SteppedThreads {
             return Some(until);
         }
         self.engine_bell.cancel_wait();
+        self.engine_steps += 1;
         let park = self.engine_loop.step(&mut self.engine, &self.engine_bell);
         let stretch = |park| if park > WAITING_PARK { park * IDLE_STRETCH } else { park };
         self.engine_parks_until = park.map(|park| now + stretch(park));
@@ -142,6 +145,16 @@ impl SteppedThreads {
     /// The pages into which transfers write, as the scheduler knows them.
     pub fn write_leases(&self) -> Vec<WriteLease<'_>> {
         self.engine.write_leases()
+    }
+
+    /// Steps that the engine has taken.
+    pub fn engine_steps(&self) -> u64 {
+        self.engine_steps
+    }
+
+    /// Whether this use of a slot has a lease at the mover, as the scheduler knows it.
+    pub fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
+        self.engine.has_lease(slot, generation)
     }
 
     /// The use of a slot for which the mover holds the lease.

@@ -157,9 +157,9 @@ impl RegistryTask for RouterLease {
     fn handle_failure(&mut self, now: Instant) {
         // If the removal fails, the entry ends by itself.
         self.stage = if self.withdrawn { Stage::Over } else { Stage::Waiting };
-        let hours =
+        let times =
             if is_failpoint_active("failed renewal is not tried again") { 100_000 } else { 1 };
-        (self.nonce, self.due) = (None, now + REGISTRY_RETRY * hours);
+        (self.nonce, self.due) = (None, now + REGISTRY_RETRY * times);
     }
 }
 

@@ -450,7 +450,7 @@ impl Attempts {
             }
             Cause::Overloaded | Cause::Draining => self.avoid.unwilling.extend(self.worker(role)),
             Cause::Incompatible => self.avoid.unwilling.extend(self.worker(other)),
-            Cause::ClientGone if !is_failpoint_active("lost leg is its client's end") => {
+            Cause::ClientGone => {
                 // The client is still connected: the other leg's connection was lost.
                 self.shun(other);
                 return self.again(Cause::PeerLost, terms);

@@ -56,7 +56,7 @@ pub struct Compatibility {
     keys: Option<Vec<String>>,
 }
 
-/// Reason why two workers are never paired.
+/// Reason why two workers cannot be paired.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Difference {
     /// One of them is a mixed worker.
@@ -74,7 +74,7 @@ pub enum Difference {
 
 impl Difference {
     /// Whether the workers differ only in their cluster keys, which change while they run.
-    pub fn is_of_keys(&self) -> bool {
+    fn is_of_keys(&self) -> bool {
         matches!(self, Difference::Field { field: KEYS, .. })
     }
 }
@@ -173,6 +173,8 @@ impl Compatibility {
 pub struct CompatibilityMatrix {
     /// Whether two classes fit, row by row.
     fit: Vec<bool>,
+    /// Whether two classes differ by their cluster keys alone.
+    differ_by_keys: Vec<bool>,
     count: usize,
     /// Whether all classes fit each other.
     all_fit: bool,
@@ -193,9 +195,13 @@ impl CompatibilityMatrix {
         let classes = all.map(class).collect();
         let pairs =
             distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
-        let fit: Vec<bool> = pairs.map(|difference| difference.is_none()).collect();
+        let is_of_keys = |difference: &Option<Difference>| {
+            difference.as_ref().is_some_and(Difference::is_of_keys)
+        };
+        let (fit, differ_by_keys): (Vec<bool>, Vec<bool>) =
+            pairs.map(|difference| (difference.is_none(), is_of_keys(&difference))).unzip();
         let all_fit = fit.iter().all(|&fit| fit);
-        (CompatibilityMatrix { fit, count: distinct.len(), all_fit }, classes)
+        (CompatibilityMatrix { fit, differ_by_keys, count: distinct.len(), all_fit }, classes)
     }
 
     /// Whether all workers can hand over to each other.
@@ -206,6 +212,11 @@ impl CompatibilityMatrix {
     /// Whether two classes can hand over to each other, by their reports.
     pub fn fit(&self, one: usize, other: usize) -> bool {
         self.fit[one * self.count + other]
+    }
+
+    /// Whether two classes differ by their cluster keys alone.
+    pub fn differ_by_keys(&self, one: usize, other: usize) -> bool {
+        self.differ_by_keys[one * self.count + other]
     }
 }
 

@@ -6,8 +6,7 @@
 //! Unknown ───────────────────────────▶ Kept ────────────────────────▶ Over
 //!    └──────────────── it fails ──────────────────────────────────────▲
 //! ```
-//! Pure; `worker::requests::remote_prefill` and the simulator perform the same [`PrefillAction`]s.
-//! Not here: the connection to prefill (`worker::prefill_client`), the hand-off.
+//! Pure; `worker::requests::remote_prefill` performs the [`PrefillAction`]s. Not here: the connection to prefill (`worker::prefill_client`), the hand-off.
 
 use crate::cause::Cause;
 use crate::ids::Room;
@@ -99,11 +98,7 @@ impl RemotePrefill {
                 self.stage = Stage::Kept(room);
                 PrefillAction::Enter
             }
-            Reply::Failed(_) | Reply::Refused | Reply::NotSent
-                if is_decodes && !is_failpoint_active("late failure of prefill ends decode") =>
-            {
-                PrefillAction::On
-            }
+            Reply::Failed(_) | Reply::Refused | Reply::NotSent if is_decodes => PrefillAction::On,
             Reply::Failed(cause) => PrefillAction::FailAsPartners(cause),
             Reply::NotSent => PrefillAction::Fail(Cause::Overloaded),
             Reply::Refused if own.begun => PrefillAction::FailAsPartners(Cause::Refused),
@@ -115,7 +110,7 @@ impl RemotePrefill {
             // If the link was dialled again in the meantime, the worker at its end does not know
             // the room.
             Reply::Lost => self.take_deferred().map_or(
-                match own.begun || is_failpoint_active("lost prefill does not hurry decode") {
+                match own.begun {
                     true => PrefillAction::On,
                     false => PrefillAction::Hurry,
                 },

@@ -9,7 +9,7 @@
 //! (`retraction`), moving bytes (`transfer`).
 
 use crate::cause::Cause;
-use crate::ids::{SlotId, WorkerId};
+use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::pool::PagePool;
 use crate::kv::tier::Tier;
 use crate::limits::PREFIX_LOOKUPS_PER_TURN;
@@ -499,6 +499,13 @@ impl Worker for DecodeWorker {
 
     fn pool(&self) -> &PagePool {
         &self.pool
+    }
+
+    fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
+        let is_it =
+            |request: &EngineRequest| (request.slot, request.generation) == (slot, generation);
+        let mut slots = self.slots.iter();
+        slots.any(|held| is_it(&held.request) && held.state.lease == LeaseState::Out)
     }
 
     fn write_leases(&self) -> Vec<WriteLease<'_>> {

@@ -7,6 +7,7 @@
 //! Not here: notifications to the engine (`ctl`, the movers), the team of compute threads
 //! (`forward`).
 
+use crate::ids::{Generation, SlotId};
 use crate::kv::pool::PagePool;
 use crate::model::forward::Forward;
 use crate::model::forward::batch::Batch;
@@ -15,6 +16,7 @@ use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::config::SchedConfig;
 use crate::sched::worker::{Activity, TurnContext, Worker, WriteLease};
 use crate::stdx::event_count::EventCount;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::seal::seal_thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -74,6 +76,11 @@ impl Engine {
         &self.progress
     }
 
+    /// Whether this use of a slot has a lease at the mover, for checks.
+    pub fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
+        self.workers.iter().any(|worker| worker.has_lease(slot, generation))
+    }
+
     /// The KV pages of each worker, for checks.
     pub fn pools(&self) -> impl Iterator<Item = &PagePool> {
         self.workers.iter().map(|worker| worker.pool())
@@ -95,7 +102,8 @@ impl Engine {
         if self.channel.free_event_places() < self.events {
             return Activity::Waiting;
         }
-        let mut activity = self.take_commands(now);
+        let is_late = is_failpoint_active("commands are taken after the step");
+        let mut activity = if is_late { Activity::Idle } else { self.take_commands(now) };
         for worker in &mut self.workers {
             let mut turn = TurnContext {
                 now,
@@ -108,6 +116,9 @@ impl Engine {
             };
             activity = activity.max(worker.step(&mut turn));
             self.channel.flush();
+        }
+        if is_late {
+            activity = activity.max(self.take_commands(now));
         }
         activity
     }

@@ -8,7 +8,7 @@
 //! Not here: picking chunks (`chunks`), moving bytes (`transfer`).
 
 use crate::cause::Cause;
-use crate::ids::{SlotId, WorkerId};
+use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::pool::PagePool;
 use crate::limits::{KEPT_KV_LIFE, REQUEST_TIME_MAX};
 use crate::sched::admission::{self, Claims};
@@ -344,6 +344,13 @@ impl Worker for PrefillWorker {
 
     fn pool(&self) -> &PagePool {
         &self.pool
+    }
+
+    fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
+        let is_it =
+            |request: &EngineRequest| (request.slot, request.generation) == (slot, generation);
+        let mut slots = self.slots.iter();
+        slots.any(|held| is_it(&held.request) && held.state.lease == LeaseState::Out)
     }
 
     fn handle_command(

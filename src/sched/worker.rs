@@ -41,6 +41,11 @@ pub trait Worker: Send {
     /// Its KV pages.
     fn pool(&self) -> &PagePool;
 
+    /// Whether this use of a slot has a lease at the mover, for checks. A mixed worker has no mover.
+    fn has_lease(&self, _slot: SlotId, _generation: Generation) -> bool {
+        false
+    }
+
     /// The pages into which transfers write, for checks. Only a decode worker has such pages.
     fn write_leases(&self) -> Vec<WriteLease<'_>> {
         Vec::new()

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 /// etcd's port for clients.
 pub const PORT: u16 = 2379;
-/// Connections of a member: more than all processes have.
-const CONNECTIONS_MAX: usize = 64;
+/// Connections of a member: more than the processes of the largest cluster have.
+const CONNECTIONS_MAX: usize = 8192;
 
 /// All members of one etcd.
 #[derive(Default)]
@@ -114,8 +114,8 @@ impl SimEtcd {
         self.members[member].take().is_some()
     }
 
-    /// Forgets all values that are no longer the last of their key. Cancels all watches, as those
-    /// that are behind, if `cancels`.
+    /// Forgets all values that are no longer the last of their key. If `cancels`, it cancels all
+    /// watches, as if they were behind.
     pub fn compact(&mut self, cancels: bool) {
         let Store { revision, compacted, keys, changes, .. } = &mut self.store;
         *compacted = *revision;

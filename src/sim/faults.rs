@@ -53,9 +53,12 @@ pub enum Weather {
 }
 
 impl Weather {
-    /// The weather of a seed.
-    pub fn draw(mut dice: Rng) -> Weather {
-        dice.pick(&[Weather::Gentle, Weather::Flaky, Weather::Narrow, Weather::Storm])
+    /// The weather of a seed. In some weather, each role needs another worker.
+    pub fn draw(mut dice: Rng, workers: [Option<usize>; 2]) -> Weather {
+        match workers.iter().flatten().any(|&count| count < 2) {
+            true => dice.pick(&[Weather::Flaky, Weather::Storm]),
+            false => dice.pick(&[Weather::Gentle, Weather::Flaky, Weather::Narrow, Weather::Storm]),
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! The processes of a seed: their command lines, roles and sites.
 
-use super::OTHERS;
 use super::etcd::PORT;
 use super::faults::Weather;
 use super::keys::ClusterKeys;
@@ -8,6 +7,7 @@ use super::names::name_of;
 use super::network::address_of;
 use super::scale::RunScale;
 use super::workload::{ANSWER_MAX, PROMPT_MAX};
+use super::{OTHERS, ROUTER_PORT};
 use crate::cli::flags::{SimFlow, SimTransfer};
 use crate::ids::Role;
 use crate::stdx::event_queue::{MICRO, MILLI, Nanos};
@@ -133,7 +133,7 @@ impl SimFleet {
     /// The registry in which workers enter themselves.
     fn registry(&self) -> String {
         match self.etcd_members {
-            0 => format!("http://{}:30000", self.host(0)),
+            0 => format!("http://{}:{ROUTER_PORT}", self.host(0)),
             _ => {
                 let hosts = self.etcd_hosts();
                 let hosts: Vec<_> = hosts.map(|at| format!("{}:{PORT}", self.host(at))).collect();
@@ -148,7 +148,7 @@ impl SimFleet {
             words;
         let (key_flags, router_host) = (self.keys.flags(), address_of(0));
         let mut router = format!(
-            "baton router --host {router_host} --port 30000 --flow {flow} --policy {policy} \
+            "baton router --host {router_host} --port {ROUTER_PORT} --flow {flow} --policy {policy} \
              --first-token {first}{key_flags}"
         );
         if self.etcd_members > 0 {

@@ -118,10 +118,10 @@ impl Cluster {
         let is_read = exchange.read_by(&self.stalled_until) <= now;
         let is_bearer = exchange.keys == ExchangedKeys::Bearer;
         if is_read && exchange.is_done() {
-            let keys = ClientKeys { right: New, is_old_refused: true };
-            return if is_bearer {
-                self.clients.keys = keys
-            };
+            if is_bearer {
+                self.clients.keys = ClientKeys { right: New, is_old_refused: true };
+            }
+            return;
         }
         let is_last = exchange.begun + 1 == STEPS;
         if is_read && !(is_bearer && is_last && self.clients.sends(Old)) {

@@ -12,6 +12,7 @@
 //! Invariant: the same seed gives the same run. Not here: the load mode (`planner`).
 
 mod campaign;
+mod cancels;
 mod checks;
 mod clients;
 mod etcd;
@@ -56,9 +57,11 @@ use std::time::{Duration, Instant};
 
 /// The longest simulated time of a run.
 const TIME_MAX: Nanos = 900 * SECOND;
-/// Turns that each run may take, and further ones for each request. A usual run takes a tenth.
+/// Turns that each run may take, and further ones for each request and each worker. A usual run
+/// takes a tenth.
 const TURNS_MAX: u64 = 200_000;
 const TURNS_OF_REQUEST: u64 = 5_000;
+const TURNS_OF_WORKER: u64 = 20_000;
 /// Processes run for this time after the last answer: longer than the life of kept KV.
 const SETTLED: Nanos = 90 * SECOND;
 /// The longest delay between a reason to wake and the turn of a process.
@@ -233,6 +236,9 @@ impl Cluster {
         plan.flushes.iter().for_each(|&at| queue.schedule(at, Event::Flush));
         let exchange = plan.exchange.iter();
         exchange.for_each(|exchange| queue.schedule(exchange.begin, Event::Exchange));
+        let turns_max = TURNS_MAX
+            + TURNS_OF_REQUEST * scale.requests as u64
+            + TURNS_OF_WORKER * plan.fleet.roles.len() as u64;
         Ok(Cluster {
             plan,
             base,
@@ -252,7 +258,7 @@ impl Cluster {
             dice: dice.fork("turns"),
             digest: RunDigest { hash: 0, skips_bytes: has_nic },
             turns: 0,
-            turns_max: TURNS_MAX + TURNS_OF_REQUEST * scale.requests as u64,
+            turns_max,
         })
     }
 
@@ -315,7 +321,7 @@ impl Cluster {
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
             Event::Flush => {
-                self.operator.flush(self.router, now);
+                self.operator.flush(self.router);
                 self.wake(self.processes.len() + 1, now);
             }
             Event::Exchange => self.exchange_key(now),

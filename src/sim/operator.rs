@@ -1,5 +1,5 @@
 //! The operator: changes the roles of workers, and flushes caches, by the interface that operators
-//! have.
+//! have. It lists the workers, and measures how long the router takes to follow roles and keys.
 //!
 //! Invariant: the operator asks again until the worker has the ordered role. A later order for the
 //! same worker takes the place of the former one.
@@ -37,8 +37,8 @@ pub struct Operator {
     open: BTreeMap<ConnId, Request>,
     /// The router's list of workers, as last read.
     pub listed: Option<Value>,
-    /// The router with the caches to flush, and when to ask.
-    flushes: Vec<(SocketAddr, Nanos)>,
+    /// The routers with caches to flush.
+    flushes: Vec<SocketAddr>,
     /// Connections that end without an answer, and when.
     leaves: BTreeMap<ConnId, Nanos>,
     /// What was answered and must not be.
@@ -123,8 +123,8 @@ impl Operator {
     }
 
     /// Flushes the caches of all workers of the router at this address.
-    pub fn flush(&mut self, router: SocketAddr, now: Nanos) {
-        self.flushes.push((router, now));
+    pub fn flush(&mut self, router: SocketAddr) {
+        self.flushes.push(router);
     }
 
     /// Whether each worker has the role that was ordered last.
@@ -157,7 +157,7 @@ impl Operator {
             *at = now + AGAIN;
             self.send(router, About::Workers, Method::Get, "/workers", None);
         }
-        for (router, _) in std::mem::take(&mut self.flushes) {
+        for router in std::mem::take(&mut self.flushes) {
             let conn = self.send(router, About::Flush, Method::Post, "/flush_cache", None);
             if self.dice.one_in(2) {
                 self.leaves.insert(conn, now + self.dice.range_u64(0, SOON));

@@ -24,9 +24,9 @@ pub struct RunPlan {
     pub requests: Vec<PlannedRequest>,
     /// The faults, and their times.
     pub faults: Vec<(Nanos, Fault)>,
-    /// No fault happens after this time.
+    /// No drawn fault happens after this time.
     pub faults_end: Nanos,
-    /// The hosts that faults can meet.
+    /// The hosts that faults can meet, except in gentle weather.
     pub victims: Vec<usize>,
     /// Which faults happen.
     pub weather: Weather,
@@ -47,7 +47,9 @@ impl RunPlan {
         if self.weather == Weather::Gentle {
             return false;
         }
-        let faults: Vec<Fault> = self.faults_near(begun, ended).collect();
+        let is_excuse =
+            |fault: &Fault| self.weather == Weather::Storm || !matches!(fault, Fault::Names { .. });
+        let faults: Vec<Fault> = self.faults_near(begun, ended).filter(is_excuse).collect();
         let is_well = |host: usize| !faults.iter().any(|fault| fault.meets(host));
         let has_well = |role: Role| {
             let mut hosts = (1..).zip(&self.fleet.roles);
@@ -76,7 +78,7 @@ impl RunPlan {
 
     /// The plan of a seed.
     pub fn new(dice: &Rng, scale: RunScale) -> RunPlan {
-        let weather = Weather::draw(dice.fork("weather"));
+        let weather = Weather::draw(dice.fork("weather"), scale.workers);
         let fleet = SimFleet::draw(dice, scale, weather);
         let mut requests = draw_requests(dice, scale, weather, &fleet);
         let end = requests.last().map_or(0, |last| last.at);

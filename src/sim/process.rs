@@ -5,6 +5,7 @@
 //! their order. A thread that parks takes no step before its wake-up. The time of an engine's
 //! step passes before its next one.
 
+use super::cancels::CancelWatch;
 use super::fleet::HostSite;
 use super::model::{LAYERS, PseudoModel, VOCAB, Watch};
 use super::names::{self, NameServer, SimNames};
@@ -82,6 +83,7 @@ struct Worker {
     changes_since: Option<Instant>,
     /// The engine computes until this time.
     busy_until: Nanos,
+    cancels: CancelWatch,
     shadow: PoolShadow,
 }
 
@@ -275,6 +277,10 @@ impl Worker {
         let before = self.service.running_in_role_change();
         let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
         self.check_role_change(before)?;
+        let now = self.service.reactor().now();
+        let legs = self.service.legs_without_request();
+        let threads = self.threads.as_ref().expect("a role has threads");
+        self.cancels.check(legs, threads, now)?;
         match outcome {
             None => Ok(ControlFlow::Continue(())),
             Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
@@ -318,6 +324,7 @@ impl Worker {
         let clock = engine_clock(self.base, &self.watch);
         let (cores, outcome) = self.process.take_role(&mut self.service, to, forward, clock)?;
         self.threads = Some(cores.into_stepped(self.process.loaded()));
+        self.cancels = CancelWatch::default();
         let stood_still = self.service.reactor().now() - begun;
         self.service.finish_role_change(outcome, stood_still);
         Ok(())
@@ -468,6 +475,7 @@ fn start_worker(
         base,
         changes_since: None,
         busy_until: 0,
+        cancels: CancelWatch::default(),
         shadow: PoolShadow::default(),
     })))
 }

@@ -5,6 +5,8 @@
 //! which parks only in the reactor. Other threads wake it through its bell. Not here: requests
 //! (`requests`), small endpoints (`routes`).
 
+mod checks;
+
 use crate::cause::Cause;
 use crate::config::secret::Secret;
 use crate::http::HttpLimits;
@@ -285,49 +287,6 @@ impl WorkerService {
                 return Ok(outcome);
             }
         }
-    }
-
-    /// Panics if a table of the service contradicts itself or another one.
-    pub fn invariants(&self) {
-        self.requests.invariants();
-        let mut clients = self.requests.clients();
-        assert!(clients.all(|conn| self.connections.owns(conn)), "each request has its client");
-        self.handoff.invariants();
-        if let Some(links) = &self.control_links {
-            links.invariants();
-        }
-    }
-
-    /// Whether the service holds nothing of any request. Fails with what it holds.
-    pub fn check_idle(&self) -> Result<(), String> {
-        match self.reactor.queued_total() {
-            0 => self.connections.check_idle().and_then(|()| self.check_role_idle()),
-            queued => Err(format!("{queued} bytes to send")),
-        }
-    }
-
-    /// Whether no prefill worker is asked for KV, or to give KV up.
-    ///
-    /// # Errors
-    /// The number of calls.
-    pub fn check_calls(&self) -> Result<(), String> {
-        match self.prefill_client.count() {
-            0 => Ok(()),
-            calls => Err(format!("{calls} calls to prefill workers")),
-        }
-    }
-
-    /// The same for the role. Answers can be on their way to clients.
-    pub fn check_role_idle(&self) -> Result<(), String> {
-        match self.requests.is_idle() {
-            true => self.handoff.check_idle().and_then(|()| self.routes.telemetry().check_idle()),
-            false => Err("requests".into()),
-        }
-    }
-
-    /// The number of running requests, while the role changes.
-    pub fn running_in_role_change(&self) -> Option<usize> {
-        self.routes.is_changing().then(|| self.requests.running())
     }
 
     /// The first half of a turn: announces the wait, and sends the queued bytes. Returns the end of

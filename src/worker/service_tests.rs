@@ -57,7 +57,9 @@ fn get(service: &mut WorkerService, path: &'static str, now: Instant) -> String 
         let mut answer = String::new();
         stream.read_to_string(&mut answer).map(|_| answer).unwrap()
     });
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !client.is_finished() {
+        assert!(Instant::now() < deadline, "an answer comes");
         service.reactor.poll(Some(Instant::now() + Duration::from_millis(5))).unwrap();
         assert!(service.turn(now).is_none(), "it serves");
     }

@@ -528,7 +528,7 @@ fn a_router_never_pairs_workers_that_do_not_fit() {
     let route = |more: &[&str]| Process::start(&[&["router", "--port", "0"], more].concat());
     let alone = route(&more);
     alone.await_times("worker is up", 2);
-    alone.await_times("two workers are never paired", 1);
+    alone.await_times("two workers do not fit", 1);
     assert!(alone.has_said("kv differs: "));
     assert_eq!(alone.get("/readiness").0, 503);
     let (status, text) = alone.post("/v1/completions", &body(1, 20, 4).to_string());

@@ -231,14 +231,14 @@ fn a_mixed_worker_is_told_of_as_one() {
     let decode =
         Worker::with_identity(r#"{"disaggregation_mode":"decode","handoff":{"wire":"4.0"}}"#);
     assert_eq!(add(&router, json!({"url": url(&decode), "worker_type": "decode"})).0, 202);
-    router.await_said("two workers are never paired");
+    router.await_said("two workers do not fit");
     let listed = ask(&router, "GET", "/workers", "", "").1;
     let why = listed["workers"][1]["reason"].as_str().unwrap();
     assert!(
         why.ends_with(&format!("compared with {}: wire differs: 3 and 4", url(&decode))),
         "{why}"
     );
-    assert_eq!(router.times_said("two workers are never paired"), 1, "it is of those two");
+    assert_eq!(router.times_said("two workers do not fit"), 1, "it is of those two");
     let up = "worker is up role=decode worker=http://";
     router.await_said(up);
     assert_eq!(router.times_said(up), 1, "of the decode worker");
@@ -530,7 +530,7 @@ fn a_worker_with_other_keys_is_identified_until_it_has_read_its_new_keys() {
     );
     let prefill = Worker::with_identity(OLD);
     let router = Router::start(&[&prefill], &[&decode], &[]);
-    router.await_said("two workers are never paired");
+    router.await_said("two workers do not fit");
     for worker in [&prefill, &decode] {
         let begun = Instant::now();
         while worker.identity_queries() < 3 {
@@ -539,7 +539,7 @@ fn a_worker_with_other_keys_is_identified_until_it_has_read_its_new_keys() {
         }
     }
     assert_eq!(router.get("/readiness").answer().0, 503);
-    assert!(router.times_said("two workers are never paired") <= 2, "once of each worker");
+    assert!(router.times_said("two workers do not fit") <= 2, "once of each worker");
     prefill.will_identify(NEW);
     let begun = Instant::now();
     while router.get("/readiness").answer().0 != 200 {

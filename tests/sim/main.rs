@@ -20,7 +20,7 @@ const CALM: RunScale = RunScale {
 };
 const FAULTS: RunScale = RunScale { faults: true, ..CALM };
 
-/// Errors of processes are part of the simulation, so they are not logged.
+/// Warnings of processes are part of the simulation, so only errors are logged.
 pub fn quiet() {
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
 }
@@ -50,6 +50,15 @@ fn all_requests_are_answered_in_each_flow_and_over_each_transport() {
             }
         }
     }
+}
+
+/// No other worker can take over, so faults excuse errors.
+#[test]
+fn a_single_pair_recovers_from_its_faults() {
+    quiet();
+    let scale = RunScale { workers: [Some(1), Some(1)], ..FAULTS };
+    let failed: usize = (1..=12).map(|seed| well(seed, scale).failed).sum();
+    assert!(failed > 0, "faults meet requests");
 }
 
 #[test]

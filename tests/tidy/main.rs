@@ -117,6 +117,9 @@ fn look(sources: &[Source]) -> Vec<Broken> {
     for (name, files) in shape::shared_names(sources) {
         broken.push(("name", name, files.join(" ")));
     }
+    for (file, mistake) in shape::unplanted_mistakes(sources) {
+        broken.push(("failpoint", file, mistake));
+    }
     for source in sources {
         look_at(source, &mut broken);
     }

@@ -98,6 +98,34 @@ pub fn shared_names(sources: &[Source]) -> BTreeMap<String, Vec<String>> {
     types
 }
 
+/// Mistakes of failpoints that no test plants: file and mistake.
+pub fn unplanted_mistakes(sources: &[Source]) -> Vec<(String, String)> {
+    const FAILPOINT: &str = "is_failpoint_active(\"";
+    let rust = || sources.iter().filter(|source| source.path.ends_with(".rs"));
+    let count = |text: &str| -> usize { rust().map(|at| at.text.matches(text).count()).sum() };
+    let mut unplanted = Vec::new();
+    for source in rust().filter(|source| source.path.starts_with("src/")) {
+        let mistakes = source.text.split(FAILPOINT).skip(1).filter_map(|rest| rest.split_once('"'));
+        for (mistake, _) in mistakes {
+            let failpoints = count(&format!("{FAILPOINT}{mistake}\""));
+            if count(&format!("\"{mistake}\"")) == failpoints {
+                unplanted.push((source.path.clone(), mistake.to_owned()));
+            }
+        }
+    }
+    unplanted
+}
+
+#[test]
+fn a_failpoint_without_a_test_is_refused() {
+    let failpoint = |mistake: &str| format!("if is_failpoint_active(\"{mistake}\") {{}}\n");
+    let sources = [
+        Source::of_rust("src/a.rs", &(failpoint("one") + &failpoint("two"))),
+        Source::of_rust("tests/a.rs", "plant(\"two\");"),
+    ];
+    assert_eq!(unplanted_mistakes(&sources), [("src/a.rs".to_owned(), "one".to_owned())]);
+}
+
 #[test]
 fn a_wide_line_is_refused() {
     let wide = "x".repeat(WIDTH + 1);

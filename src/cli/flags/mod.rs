@@ -63,7 +63,7 @@ pub enum CliCommand {
     Drain(DrainFlags),
     /// Show the features of this host and the choices that Baton makes on it
     Doctor(DoctorFlags),
-    /// Test the hand-off in a simulated cluster. One thread runs the code of all workers; a hash
+    /// Test the protocol in a simulated cluster. One thread runs the router and all workers; a hash
     /// replaces the model
     #[command(args_conflicts_with_subcommands = true)]
     Sim(SimFlags),

@@ -1,8 +1,8 @@
 //! Flags of `baton sim` and `baton sim place`. `baton sim` has a fault mode and a load mode;
 //! `place` runs the load mode for each fleet that it tries.
 
+use crate::config::Policy;
 use crate::config::error::ConfigError;
-use crate::config::{Flow, Policy};
 use crate::ids::DecodeAllocation;
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX,
@@ -49,18 +49,6 @@ pub enum SimFlow {
     PrefillFirst,
     /// Only decode: it calls prefill itself.
     DecodeFirst,
-}
-
-impl SimFlow {
-    /// The flow that the flag names; `None` for `auto`.
-    pub fn pinned(self) -> Option<Flow> {
-        match self {
-            SimFlow::Auto => None,
-            SimFlow::Dual => Some(Flow::Dual),
-            SimFlow::PrefillFirst => Some(Flow::PrefillFirst),
-            SimFlow::DecodeFirst => Some(Flow::DecodeFirst),
-        }
-    }
 }
 
 impl fmt::Display for SimFlow {

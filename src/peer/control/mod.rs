@@ -19,7 +19,6 @@ use crate::peer::directory::Directory;
 use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
 use crate::peer::shm_handshake::ShmHandshake;
 use crate::peer::tcp_handshake::TcpHandshake;
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
@@ -221,9 +220,7 @@ impl ControlLinks {
             let _ = reactor.send(conn, peer_link.link.transmit());
             reactor.close_after_flush(conn);
         }
-        if let Some(control) = self.control
-            && !is_failpoint_active("control port outlives its role")
-        {
+        if let Some(control) = self.control {
             reactor.stop_listening(control);
         }
         self.directory.close(reactor);
@@ -332,7 +329,7 @@ impl ControlLinks {
                 false => (peer_link.since, self.timeouts.proof),
             };
             let is_silent = now.saturating_duration_since(since) > limit;
-            if is_silent && !is_failpoint_active("silent peer is waited for") {
+            if is_silent {
                 late.push((conn, open));
             } else if open && now >= peer_link.next_ping {
                 peer_link.next_ping = now + ping_every;

@@ -398,7 +398,7 @@ impl Handoff {
     ///
     /// # Panics
     /// An action was not run, or a slot waits for two names. A session, an offer or a token belongs
-    /// to a worker of another process.
+    /// to a worker of another process, or a token to a session that has ended.
     pub fn invariants(&self) {
         assert!(
             !self.pumping && self.outbox.actions.is_empty(),

@@ -227,7 +227,7 @@ impl WorkerPool {
         target.misfit.clone_from(&misfit);
         let Some((other, why)) = misfit else { return };
         let (one, other) = (self.url(worker), self.url(other));
-        event!(Warn, "router", "two workers are never paired", one = one, other = other, why = why);
+        event!(Warn, "router", "two workers do not fit", one = one, other = other, why = why);
     }
 
     pub(super) fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {

@@ -100,7 +100,7 @@ impl ProxiedRequests {
         self.apply_event(client, proxied, AttemptEvent::Refused(role), cx);
     }
 
-    /// Sends the request on all open connections at once. A pair in the dual flow gets a new room.
+    /// Sends the request on all open connections at once. Each attempt gets a new room.
     pub(super) fn send(
         &mut self,
         client: ConnId,

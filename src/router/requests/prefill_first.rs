@@ -46,9 +46,11 @@ impl ProxiedRequests {
                 return self.refused(client, proxied, Leg::Prefill, cx);
             }
             CallEvent::Ended(answer) if answer.is_success() => {
-                proxied.asked = None;
                 match KvTransferParams::of(&answer.body) {
                     Some(params) => {
+                        if params.room.is_some() {
+                            proxied.asked = None;
+                        }
                         let before = proxied.kept.replace(params);
                         debug_assert!(before.is_none(), "an attempt has one place of kept KV");
                         AttemptEvent::PrefillDone

@@ -198,11 +198,11 @@ impl LoadBalancer {
     /// Whether the worker and a worker of the other role would fit if their cluster keys did.
     pub fn differs_by_keys(&self, worker: WorkerNumber) -> bool {
         let Some(one) = self.member(worker).filter(|_| !self.kinds.all_fit()) else { return false };
-        let mut others =
-            self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        let (class, mut others) = (self.class(one), self.members.iter());
         others.any(|other| {
-            !self.fit(self.class(one), self.class(other))
-                && one.kind.difference(&other.kind).is_some_and(|why| why.is_of_keys())
+            other.role != one.role
+                && !other.is_leaving
+                && self.kinds.differ_by_keys(class, self.class(other))
         })
     }
 

@@ -359,11 +359,6 @@ impl StreamKernel {
         lock(&self.0).received.len()
     }
 
-    /// Delivers bytes without descriptors to the program.
-    pub fn receive_bytes(&self, bytes: &[u8]) {
-        self.receive(Segment { bytes: bytes.to_vec(), ..Segment::default() });
-    }
-
     /// Delivers a segment to the program. A failed connection receives nothing.
     pub fn receive(&self, segment: Segment) {
         self.change(|socket| {
@@ -419,11 +414,6 @@ impl StreamKernel {
     /// After this silence of the peer's host, the network must reset the stream.
     pub fn silence_max(&self) -> Option<Duration> {
         lock(&self.0).silence_max
-    }
-
-    /// Whether the stream is in a wait set.
-    pub fn is_adopted(&self) -> bool {
-        lock(&self.0).awaited.is_some()
     }
 
     /// Whether there is a reason to wake the program's wait set now.

@@ -50,11 +50,16 @@ impl RequestTable {
     /// Releases the KV of the requests that `rid` names. They have their answers. Returns their
     /// number.
     pub(super) fn drop_named(&self, rid: &str, cx: &mut Context<'_>) -> usize {
-        let named = || self.kept.values().filter(|kept| is_named(rid, &kept.id, &kept.rids));
-        for leg in named().flat_map(|kept| &kept.legs).filter_map(|id| self.legs.get(id)) {
-            cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);
+        let keeps = |id: &RequestId| self.legs.get(id).filter(|leg| !leg.finished);
+        let mut count = 0;
+        for kept in self.kept.values().filter(|kept| is_named(rid, &kept.id, &kept.rids)) {
+            let legs = || kept.legs.iter().filter_map(keeps);
+            for leg in legs() {
+                cx.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);
+            }
+            count += usize::from(legs().next().is_some());
         }
-        named().count()
+        count
     }
 
     /// The prompt of a leg is computed. If its KV is kept, ends the choice. The leg continues until

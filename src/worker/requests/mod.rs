@@ -29,6 +29,7 @@ use crate::sched::messages::EngineCommand;
 use crate::server::connections::Connections;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
+use crate::transfer::manager::rooms::Slot;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
@@ -346,6 +347,14 @@ impl RequestTable {
         }
         self.end_unheard(cx);
         busy
+    }
+
+    /// The legs that have no request any more, without those that keep KV for decode.
+    pub fn legs_without_request(&self) -> impl Iterator<Item = (RequestId, Slot)> {
+        let is_left = |leg: &ActiveLeg| {
+            !self.active.contains_key(&leg.key) && !self.kept.contains_key(&leg.key)
+        };
+        self.legs.iter().filter(move |(_, leg)| is_left(leg)).map(|(&id, leg)| (id, leg.slot))
     }
 
     /// The clients of all requests.

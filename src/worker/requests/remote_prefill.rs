@@ -184,9 +184,6 @@ impl RequestTable {
         for (choice, mut request) in waiting {
             let (room, source) = &meetings[choice];
             request.room = *room;
-            if is_failpoint_active("salt is lost while a choice waits for prefill") {
-                request.salt = request.salt.map(|_| Default::default());
-            }
             self.salt_as_from(source, proven, &mut request);
             let kind = LegKind::Visible;
             let leg = NewLeg { key, choice, kind, source: Some(source), partner: None };
@@ -205,7 +202,7 @@ impl RequestTable {
     ) -> bool {
         let pending = self.active.get_mut(&key).and_then(|active| active.pending_prefill.as_mut());
         let waits = pending.and_then(|pending| pending.core.defer_failure(cause));
-        if waits == Some(true) && !is_failpoint_active("deferred failure is forgotten") {
+        if waits == Some(true) {
             self.awaiting_reply.push_back((now + PREFILL_REPLY_TIME, key));
         }
         waits.is_some()
@@ -221,9 +218,8 @@ impl RequestTable {
                 self.fail_request(key, &error_of(cause), cause, cx);
             }
         }
-        while let Some((_, key)) = self.start_deadlines.pop_front_if(|(until, _)| {
-            *until <= cx.now && !is_failpoint_active("decode waits for a lost prefill worker")
-        }) {
+        while let Some((_, key)) = self.start_deadlines.pop_front_if(|(until, _)| *until <= cx.now)
+        {
             let hurried = |active: &ActiveRequest| {
                 Some(active.pending_prefill.as_ref()?.core.hurried(active.have_all_begun()))
             };

@@ -312,12 +312,8 @@ where
         let session = entry.session;
         // A session that was ready can be rebuilt at once. A source that cannot be reached is not
         // dialled for a while.
-        let hold_off = match () {
-            () if is_failpoint_active("held off for an hour") => DIAL_HOLD_OFF * 3600,
-            () if is_failpoint_active("held off for seven seconds") => DIAL_HOLD_OFF * 7,
-            () => DIAL_HOLD_OFF,
-        };
-        let until = if stood { now } else { now + hold_off };
+        let times = if is_failpoint_active("held off for an hour") { 3600 } else { 1 };
+        let until = if stood { now } else { now + DIAL_HOLD_OFF * times };
         entry.stage = Stage::Down { until, cause };
         match stood {
             true => effects.mover(DestinationCommand::Close { session }),

@@ -212,9 +212,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     {
                         self.tell_causes(link, effects);
                         effects.hang_up(link);
-                    } else if transport == Transport::Tcp
-                        && !is_failpoint_active("link outlives its lanes")
-                    {
+                    } else if transport == Transport::Tcp {
                         effects.hang_up(link);
                     }
                     self.fail_rooms(link, Cause::Flushed, effects);

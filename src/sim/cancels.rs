@@ -1,0 +1,81 @@
+//! Cancelled requests: after so many steps of its engine, a leg without a request has no page, no
+//! lease and no slot.
+//!
+//! The numbers follow from the order of a step (commands, ends of leases, release of slots that are
+//! over) and from the states of a slot in `docs/design/handoff.md`:
+//!
+//! - Without a lease at the mover, one step: it takes the abort and releases the slot.
+//! - With a lease, one step and [`LEASE_TIME`]: a mover ends what it has begun, a NIC must confirm
+//!   its writes, or the peer must confirm that nothing is under way.
+//!
+//! Invariants: `ctl` has handled all events of the steps that are counted. Time counts from the
+//! first step after the cancel, because an engine that hangs takes none.
+
+use crate::ids::RequestId;
+use crate::limits::ABORT_ANSWER_MAX;
+use crate::process::stepped_threads::SteppedThreads;
+use crate::transfer::manager::rooms::Slot;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Steps that release a slot.
+const STEPS: u64 = 1;
+/// A destination waits for the answer to its abort, then resets its session. A source waits for its
+/// socket or its NIC, which gives up after less than this time. One second is for the turns.
+const LEASE_TIME: Duration = Duration::from_secs(ABORT_ANSWER_MAX.as_secs() + 1);
+
+/// The longest time between two turns of `ctl`. A process that stands still takes longer, and the
+/// rest does not count.
+const TURN: Duration = Duration::from_millis(200);
+
+/// The legs of a worker that have no request.
+#[derive(Debug, Default)]
+pub struct CancelWatch {
+    legs: BTreeMap<RequestId, Cancelled>,
+    /// Time of the last check.
+    checked: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Cancelled {
+    /// Steps of the engine before it.
+    before: u64,
+    has_lease: bool,
+    /// Time since the first step.
+    waited: Duration,
+}
+
+impl CancelWatch {
+    /// Checks the legs without a request, after a turn of `ctl`.
+    ///
+    /// # Errors
+    /// A leg is there for too long.
+    pub fn check(
+        &mut self,
+        legs: impl Iterator<Item = (RequestId, Slot)>,
+        threads: &SteppedThreads,
+        now: Instant,
+    ) -> Result<(), String> {
+        let (mut known, steps) = (std::mem::take(&mut self.legs), threads.engine_steps());
+        let passed = self.checked.replace(now).map_or(Duration::ZERO, |last| now - last).min(TURN);
+        for (id, slot) in legs {
+            let mut leg = known.remove(&id).unwrap_or_else(|| Cancelled {
+                before: steps,
+                has_lease: threads.has_lease(slot.id, slot.generation),
+                waited: Duration::ZERO,
+            });
+            let taken = steps - leg.before;
+            if taken > 0 {
+                leg.waited += passed;
+            }
+            let longest = if leg.has_lease { LEASE_TIME } else { Duration::ZERO };
+            if taken >= STEPS && leg.waited >= longest {
+                return Err(format!(
+                    "a cancelled leg is not released after {taken} steps: {leg:?}"
+                ));
+            }
+            self.legs.insert(id, leg);
+        }
+        Ok(())
+    }
+}

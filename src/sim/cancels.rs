@@ -5,8 +5,9 @@
 //! over) and from the states of a slot in `docs/design/handoff.md`:
 //!
 //! - Without a lease at the mover, one step: it takes the abort and releases the slot.
-//! - With a lease, one step and [`LEASE_TIME`]: a mover ends what it has begun, a NIC must confirm
-//!   its writes, or the peer must confirm that nothing is under way.
+//! - With a lease, two steps and [`LEASE_TIME`]: the first cancels at the mover, and the second comes
+//!   after the end of the lease. A mover ends what it has begun, a NIC must confirm its writes, or
+//!   the peer must confirm that nothing is under way.
 //!
 //! Invariants: `ctl` has handled all events of the steps that are counted. Time counts from the
 //! first step after the cancel, because an engine that hangs takes none.
@@ -18,8 +19,10 @@ use crate::transfer::manager::rooms::Slot;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Steps that release a slot.
+/// Steps that release a slot without a lease.
 const STEPS: u64 = 1;
+/// Steps that release a slot with a lease.
+const STEPS_OF_LEASE: u64 = 2;
 /// A destination waits for the answer to its abort, then resets its session. A source waits for its
 /// socket or its NIC, which gives up after less than this time. One second is for the turns.
 const LEASE_TIME: Duration = Duration::from_secs(ABORT_ANSWER_MAX.as_secs() + 1);
@@ -68,8 +71,11 @@ impl CancelWatch {
             if taken > 0 {
                 leg.waited += passed;
             }
-            let longest = if leg.has_lease { LEASE_TIME } else { Duration::ZERO };
-            if taken >= STEPS && leg.waited >= longest {
+            let (most, longest) = match leg.has_lease {
+                true => (STEPS_OF_LEASE, LEASE_TIME),
+                false => (STEPS, Duration::ZERO),
+            };
+            if taken >= most && leg.waited >= longest {
                 return Err(format!(
                     "a cancelled leg is not released after {taken} steps: {leg:?}"
                 ));

@@ -6,7 +6,8 @@
 //! Unknown ───────────────────────────▶ Kept ────────────────────────▶ Over
 //!    └──────────────── it fails ──────────────────────────────────────▲
 //! ```
-//! Pure; `worker::requests::remote_prefill` performs the [`PrefillAction`]s. Not here: the connection to prefill (`worker::prefill_client`), the hand-off.
+//! Pure; `worker::requests::remote_prefill` performs the [`PrefillAction`]s.
+//! Not here: the connection to prefill (`worker::prefill_client`), the hand-off.
 
 use crate::cause::Cause;
 use crate::ids::Room;

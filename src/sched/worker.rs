@@ -41,7 +41,7 @@ pub trait Worker: Send {
     /// Its KV pages.
     fn pool(&self) -> &PagePool;
 
-    /// Whether this use of a slot has a lease at the mover, for checks. A mixed worker has no mover.
+    /// Whether this use of a slot has a lease at the mover, for checks. A mixed worker has none.
     fn has_lease(&self, _slot: SlotId, _generation: Generation) -> bool {
         false
     }

@@ -5,9 +5,9 @@
 //! over) and from the states of a slot in `docs/design/handoff.md`:
 //!
 //! - Without a lease at the mover, one step: it takes the abort and releases the slot.
-//! - With a lease, two steps and [`LEASE_TIME`]: the first cancels at the mover, and the second comes
-//!   after the end of the lease. A mover ends what it has begun, a NIC must confirm its writes, or
-//!   the peer must confirm that nothing is under way.
+//! - With a lease, two steps and [`LEASE_TIME`]: the first cancels at the mover, and the second
+//!   comes after the end of the lease. A mover ends what it has begun, a NIC must confirm its
+//!   writes, or the peer must confirm that nothing is under way.
 //!
 //! Invariants: `ctl` has handled all events of the steps that are counted. Time counts from the
 //! first step after the cancel, because an engine that hangs takes none.

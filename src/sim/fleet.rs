@@ -148,8 +148,8 @@ impl SimFleet {
             words;
         let (key_flags, router_host) = (self.keys.flags(), address_of(0));
         let mut router = format!(
-            "baton router --host {router_host} --port {ROUTER_PORT} --flow {flow} --policy {policy} \
-             --first-token {first}{key_flags}"
+            "baton router --host {router_host} --port {ROUTER_PORT} --flow {flow} \
+             --policy {policy} --first-token {first}{key_flags}"
         );
         if self.etcd_members > 0 {
             router += &format!(" --registry {}", self.registry());

@@ -111,10 +111,7 @@ impl RemotePrefill {
             // If the link was dialled again in the meantime, the worker at its end does not know
             // the room.
             Reply::Lost => self.take_deferred().map_or(
-                match own.begun {
-                    true => PrefillAction::On,
-                    false => PrefillAction::Hurry,
-                },
+                if own.begun { PrefillAction::On } else { PrefillAction::Hurry },
                 PrefillAction::Fail,
             ),
         }

@@ -35,7 +35,7 @@ pub(super) struct ProxiedRequest {
     /// The reservation of a worker without a call: prefill while decode asks it, or decode before
     /// prefill has answered.
     pub(super) held: Option<Reservation>,
-    /// The room in which this attempt's prefill worker keeps KV, from the request until the answer.
+    /// The room in which this attempt's prefill worker keeps KV, until its answer names the room.
     pub(super) asked: Option<Room>,
     /// The KV that this attempt's prefill worker keeps for decode.
     pub(super) kept: Option<KvTransferParams>,

@@ -131,6 +131,10 @@ pub const NET_READY_MAX: usize = 1024;
 /// process is not silent, unless the buffers of both kernels are full. The time outlasts a lost
 /// packet, a switch restart and a machine migration.
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How long the remote host of an accepted connection may stay silent while nothing is queued for
+/// it. After that, the request of a client that is gone does not use the worker any longer. The
+/// time outlasts a mobile client's change of networks.
+pub const NET_CLIENT_SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Time for a closing connection to send its last bytes and for the peer to close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
 /// Time for the TLS handshake of an accepted connection: two round trips, a lost packet, a slow

@@ -19,6 +19,18 @@ pub(super) fn limit(socket: BorrowedFd<'_>, longest: Duration) -> io::Result<()>
     set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, longest.as_millis() as libc::c_int)
 }
 
+/// Makes the kernel close an idle TCP connection after `longest` without an acknowledgement from
+/// the peer. A peer that accepts no data is not silent.
+pub(super) fn probe(socket: BorrowedFd<'_>, longest: Duration) -> io::Result<()> {
+    // The first probe comes after half of the time. The last of three probes has the same time to
+    // be answered as the others.
+    let (idle, interval) = (longest.as_secs() / 2, longest.as_secs() / 6);
+    set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle.max(1) as libc::c_int)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, interval.max(1) as libc::c_int)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)
+}
+
 fn set(
     socket: BorrowedFd<'_>,
     level: libc::c_int,

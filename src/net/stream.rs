@@ -5,7 +5,7 @@ use super::authorities::Authorities;
 use super::memory::MemoryListener;
 use super::tls::{Credentials, TlsStream};
 use super::{descriptors, keepalive};
-use crate::limits::NET_HOST_SILENCE_MAX;
+use crate::limits::{NET_CLIENT_SILENCE_MAX, NET_HOST_SILENCE_MAX};
 use crate::sys::stream::ByteStream;
 use crate::sys::stream::memory::MemoryStream;
 use mio::event::Source;
@@ -38,13 +38,15 @@ impl Listener {
         Ok(match self {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
-                // Fails only on a dead connection; its first read reports that.
+                // These fail only on a dead connection; its first read reports that.
                 let _ = stream.set_nodelay(true);
+                let _ = keepalive::probe(stream.as_fd(), NET_CLIENT_SILENCE_MAX);
                 (Stream::Tcp(stream), Some(peer))
             }
             Listener::Unix(listener) => (Stream::Unix(listener.accept()?.0), None),
             Listener::Memory(listener) => {
                 let (stream, peer) = listener.accept()?;
+                stream.limit_silence(NET_CLIENT_SILENCE_MAX);
                 (Stream::Memory(stream), peer)
             }
         })

@@ -67,6 +67,10 @@ impl<T: LoopTask> SteppedLoop<T> {
     fn is_woken(&self) -> bool {
         self.is_parked && self.waiter.is_woken()
     }
+
+    fn stays_parked(&self) -> bool {
+        self.is_parked && !self.waiter.is_woken()
+    }
 }
 
 impl SteppedThreads {
@@ -119,6 +123,13 @@ impl SteppedThreads {
             parked && post && poll
         };
         self.nics.iter_mut().fold(true, step)
+    }
+
+    /// Whether the mover, the posters and the pollers all park, and nothing but a lane wakes one.
+    pub fn does_data_stay_parked(&self) -> bool {
+        let mut nics = self.nics.iter();
+        self.mover.stays_parked()
+            && nics.all(|(poster, poller)| poster.stays_parked() && poller.stays_parked())
     }
 
     /// Whether the engine parks and must wake.

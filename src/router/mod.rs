@@ -179,6 +179,7 @@ impl RouterService {
     /// Panics if a table of the service contradicts itself or another one.
     pub fn invariants(&self) {
         self.requests.invariants(&self.pool);
+        self.connections.invariants();
         let mut clients = self.requests.clients();
         assert!(clients.all(|conn| self.connections.owns(conn)), "each request has its client");
     }

@@ -561,9 +561,6 @@ impl Worker for DecodeWorker {
         let computed = self.run_chunks(turn);
         let decoded = self.run_batch(turn);
         self.publish();
-        if cfg!(debug_assertions) {
-            self.pool.invariants();
-        }
         self.slots.activity(computed || decoded)
     }
 }

@@ -120,6 +120,10 @@ impl Engine {
         if is_late {
             activity = activity.max(self.take_commands(now));
         }
+        // Most steps of an idle engine change no page.
+        if cfg!(debug_assertions) && activity != Activity::Idle {
+            self.pools().for_each(PagePool::invariants);
+        }
         activity
     }
 

@@ -293,9 +293,6 @@ impl Worker for MixedWorker {
         let prefilled = self.run_chunks(turn);
         let decoded = self.run_batch(turn);
         self.publish();
-        if cfg!(debug_assertions) {
-            self.pool.invariants();
-        }
         self.slots.activity(prefilled || decoded)
     }
 }

@@ -404,9 +404,6 @@ impl Worker for PrefillWorker {
         self.sweep(turn.now, turn.channel);
         let busy = self.run_chunks(turn);
         self.publish();
-        if cfg!(debug_assertions) {
-            self.pool.invariants();
-        }
         self.slots.activity(busy)
     }
 }

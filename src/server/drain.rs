@@ -11,7 +11,7 @@
 
 use crate::limits::{DRAIN_DONE_TIME, DRAIN_FLUSH_TIME, DRAIN_NOTICE_TIME, DRAIN_TIME_MAX};
 use crate::stdx::failpoint::is_failpoint_active;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How a drain ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +63,12 @@ impl Drain {
         self.begun.is_some()
     }
 
+    /// The process was paused: the time does not count against its destinations and clients, which
+    /// could not be heard.
+    pub fn exclude_pause(&mut self, pause: Duration) {
+        self.idle = self.idle.map(|idle| idle + pause);
+    }
+
     /// The outcome if the process ends now, at a second signal.
     pub fn cut(left: RemainingWork) -> DrainOutcome {
         if left.busy || left.queued > 0 { DrainOutcome::CutOff } else { DrainOutcome::Drained }
@@ -92,7 +98,6 @@ impl Drain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     const NOTHING: RemainingWork =
         RemainingWork { busy: false, queued: 0, clients: 0, unconfirmed: 0 };
@@ -145,6 +150,19 @@ mod tests {
             Some(DrainOutcome::Drained),
             "a silent destination has had its time"
         );
+    }
+
+    #[test]
+    fn a_pause_of_the_process_takes_no_time_from_destinations() {
+        let now = Instant::now();
+        let unconfirmed = RemainingWork { unconfirmed: 1, ..NOTHING };
+        let mut drain = begun(now);
+        assert_eq!(drain.poll_outcome(unconfirmed, now), None);
+        let pause = DRAIN_DONE_TIME * 2;
+        drain.exclude_pause(pause);
+        let late = now + pause + DRAIN_DONE_TIME;
+        assert_eq!(drain.poll_outcome(unconfirmed, late - MOMENT), None);
+        assert_eq!(drain.poll_outcome(unconfirmed, late), Some(DrainOutcome::Drained));
     }
 
     #[test]

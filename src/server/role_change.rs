@@ -226,6 +226,14 @@ impl RoleChange {
         (is_heard || now >= idle + DRAIN_DONE_TIME).then_some(RoleChangeAction::Apply(change.to))
     }
 
+    /// The process was paused: the time does not count against its destinations, which could not be
+    /// heard.
+    pub fn exclude_pause(&mut self, pause: Duration) {
+        if let Some(change) = &mut self.change {
+            change.idle = change.idle.map(|idle| idle + pause);
+        }
+    }
+
     /// Ends a change after the rebuild: in the new role, or in the old one with the reason.
     pub fn finish_change(&mut self, outcome: Result<(), String>) {
         let Some(change) = self.change.take() else { return };
@@ -333,6 +341,12 @@ mod tests {
         assert_eq!(
             change.poll_action(unconfirmed, now + MOMENT + DRAIN_DONE_TIME),
             Some(RoleChangeAction::Apply(Role::Decode))
+        );
+        change.exclude_pause(MOMENT);
+        assert_eq!(
+            change.poll_action(unconfirmed, now + MOMENT + DRAIN_DONE_TIME),
+            None,
+            "destinations could not be heard while the process was paused"
         );
         assert_eq!(change.role(), Role::Prefill, "the change is not finished");
         change.finish_change(Ok(()));

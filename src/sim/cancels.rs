@@ -9,8 +9,8 @@
 //!   comes after the end of the lease. A mover ends what it has begun, a NIC must confirm its
 //!   writes, or the peer must confirm that nothing is under way.
 //!
-//! Invariants: `ctl` has handled all events of the steps that are counted. Time counts from the
-//! first step after the cancel, because an engine that hangs takes none.
+//! Invariants: `ctl` has handled all events of the steps that are counted. Time only
+//! counts while the engine takes steps, because an engine that hangs takes none.
 
 use crate::ids::RequestId;
 use crate::limits::ABORT_ANSWER_MAX;
@@ -35,8 +35,8 @@ const TURN: Duration = Duration::from_millis(200);
 #[derive(Debug, Default)]
 pub struct CancelWatch {
     legs: BTreeMap<RequestId, Cancelled>,
-    /// Time of the last check.
-    checked: Option<Instant>,
+    /// Time of the last check that came after a step, and the steps before it.
+    checked: Option<(Instant, u64)>,
 }
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ struct Cancelled {
     /// Steps of the engine before it.
     before: u64,
     has_lease: bool,
-    /// Time since the first step.
+    /// Time in which the engine has taken steps.
     waited: Duration,
 }
 
@@ -60,7 +60,11 @@ impl CancelWatch {
         now: Instant,
     ) -> Result<(), String> {
         let (mut known, steps) = (std::mem::take(&mut self.legs), threads.engine_steps());
-        let passed = self.checked.replace(now).map_or(Duration::ZERO, |last| now - last).min(TURN);
+        let (last, counted) = *self.checked.get_or_insert((now, steps));
+        let passed = if steps > counted { (now - last).min(TURN) } else { Duration::ZERO };
+        if steps > counted {
+            self.checked = Some((now, steps));
+        }
         for (id, slot) in legs {
             let mut leg = known.remove(&id).unwrap_or_else(|| Cancelled {
                 before: steps,

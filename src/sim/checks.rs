@@ -117,7 +117,8 @@ impl Cluster {
                 false => Ok(()),
             };
         }
-        if request.order.is_hurried && ended - request.at > DEADLINE + WAIT {
+        let late = WAIT + self.plan.time_without_router(request.at, ended);
+        if request.order.is_hurried && ended - request.at > DEADLINE + late {
             return Err(format!("a request is not ended at its deadline: {outcome:?}"));
         }
         let most = match self.plan.weather {

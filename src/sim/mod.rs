@@ -317,7 +317,7 @@ impl Cluster {
                 self.notice(event, now)?;
             }
             Event::Silence { place, limit } => {
-                let hosts = self.network.reset_silent(place, limit, now, &mut self.digest);
+                let hosts = self.network.reset_silent(place, limit, &mut self.queue, &mut self.digest);
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
             Event::Flush => {
@@ -572,9 +572,11 @@ impl Cluster {
             let machine = |host: usize| self.plan.fleet.sites.get(host).map(|site| site.machine);
             let rings = || machine(host) == machine(other);
             let process = self.processes.get(other).and_then(Option::as_ref);
-            let is_woken = (rings() && process.is_some_and(SimProcess::is_woken))
-                || (drained.contains(&other) && self.is_woken(other));
-            if other != host && is_woken {
+            let is_woken = || {
+                (rings() && process.is_some_and(SimProcess::is_woken))
+                    || (drained.contains(&other) && self.is_woken(other))
+            };
+            if other != host && is_woken() {
                 self.wake(other, now);
             }
         }

@@ -278,15 +278,16 @@ impl Network {
     }
 
     /// Resets the streams at this place that have this limit of silence, if nothing has passed
-    /// there for so long. Returns the hosts that notice it.
+    /// there for so long. The other end of such a stream notices it by its own limit. Returns the
+    /// hosts that notice it now.
     pub fn reset_silent(
         &mut self,
         place: CutPlace,
         limit: Duration,
-        now: Nanos,
+        queue: &mut EventQueue<Event>,
         digest: &mut RunDigest,
     ) -> BTreeSet<usize> {
-        let mut noticed = BTreeSet::new();
+        let (now, mut noticed) = (queue.now(), BTreeSet::new());
         let Cut { since, until } = self.cuts[&place];
         if until <= now || now - since < limit.as_nanos() as Nanos {
             return noticed;
@@ -295,14 +296,28 @@ impl Network {
             if connection.is_local() || !connection.is_at(place) {
                 continue;
             }
-            for end in &mut connection.ends {
-                let Some(kernel) = &end.kernel else { continue };
-                if end.is_open() && kernel.silence_max().is_some_and(|most| most <= limit) {
-                    digest.note([4, *number as u64]);
-                    kernel.reset();
-                    (end.finished, end.is_silenced) = (true, true);
-                    noticed.insert(end.host);
+            let has_silenced = connection.ends.iter().any(|end| end.is_silenced);
+            let mut later = None;
+            for (place, end) in connection.ends.iter_mut().enumerate() {
+                let Some(kernel) = end.kernel.as_ref().filter(|_| end.is_open()) else { continue };
+                match kernel.silence_max() {
+                    Some(most) if most <= limit => {
+                        digest.note([4, *number as u64]);
+                        kernel.reset();
+                        (end.finished, end.is_silenced) = (true, true);
+                        noticed.insert(end.host);
+                    }
+                    Some(most) => later = Some((place, most.as_nanos() as Nanos)),
+                    None => {}
                 }
+            }
+            let is_first = connection.ends.iter().any(|end| end.is_silenced) && !has_silenced;
+            if let Some((place, limit)) = later.filter(|_| is_first) {
+                let end = &mut connection.ends[place];
+                let last = end.travelling.back().map_or(0, |(at, _)| *at);
+                let at = (now + limit).max(last + 1);
+                end.travelling.push_back((at, Travel::Reset));
+                queue.schedule(at, Event::Arrival { connection: *number, end: place });
             }
         }
         noticed

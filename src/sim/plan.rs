@@ -70,6 +70,27 @@ impl RunPlan {
         self.faults_near(begun, ended).next().is_some()
     }
 
+    /// For how much of this time the router stands still or is cut off.
+    pub fn time_without_router(&self, begun: Nanos, ended: Nanos) -> Nanos {
+        let mut pauses: Vec<(Nanos, Nanos)> = self
+            .faults
+            .iter()
+            .filter_map(|&(at, fault)| match fault {
+                Fault::Stall { host: 0, pause } | Fault::Cut { host: 0, pause } => {
+                    Some((at.max(begun), (at + pause).min(ended)))
+                }
+                _ => None,
+            })
+            .collect();
+        pauses.sort_unstable();
+        let (mut total, mut counted) = (0, begun);
+        for (from, to) in pauses {
+            total += to.saturating_sub(from.max(counted));
+            counted = counted.max(to);
+        }
+        total
+    }
+
     fn faults_near(&self, begun: Nanos, ended: Nanos) -> impl Iterator<Item = Fault> {
         let meets =
             move |&&(at, fault): &&(Nanos, Fault)| at <= ended && begun <= at + fault.effect();

@@ -351,6 +351,9 @@ impl Worker {
     /// It has written to a page without a lease.
     fn turn_mover(&mut self, mut has_ready_lane: bool, dice: &mut Rng) -> Result<bool, String> {
         let threads = self.threads.as_mut().expect("a role has threads");
+        if !has_ready_lane && threads.does_data_stay_parked() {
+            return Ok(false);
+        }
         loop {
             self.shadow.copy(threads);
             let do_nics_park = threads.step_nics();

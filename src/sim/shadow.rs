@@ -40,8 +40,9 @@ impl PoolShadow {
         };
         self.ended.retain(known);
         self.words.clear();
-        let pool = threads.destination().filter(|memory| bytes(memory) <= COMPARED_MAX);
-        self.words.extend(pool.into_iter().flat_map(words));
+        if let Some(pool) = threads.destination().filter(|memory| bytes(memory) <= COMPARED_MAX) {
+            self.words.extend(words(pool));
+        }
     }
 
     /// Compares the pool after the step.
@@ -52,10 +53,12 @@ impl PoolShadow {
         let leases = threads.write_leases();
         if let Some(memory) = threads.destination().filter(|_| !self.words.is_empty()) {
             let stride = memory.layout.page_stride as usize;
-            let is_other =
-                |(index, word): (usize, u64)| (self.words[index] != word).then_some(index);
-            let changed = words(memory).enumerate().filter_map(is_other);
-            for page in changed.map(|index| index * 8 / stride).collect::<BTreeSet<_>>() {
+            let pages = self.words.chunks(stride / 8).enumerate();
+            let is_changed = |&(page, before): &(usize, &[u64])| {
+                let now = (page * stride..).step_by(8).map(|at| memory.region.word(at));
+                before.iter().zip(now).any(|(before, now)| *before != now.load(Relaxed))
+            };
+            for (page, _) in pages.filter(is_changed) {
                 let page = PageId(page as u32);
                 let lease = self.lease_of(&leases, page)?;
                 if threads.held_lease(lease.slot) == Some(lease.generation) {

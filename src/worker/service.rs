@@ -421,10 +421,12 @@ impl WorkerService {
         if let Some(time) = self.progress.take_pause() {
             let seconds = format!("{:.1}", time.as_secs_f64());
             event!(Warn, "ctl", "this process, or its host, was paused", seconds = seconds);
+            self.drain.exclude_pause(time);
+            self.routes.role_change().into_iter().for_each(|change| change.exclude_pause(time));
         }
         self.routes.set_hanging(hangs);
         if let Some(peers) = &mut self.control_links {
-            peers.answer_pings(!hangs);
+            peers.show_health(!hangs);
         }
         if let Some(registrar) = &mut self.registrar {
             registrar.step(hangs, &mut self.reactor, now);

@@ -115,7 +115,7 @@ mod others {
         full_socket_is_not_written_again: "full socket is not written again",
             "the router does not list its workers", 1;
         body_of_a_client_that_left_stays_counted: "body of a client that left stays counted",
-            "of bodies", 1;
+            "each held byte of a body", 1;
         slot_is_not_given_back: "slot is not given back", "slots", 1;
         call_outlives_its_request: "call outlives its request",
             "each call of a leg has its request", 2;
@@ -203,7 +203,7 @@ mod others {
         lost_request_to_the_registry_stays_open: "lost request to the registry stays open",
             "is not used at the end", 6;
         body_of_a_last_request_stays_counted: "body of a last request stays counted",
-            "of bodies", 1;
+            "each held byte of a body", 1;
         late_request_is_waited_for: "late request is waited for", "not ended in time", 8;
         any_key_is_accepted: "any key is accepted", "a request with a wrong key is answered", 5;
         hung_engine_looks_well: "hung engine looks well", "a request waits for", 8;

@@ -19,6 +19,7 @@ use crate::peer::directory::Directory;
 use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
 use crate::peer::shm_handshake::ShmHandshake;
 use crate::peer::tcp_handshake::TcpHandshake;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
@@ -57,6 +58,8 @@ pub struct ControlLinks {
     /// Time of the last check of deadlines, and whether that check was late.
     looked: Instant,
     stood_still: bool,
+    /// Whether this worker shows its peers that it is well.
+    is_well: bool,
 }
 
 /// Deadlines of a link.
@@ -104,13 +107,16 @@ impl ControlLinks {
             timeouts,
             looked: now,
             stood_still: false,
+            is_well: true,
         }
     }
 
-    /// Sets whether PINGs are answered. A hung worker must look dead, a busy one must not.
-    pub fn answer_pings(&mut self, answer: bool) {
+    /// Sets whether this worker shows that it is well: it answers PINGs and sends its own. A hung
+    /// worker must look dead, a busy one must not.
+    pub fn show_health(&mut self, is_well: bool) {
+        self.is_well = is_well || is_failpoint_active("hung worker sends PINGs");
         for peer_link in self.links.values_mut() {
-            peer_link.link.answer_pings(answer);
+            peer_link.link.answer_pings(is_well);
         }
     }
 
@@ -331,7 +337,7 @@ impl ControlLinks {
             let is_silent = now.saturating_duration_since(since) > limit;
             if is_silent {
                 late.push((conn, open));
-            } else if open && now >= peer_link.next_ping {
+            } else if open && self.is_well && now >= peer_link.next_ping {
                 peer_link.next_ping = now + ping_every;
                 // If the link is too full for a PING, the limit on silence ends it.
                 let _ = peer_link.link.ping(0, 0);

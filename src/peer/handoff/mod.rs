@@ -480,6 +480,15 @@ impl Handoff {
         self.run_actions(now);
     }
 
+    /// Refuses a request for `room` that can still come to a prefill worker of this process.
+    pub fn refuse_room(&mut self, room: Room, now: Instant) {
+        for WorkerEndpoint { kind, .. } in &mut self.endpoints {
+            if let EndpointKind::Prefill { manager, .. } = kind {
+                manager.refuse_room(room, now);
+            }
+        }
+    }
+
     /// The offer of destinations of this process.
     pub fn offer(&self) -> &TransportCapabilities {
         &self.outbox.offer

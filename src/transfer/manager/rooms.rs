@@ -238,6 +238,13 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
+    /// Refuses a request for `room` that can still come. A room that has a request is not affected.
+    pub fn refuse(&mut self, room: Room, now: Instant) {
+        if !self.entries.contains_key(&room) {
+            self.bury(room, now);
+        }
+    }
+
     /// Adds a Destination, or an Interest, for `room`.
     pub fn arrive(
         &mut self,

@@ -77,11 +77,13 @@ impl RequestTable {
     }
 
     /// Releases the kept KV of the request with this room. Returns the number of requests, 0 or 1.
+    /// The request has another connection, so it can come later. It is refused then.
     pub fn abort_kept(&mut self, room: Room, cx: &mut Context<'_>) -> usize {
         let is_kept = |leg: &&ActiveLeg| leg.kind == LegKind::KvKept && !leg.finished;
         let Some(key) =
             self.legs.values().filter(is_kept).find(|leg| leg.room == room).map(|leg| leg.key)
         else {
+            cx.handoff.refuse_room(room, cx.now);
             return 0;
         };
         if self.active.contains_key(&key) {

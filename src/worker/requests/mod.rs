@@ -125,7 +125,7 @@ impl RequestTable {
 
     /// Whether no request is unanswered and no leg holds a slot.
     pub fn is_idle(&self) -> bool {
-        self.active.is_empty() && self.legs.is_empty() && self.converting.is_empty()
+        self.is_free() && self.converting.is_empty()
     }
 
     /// Whether the workers have no work left, so that other workers can replace them.

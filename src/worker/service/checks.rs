@@ -13,6 +13,7 @@ impl WorkerService {
     /// A table of the service contradicts itself or another one.
     pub fn invariants(&self) {
         self.requests.invariants();
+        self.connections.invariants();
         let mut clients = self.requests.clients();
         assert!(clients.all(|conn| self.connections.owns(conn)), "each request has its client");
         self.handoff.invariants();

@@ -412,10 +412,11 @@ where
     /// A source and its session do not name each other, two sessions have one link, or a slot waits
     /// for an answer that no source will send.
     pub fn invariants(&self) {
+        let mut taken = 0;
         for (session, name) in self.sessions.sources() {
             assert_eq!(self.sources[name].session, session, "a source has one session");
+            taken += 1;
         }
-        let taken = self.sessions.sources().count();
         assert_eq!(self.sources.len(), taken, "each source has a session");
         let links: Vec<L> = self.sources.values().filter_map(Source::link).collect();
         let distinct = links.iter().copied().collect::<HashSet<L>>().len();

@@ -275,6 +275,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
+    /// Refuses a request for `room` that can still come.
+    pub fn refuse_room(&mut self, room: Room, now: Instant) {
+        self.rooms.refuse(room, now);
+    }
+
     /// Rooms that are over here, while the destination has not confirmed that it has everything. If
     /// their link ended now, they would fail there.
     pub fn unconfirmed_rooms(&self) -> usize {

@@ -9,12 +9,14 @@ use crate::ids::{Generation, SlotId};
 use crate::kv::pool::PagePool;
 use crate::model::forward::Forward;
 use crate::sched::engine::{Engine, EngineLoop, WAITING_PARK};
+use crate::sched::messages::EngineEvent;
 use crate::sched::worker::WriteLease;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::event_loop::{EventLoop, LoopTask, NextStep, Waiter};
 use crate::transfer::mover::Mover;
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{Poller, Poster, Split};
+use crossbeam_channel::Sender;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -146,6 +148,11 @@ impl SteppedThreads {
     /// The KV memory of a decode worker, into which its peers write.
     pub fn destination(&self) -> Option<&Memory> {
         self.mover.task.destinations.first().map(|destination| destination.memory())
+    }
+
+    /// Where the engine's events go.
+    pub fn engine_events(&self) -> &Sender<EngineEvent> {
+        self.engine.events()
     }
 
     /// The KV pages of each worker.

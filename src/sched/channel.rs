@@ -41,6 +41,11 @@ impl EngineChannel {
         EngineChannel { commands, inbox, events, bell, unread: false }
     }
 
+    /// Where its events go, for checks.
+    pub fn events(&self) -> &channel::Sender<EngineEvent> {
+        &self.events
+    }
+
     /// Number of events that still fit.
     pub fn free_event_places(&self) -> usize {
         self.events.capacity().unwrap_or(usize::MAX).saturating_sub(self.events.len())

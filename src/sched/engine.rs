@@ -14,10 +14,12 @@ use crate::model::forward::batch::Batch;
 use crate::model::sampler::Sampler;
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::config::SchedConfig;
+use crate::sched::messages::EngineEvent;
 use crate::sched::worker::{Activity, TurnContext, Worker, WriteLease};
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::seal::seal_thread;
+use crossbeam_channel::Sender;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -79,6 +81,11 @@ impl Engine {
     /// Whether this use of a slot has a lease at the mover, for checks.
     pub fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
         self.workers.iter().any(|worker| worker.has_lease(slot, generation))
+    }
+
+    /// Where its events go, for checks.
+    pub fn events(&self) -> &Sender<EngineEvent> {
+        self.channel.events()
     }
 
     /// The KV pages of each worker, for checks.

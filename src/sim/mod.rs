@@ -30,6 +30,7 @@ mod process;
 mod requests;
 mod scale;
 mod shadow;
+mod stages;
 pub mod workload;
 
 pub use campaign::{SeedFailure, run_each, run_seeds};
@@ -51,6 +52,7 @@ use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
 use plan::RunPlan;
 use process::SimProcess;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -568,17 +570,17 @@ impl Cluster {
             behind.into_iter().for_each(|at| self.wake(self.processes.len() + OTHERS + at, now));
         }
         let drained = self.network.take_drained();
-        for other in 0..self.due.len() {
-            let machine = |host: usize| self.plan.fleet.sites.get(host).map(|site| site.machine);
-            let rings = || machine(host) == machine(other);
-            let process = self.processes.get(other).and_then(Option::as_ref);
-            let is_woken = || {
-                (rings() && process.is_some_and(SimProcess::is_woken))
-                    || (drained.contains(&other) && self.is_woken(other))
-            };
-            if other != host && is_woken() {
-                self.wake(other, now);
-            }
-        }
+        let process = |host: usize| self.processes.get(host).and_then(Option::as_ref);
+        let machine = |host: usize| self.plan.fleet.sites.get(host).map(|site| site.machine);
+        // A process that has just ended can have rung, too.
+        let hosts = match process(host).is_none_or(SimProcess::can_have_rung) {
+            true => 0..self.processes.len(),
+            false => 0..0,
+        };
+        let near = hosts.filter(|&other| machine(host) == machine(other));
+        let rung = near.filter(|&other| process(other).is_some_and(SimProcess::is_woken));
+        let writes = drained.into_iter().filter(|&other| self.is_woken(other));
+        let woken = rung.chain(writes).filter(|&other| other != host).collect::<BTreeSet<_>>();
+        woken.into_iter().for_each(|other| self.wake(other, now));
     }
 }

@@ -11,6 +11,7 @@ use super::model::{LAYERS, PseudoModel, VOCAB, Watch};
 use super::names::{self, NameServer, SimNames};
 use super::operator::PATIENCE;
 use super::shadow::PoolShadow;
+use super::stages::StageWatch;
 use super::workload::{ANSWER_MAX, PROMPT_MAX};
 use crate::cli::{self, HostInfo, Invocation};
 use crate::config::secret::Secret;
@@ -84,7 +85,10 @@ struct Worker {
     /// The engine computes until this time.
     busy_until: Nanos,
     cancels: CancelWatch,
+    stages: StageWatch,
     shadow: PoolShadow,
+    /// Whether the mover, a poster or a poller took a step in the last turn.
+    has_moved: bool,
 }
 
 /// The parts of a worker that a turn steps.
@@ -159,6 +163,7 @@ impl SimProcess {
                 None
             }
             Service::Worker(worker) => {
+                worker.has_moved = false;
                 let mut again = None;
                 for part in Part::in_order_of(dice) {
                     let soon = match part {
@@ -185,6 +190,11 @@ impl SimProcess {
         let again = if self.names.step() { Some(now) } else { again };
         let again = if self.is_woken() { now } else { again.map_or(until, |at| at.min(until)) };
         Ok(Some(again))
+    }
+
+    /// Whether the last turn can have rung the doorbell of another process of its machine.
+    pub fn can_have_rung(&self) -> bool {
+        matches!(&self.service, Service::Worker(worker) if worker.has_moved)
     }
 
     /// Whether a thread of the process has been woken.
@@ -281,6 +291,7 @@ impl Worker {
         let legs = self.service.legs_without_request();
         let threads = self.threads.as_ref().expect("a role has threads");
         self.cancels.check(legs, threads, now)?;
+        self.stages.check(&mut self.service, now)?;
         match outcome {
             None => Ok(ControlFlow::Continue(())),
             Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
@@ -325,6 +336,7 @@ impl Worker {
         let (cores, outcome) = self.process.take_role(&mut self.service, to, forward, clock)?;
         self.threads = Some(cores.into_stepped(self.process.loaded()));
         self.cancels = CancelWatch::default();
+        self.stages = StageWatch::new(self.base, &mut self.service, &self.watch);
         let stood_still = self.service.reactor().now() - begun;
         self.service.finish_role_change(outcome, stood_still);
         Ok(())
@@ -337,7 +349,9 @@ impl Worker {
         }
         self.watch.now_ns.store(now, Ordering::Relaxed);
         let threads = self.threads.as_mut().expect("a role has threads");
+        let before = (self.stages.waiting(), now);
         let parks_until = threads.step_engine(self.base + Duration::from_nanos(now));
+        self.stages.note_step(before, &self.service, threads.engine_events());
         self.busy_until = self.watch.now_ns.load(Ordering::Relaxed);
         match parks_until {
             Some(until) => (until - self.base).as_nanos() as Nanos,
@@ -354,6 +368,7 @@ impl Worker {
         if !has_ready_lane && threads.does_data_stay_parked() {
             return Ok(false);
         }
+        self.has_moved = true;
         loop {
             self.shadow.copy(threads);
             let do_nics_park = threads.step_nics();
@@ -469,6 +484,7 @@ fn start_worker(
     installed.map_err(|error| error.to_string())?;
     let text = std::mem::take(&mut *text.lock().expect("no panic while locked"));
     let threads = Some(cores.into_stepped(process.loaded()));
+    let stages = StageWatch::new(base, &mut service, &watch);
     Ok(Service::Worker(Box::new(Worker {
         process,
         service,
@@ -479,7 +495,9 @@ fn start_worker(
         changes_since: None,
         busy_until: 0,
         cancels: CancelWatch::default(),
+        stages,
         shadow: PoolShadow::default(),
+        has_moved: false,
     })))
 }
 

@@ -5,6 +5,7 @@
 
 use crate::api::render::Timings;
 use crate::sched::request::Stamps;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::wire::message::Transport;
 use crate::worker::metrics::Stages;
 use std::time::{Duration, Instant};
@@ -65,7 +66,10 @@ impl ChoiceTimes {
             (Some(_), None) => Duration::ZERO,
             (None, _) => stage(reader.filled),
         };
-        let handover = stage(decode.filled);
+        let mut handover = stage(decode.filled);
+        if is_failpoint_active("time of the hand-off is not counted") {
+            handover = Duration::ZERO;
+        }
         let join = stage(decode.joined);
         let first_step = stage(Some(decode.first_token?));
         Some(Stages { queue, bootstrap, prefill, handover, join, first_step })

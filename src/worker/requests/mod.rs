@@ -30,7 +30,7 @@ use crate::server::connections::Connections;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use crate::transfer::manager::rooms::Slot;
-use crate::worker::metrics::WorkerMetrics;
+use crate::worker::metrics::{Stages, WorkerMetrics};
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
 use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
 use active_request::{ActiveRequest, ChoiceInput};
@@ -79,6 +79,8 @@ pub struct RequestTable {
     next_key: u64,
     next_request: u64,
     turn: usize,
+    /// The stages of the choices that are recorded, for checks; `None` if no check takes them.
+    stages: Option<Vec<(RequestKey, usize, Stages)>>,
 }
 
 /// The reactor, the connections and the time that one step works with.
@@ -120,12 +122,15 @@ impl RequestTable {
             next_key: 0,
             next_request: 0,
             turn: 0,
+            stages: None,
         }
     }
 
     /// Whether no request is unanswered and no leg holds a slot.
     pub fn is_idle(&self) -> bool {
-        self.is_free() && self.converting.is_empty()
+        let forgets = is_failpoint_active("drain does not wait for a flush");
+        let is_flushed = self.flushes.is_idle() || forgets;
+        self.active.is_empty() && self.legs.is_empty() && self.converting.is_empty() && is_flushed
     }
 
     /// Whether the workers have no work left, so that other workers can replace them.
@@ -355,6 +360,22 @@ impl RequestTable {
             !self.active.contains_key(&leg.key) && !self.kept.contains_key(&leg.key)
         };
         self.legs.iter().filter(move |(_, leg)| is_left(leg)).map(|(&id, leg)| (id, leg.slot))
+    }
+
+    /// The requests that have no complete answer.
+    pub fn unanswered(&self) -> impl Iterator<Item = RequestKey> {
+        self.active.keys().copied()
+    }
+
+    /// The choice that a leg generates.
+    pub fn choice_of(&self, leg: RequestId) -> Option<(RequestKey, usize)> {
+        self.legs.get(&leg).map(|leg| (leg.key, leg.choice))
+    }
+
+    /// Takes the stages of the choices that were recorded since the last call. The first call
+    /// begins to collect them.
+    pub fn take_stages(&mut self) -> Vec<(RequestKey, usize, Stages)> {
+        self.stages.replace(Vec::new()).unwrap_or_default()
     }
 
     /// The clients of all requests.

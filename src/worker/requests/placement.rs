@@ -12,6 +12,7 @@ use crate::model::sampler::SamplingParams;
 use crate::net::Entropy;
 use crate::peer::handoff::{Handoff, Source, prompt_of, room_of};
 use crate::sched::request::{EngineRequest, Stamps};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::rng::INCREMENT;
 use crate::transfer::manager::rooms::Slot;
 use std::time::Duration;
@@ -358,7 +359,10 @@ impl RequestTable {
             stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
             ignore_eos: asked.ignore_eos,
             deadline,
-            stamps: Stamps::new(active.arrived),
+            stamps: Stamps::new(match is_failpoint_active("arrival has the time of the placement") {
+                true => cx.now,
+                false => active.arrived,
+            }),
         }))
     }
 }

@@ -44,13 +44,16 @@ impl RequestTable {
         }
     }
 
-    fn record(&self, leg: &ActiveLeg, cx: &Context<'_>) {
+    fn record(&mut self, leg: &ActiveLeg, cx: &Context<'_>) {
         let Some(active) = self.active.get(&leg.key) else { return };
         let metrics = &self.metrics[leg.worker.index()];
         metrics.ended(cx.now.saturating_duration_since(active.arrived));
         let times = &active.timings[leg.choice];
         if let Some(stages) = times.stages() {
             metrics.first_token(&stages);
+            if let Some(recorded) = &mut self.stages {
+                recorded.push((leg.key, leg.choice, stages));
+            }
             match carried(leg, cx.handoff) {
                 Some((bytes, transport))
                     if times.were_handed_over() && transport != Transport::Fake =>

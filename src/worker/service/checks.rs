@@ -1,10 +1,13 @@
 //! Checks of a worker's tables, for debug builds, tests and the simulator.
 //!
-//! Thread: `ctl`. They change nothing. Not here: the checks of each table, which it has itself.
+//! Thread: `ctl`. They change no table. Not here: the checks of each table, which it has itself.
 
 use super::WorkerService;
-use crate::ids::RequestId;
+use crate::ids::{RequestId, RequestKey};
+use crate::sched::messages::EngineEvent;
 use crate::transfer::manager::rooms::Slot;
+use crate::worker::metrics::Stages;
+use crossbeam_channel::Receiver;
 
 impl WorkerService {
     /// Asserts the rules that hold between turns.
@@ -25,6 +28,27 @@ impl WorkerService {
     /// The legs that have no request any more, without those that keep KV for decode.
     pub fn legs_without_request(&self) -> impl Iterator<Item = (RequestId, Slot)> {
         self.requests.legs_without_request()
+    }
+
+    /// The requests that have no complete answer.
+    pub fn unanswered(&self) -> impl Iterator<Item = RequestKey> {
+        self.requests.unanswered()
+    }
+
+    /// The choice that a leg generates.
+    pub fn choice_of(&self, leg: RequestId) -> Option<(RequestKey, usize)> {
+        self.requests.choice_of(leg)
+    }
+
+    /// Takes the stages of the choices that were recorded since the last call. The first call
+    /// begins to collect them.
+    pub fn take_stages(&mut self) -> Vec<(RequestKey, usize, Stages)> {
+        self.requests.take_stages()
+    }
+
+    /// The events of the engine that `ctl` has not taken.
+    pub fn engine_events(&self) -> &Receiver<EngineEvent> {
+        &self.events
     }
 
     /// Whether the service holds nothing of any request.

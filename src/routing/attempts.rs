@@ -39,6 +39,8 @@ pub struct AvoidList {
     pub failed: Vec<WorkerNumber>,
     /// Workers that refused the request. They are never chosen for it again.
     pub unwilling: Vec<WorkerNumber>,
+    /// The unwilling workers that refused because they drain. They count as absent.
+    pub draining: Vec<WorkerNumber>,
 }
 
 impl AvoidList {
@@ -376,7 +378,7 @@ impl Attempts {
             (Stage::Joining, AttemptEvent::Failed(Leg::Decode, Cause::Draining))
                 if self.refusals < ROUTER_PAIRS_MAX =>
             {
-                self.avoid.unwilling.extend(self.worker(Leg::Decode));
+                self.note_refusal(Leg::Decode, Cause::Draining);
                 self.refusals += 1;
                 if is_failpoint_active("kept KV waits for a decode worker that goes") {
                     AttemptAction::Wait
@@ -433,7 +435,7 @@ impl Attempts {
         let cause = if cause == Cause::ClientGone { Cause::PeerLost } else { cause };
         match cause {
             Cause::Overloaded | Cause::Draining | Cause::Incompatible => {
-                self.avoid.unwilling.extend(self.worker(role));
+                self.note_refusal(role, cause);
             }
             cause if cause.retry() != Retry::Never => self.shun(role),
             _ => {}
@@ -448,8 +450,8 @@ impl Attempts {
             Cause::Draining if is_failpoint_active("worker that drains ends its requests") => {
                 return self.end(AttemptAction::Fail(cause));
             }
-            Cause::Overloaded | Cause::Draining => self.avoid.unwilling.extend(self.worker(role)),
-            Cause::Incompatible => self.avoid.unwilling.extend(self.worker(other)),
+            Cause::Overloaded | Cause::Draining => self.note_refusal(role, cause),
+            Cause::Incompatible => self.note_refusal(other, cause),
             Cause::ClientGone => {
                 // The client is still connected: the other leg's connection was lost.
                 self.shun(other);
@@ -464,6 +466,14 @@ impl Attempts {
             _ => {}
         }
         self.again(cause, terms)
+    }
+
+    fn note_refusal(&mut self, role: Leg, cause: Cause) {
+        let worker = self.worker(role);
+        self.avoid.unwilling.extend(worker);
+        if cause == Cause::Draining {
+            self.avoid.draining.extend(worker);
+        }
     }
 
     fn shun(&mut self, role: Leg) {

@@ -113,8 +113,10 @@ fn a_worker_that_is_to_blame_is_not_asked_again() {
     ] {
         let mut rig = Rig::new(RETRIES_DEFAULT);
         assert!(matches!(rig.sent().take(news), AttemptAction::Retry(_)), "{news:?}");
-        let AvoidList { failed: shunned, unwilling: never } = rig.attempts.avoid();
+        let AvoidList { failed: shunned, unwilling: never, draining } = rig.attempts.avoid();
         assert_eq!((&shunned[..], &never[..]), (failed, unwilling), "{news:?}");
+        let drains = matches!(news, AttemptEvent::Failed(_, Draining));
+        assert_eq!(&draining[..], if drains { unwilling } else { nobody }, "{news:?}");
         assert_eq!(rig.attempts.accused().count(), failed.len());
     }
 }
@@ -255,8 +257,10 @@ fn a_prefill_worker_that_fails_before_decode_is_asked_is_alone_to_blame() {
         let mut rig = Rig::new(RETRIES_DEFAULT);
         reading(&mut rig);
         assert!(matches!(rig.take(news), AttemptAction::Retry(_)), "{news:?}");
-        let AvoidList { failed: shunned, unwilling: never } = rig.attempts.avoid();
+        let AvoidList { failed: shunned, unwilling: never, draining } = rig.attempts.avoid();
         assert_eq!((&shunned[..], &never[..]), (failed, unwilling), "{news:?}");
+        let drains = matches!(news, AttemptEvent::Failed(_, Draining));
+        assert_eq!(&draining[..], if drains { unwilling } else { nobody }, "{news:?}");
     }
     for cause in [Cause::Refused, Cause::Deadline, Cause::Aborted] {
         let mut rig = Rig::new(RETRIES_DEFAULT);

@@ -319,7 +319,8 @@ impl Cluster {
                 self.notice(event, now)?;
             }
             Event::Silence { place, limit } => {
-                let hosts = self.network.reset_silent(place, limit, &mut self.queue, &mut self.digest);
+                let hosts =
+                    self.network.reset_silent(place, limit, &mut self.queue, &mut self.digest);
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
             Event::Flush => {

@@ -24,7 +24,6 @@ use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
 use crate::server::reload::{Reload, ReloadedFile, keyring};
 use crate::server::role_change::{RoleChange, RoleChangeAction};
 use crate::stdx::event_count::EventCount;
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::prefill_client::PrefillClient;
 use crate::worker::progress::EngineWatchdog;
@@ -422,10 +421,8 @@ impl WorkerService {
         if let Some(time) = self.progress.take_pause() {
             let seconds = format!("{:.1}", time.as_secs_f64());
             event!(Warn, "ctl", "this process, or its host, was paused", seconds = seconds);
-            if !is_failpoint_active("pause takes time from destinations") {
-                self.drain.exclude_pause(time);
-                self.routes.role_change().into_iter().for_each(|change| change.exclude_pause(time));
-            }
+            self.drain.exclude_pause(time);
+            self.routes.role_change().into_iter().for_each(|change| change.exclude_pause(time));
         }
         self.routes.set_hanging(hangs);
         if let Some(peers) = &mut self.control_links {

@@ -147,9 +147,9 @@ mod others {
         room_stays_after_its_request: "room stays after its request", "rooms", 1;
         connection_is_not_counted: "connection is not counted", "a request waits for", 4;
         busy_engine_looks_hung: "busy engine looks hung", "is not used at the end", 1;
-        kv_is_kept_for_an_hour: "KV is kept for an hour", "not ended in time", 14;
+        kv_is_kept_for_an_hour: "KV is kept for an hour", "not ended in time", 12;
         turns_outlive_their_try: "turns outlive their try", "has a call or waits for a retry", 27;
-        no_worker_reads_alone: "no worker reads alone", "without a fault", 34;
+        no_worker_reads_alone: "no worker reads alone", "without a fault", 91;
         the_first_page_of_retracted_kv_is_lost: "the first page of retracted KV is lost",
             "Wrong(", 15;
         kv_taken_back_stays_in_the_tier: "KV taken back stays in the tier",
@@ -157,7 +157,7 @@ mod others {
         drain_does_not_wait_for_requests: "drain does not wait for requests",
             "the worker has drained and holds requests", 17;
         drain_does_not_wait_for_done: "drain does not wait for Done",
-            "that a destination has not confirmed", 85;
+            "that a destination has not confirmed", 13;
         change_of_role_is_never_given_up: "change of role is never given up",
             "does not give its role change up", 12;
         a_workers_role_is_not_compared: "a worker's role is not compared",
@@ -181,7 +181,7 @@ mod others {
             "not ended in time", 1;
         worker_that_drains_ends_its_requests: "worker that drains ends its requests", "draining", 2;
         leg_of_a_client_that_left_stays: "leg of a client that left stays in its hand-off",
-            "rooms", 1;
+            "a cancelled leg is not released", 1;
         first_piece_of_an_event_is_dropped: "first piece of an event is dropped",
             "a request waits for", 1;
         worker_that_is_down_is_not_probed: "worker that is down is not probed",
@@ -207,17 +207,17 @@ mod others {
         late_request_is_waited_for: "late request is waited for", "not ended in time", 8;
         any_key_is_accepted: "any key is accepted", "a request with a wrong key is answered", 5;
         hung_engine_looks_well: "hung engine looks well", "a request waits for", 8;
-        held_off_for_an_hour: "held off for an hour", "peer_lost", 18;
+        held_off_for_an_hour: "held off for an hour", "peer_lost", 72;
         change_of_role_does_not_wait_for_done: "change of role does not wait for Done",
             "that a destination has not confirmed", 2, Tcp;
         worker_in_a_role_change_takes_new_requests: "worker in a role change takes new requests",
             "the worker changes its role and takes a request", 10;
         kept_kv_waits_for_a_decode_worker_that_goes: "kept KV waits for a decode worker that goes",
-            "has a call or waits for a retry", 12;
+            "has a call or waits for a retry", 5;
         commands_are_taken_after_the_step: "commands are taken after the step",
             "a cancelled leg is not released", 1;
         older_link_of_a_peer_stays: "older link of a peer stays",
-            "a peer has one link that it dialled", 67;
+            "a peer has one link that it dialled", 305;
         token_outlives_its_session: "token outlives its session",
             "a token opens lanes of a session that is open", 10;
         address_of_a_lost_source_stays_known: "address of a lost source stays known",
@@ -228,7 +228,6 @@ mod others {
         removed_key_is_still_accepted: "removed key is still accepted",
             "a request with a wrong key is answered", 16;
         change_after_a_read_is_missed: "change after a read is missed", "no_worker", 4;
-        deleted_entry_stays_known: "deleted entry stays known", "a request waits for", 19;
         quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 80;
         resumed_stream_is_one_token_behind: "resumed stream is one token behind",
             "not a stream of events", 77;
@@ -239,12 +238,16 @@ mod others {
         leaving_worker_keeps_its_blocks: "leaving worker keeps its blocks",
             "a row has the blocks that its worker holds", 115;
         stream_that_has_begun_is_not_resumed: "stream that has begun is not resumed",
-            "the worker sent no complete answer", 77;
+            "the worker sent no complete answer", 148;
         broken_call_to_prefill_is_awaited: "broken call to prefill is awaited",
-            "calls to prefill workers", 47;
+            "a request waits for", 22;
         entry_of_a_former_role_stays: "entry of a former role stays",
             "a process has one entry", 6;
         link_outlives_its_queue_pairs: "link outlives its queue pairs",
-            "a cancelled leg is not released", 8, Rdma;
+            "was written and is not leased", 8, Rdma;
+        time_of_the_hand_off_is_not_counted: "time of the hand-off is not counted",
+            "which is not the sum of", 1;
+        arrival_has_the_time_of_the_placement: "arrival has the time of the placement",
+            "which is not the sum of", 1;
     }
 }

@@ -19,7 +19,6 @@ use crate::peer::directory::Directory;
 use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
 use crate::peer::shm_handshake::ShmHandshake;
 use crate::peer::tcp_handshake::TcpHandshake;
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
@@ -114,7 +113,7 @@ impl ControlLinks {
     /// Sets whether this worker shows that it is well: it answers PINGs and sends its own. A hung
     /// worker must look dead, a busy one must not.
     pub fn show_health(&mut self, is_well: bool) {
-        self.is_well = is_well || is_failpoint_active("hung worker sends PINGs");
+        self.is_well = is_well;
         for peer_link in self.links.values_mut() {
             peer_link.link.answer_pings(is_well);
         }
@@ -516,3 +515,6 @@ impl ControlLinks {
 fn display(address: Option<SocketAddr>) -> String {
     address.map_or("?".into(), |address| address.to_string())
 }
+
+#[cfg(test)]
+mod tests;

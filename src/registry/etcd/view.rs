@@ -193,9 +193,6 @@ impl EtcdView {
         let watched = line.result.ok_or("its watch has failed")?;
         for Event { kind, kv } in &watched.events {
             if kind == "DELETE" {
-                if is_failpoint_active("deleted entry stays known") {
-                    continue;
-                }
                 let key = String::from_utf8_lossy(&decode(&kv.key)?).into_owned();
                 self.odd.remove(&key);
                 let gone = self

@@ -336,9 +336,6 @@ impl ProxiedRequests {
         news: AttemptEvent,
         cx: &mut RouterContext<'_>,
     ) {
-        if let AttemptEvent::Failed(role, Cause::Draining) = news {
-            proxied.note_drain(role, cx);
-        }
         let deadline = proxied.deadline();
         let next = proxied.attempts.apply_event(news, &mut terms(&mut self.retries, deadline, cx));
         if matches!(

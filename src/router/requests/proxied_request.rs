@@ -183,15 +183,6 @@ impl ProxiedRequest {
         }
     }
 
-    /// A worker of this attempt drains. Its partner can have reported that.
-    pub(super) fn note_drain(&self, role: Leg, cx: &mut RouterContext<'_>) {
-        let Some(worker) = self.attempts.worker(role) else { return };
-        let is_usable = cx.pool.balancer().load(worker).is_some_and(|load| load.usable);
-        if is_usable && !is_failpoint_active("drain that decode reports is not noted") {
-            cx.pool.mark_draining(cx.reactor, worker);
-        }
-    }
-
     /// Whether it has no call, no reservation and no kept KV, as before each attempt.
     pub(super) fn is_at_rest(&self) -> bool {
         let keeps = self.asked.is_some() || self.kept.is_some();

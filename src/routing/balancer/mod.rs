@@ -378,7 +378,7 @@ impl LoadBalancer {
 
     /// Whether there is a usable pair, or a usable decode worker that serves requests alone.
     pub fn is_ready(&self) -> bool {
-        self.has_pair() || self.usable(Leg::Decode).any(|decode| decode.local_prefill)
+        self.has_pair(&[]) || self.usable(Leg::Decode).any(|decode| decode.local_prefill)
     }
 
     /// The same, but without this worker.
@@ -390,11 +390,12 @@ impl LoadBalancer {
         others(Leg::Prefill).any(fits) || others(Leg::Decode).any(|decode| decode.local_prefill)
     }
 
-    fn has_pair(&self) -> bool {
-        let mut prefill = self.usable(Leg::Prefill);
-        prefill.any(|prefill| {
-            self.usable(Leg::Decode).any(|decode| self.fit(prefill.class, decode.class))
-        })
+    /// Whether there is a usable pair without these workers.
+    fn has_pair(&self, without: &[WorkerNumber]) -> bool {
+        let usable = |role| self.usable(role).filter(move |seat| !without.contains(&seat.number));
+        let mut prefill = usable(Leg::Prefill);
+        prefill
+            .any(|prefill| usable(Leg::Decode).any(|decode| self.fit(prefill.class, decode.class)))
     }
 
     /// The present workers, by number.

@@ -79,7 +79,9 @@ impl LoadBalancer {
         let found = self.find(work, avoid, now);
         let is_wanted = match &found {
             Ok((prefill, _)) => avoid.failed.contains(&prefill.worker),
-            Err(_) => !self.has_pair() && !is_failpoint_active("no worker reads alone"),
+            Err(_) => {
+                !self.has_pair(&avoid.draining) && !is_failpoint_active("no worker reads alone")
+            }
         };
         let alone = match &found {
             Ok((prefill, decode)) if !is_wanted => {

@@ -73,6 +73,9 @@ fn decode_reads_alone_if_no_pair_is_left_or_its_prefill_worker_has_failed() {
     let unwilling = AvoidList { unwilling: vec![prefill], ..AvoidList::default() };
     let no = NoWorker::Of { role: Leg::Prefill, may_come: false };
     assert_eq!(serving(&mut router, &unwilling), Err(no));
+    // A prefill worker that drains counts as absent.
+    let draining = AvoidList { draining: vec![prefill], ..unwilling.clone() };
+    assert_eq!(serving(&mut router, &draining), Ok((None, second)));
     assert!(router.is_ready());
     assert_eq!(router.refused(prefill), Some(HealthChange::Down));
     assert_eq!(serving(&mut router, &unwilling), Ok((None, second)));
@@ -290,6 +293,7 @@ fn a_worker_that_failed_a_request_is_chosen_last_and_one_that_refused_it_never()
     let mut avoid = AvoidList {
         failed: vec![WorkerNumber(0), WorkerNumber(1)],
         unwilling: vec![WorkerNumber(2)],
+        ..AvoidList::default()
     };
     for _ in 0..3 {
         assert_eq!(

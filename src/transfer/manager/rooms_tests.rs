@@ -85,6 +85,18 @@ fn an_abort_is_answered_after_the_withdrawal_and_once() {
 }
 
 #[test]
+fn a_refused_room_takes_no_request_and_a_room_with_a_request_is_not_refused() {
+    let now = Instant::now();
+    let mut rooms = Rooms::<u8>::default();
+    rooms.refuse(ROOM, now);
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Refused(Cause::OtherLeg));
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), EnterOutcome::Waits);
+    rooms.refuse(ROOM, now);
+    assert!(matches!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Meets(_)));
+}
+
+#[test]
 fn an_abort_before_the_request_leaves_a_tombstone_that_ends() {
     let now = Instant::now();
     let mut rooms = Rooms::default();

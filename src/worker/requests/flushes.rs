@@ -70,6 +70,11 @@ impl<C: Copy + PartialEq> PendingFlushes<C> {
         self.0.is_empty()
     }
 
+    /// Whether no client waits. A worker that hangs can still owe an answer.
+    pub fn is_answered(&self) -> bool {
+        self.0.iter().all(|flush| flush.conn.is_none())
+    }
+
     /// The next client that has waited too long. Its flush keeps its place in the order.
     pub fn overdue(&mut self, now: Instant) -> Option<C> {
         self.0.iter_mut().filter(|flush| flush.until <= now).find_map(|flush| flush.conn.take())

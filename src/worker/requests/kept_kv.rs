@@ -8,7 +8,6 @@ use super::{ActiveLeg, Context, LegKind, RequestKey, RequestTable, error_of};
 use crate::cause::Cause;
 use crate::ids::{RequestId, Room};
 use crate::sched::messages::FinishReason;
-use crate::stdx::failpoint::is_failpoint_active;
 
 /// A request that has its answer while its KV is kept for decode.
 #[derive(Debug)]
@@ -84,9 +83,7 @@ impl RequestTable {
         let Some(key) =
             self.legs.values().filter(is_kept).find(|leg| leg.room == room).map(|leg| leg.key)
         else {
-            if !is_failpoint_active("abort before its request is forgotten") {
-                cx.handoff.refuse_room(room, cx.now);
-            }
+            cx.handoff.refuse_room(room, cx.now);
             return 0;
         };
         if self.active.contains_key(&key) {

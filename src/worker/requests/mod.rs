@@ -128,9 +128,8 @@ impl RequestTable {
 
     /// Whether no request is unanswered and no leg holds a slot.
     pub fn is_idle(&self) -> bool {
-        let forgets = is_failpoint_active("drain does not wait for a flush");
-        let is_flushed = self.flushes.is_idle() || forgets;
-        self.active.is_empty() && self.legs.is_empty() && self.converting.is_empty() && is_flushed
+        let is_settled = self.converting.is_empty() && self.flushes.is_answered();
+        self.active.is_empty() && self.legs.is_empty() && is_settled
     }
 
     /// Whether the workers have no work left, so that other workers can replace them.

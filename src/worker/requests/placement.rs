@@ -359,10 +359,12 @@ impl RequestTable {
             stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
             ignore_eos: asked.ignore_eos,
             deadline,
-            stamps: Stamps::new(match is_failpoint_active("arrival has the time of the placement") {
-                true => cx.now,
-                false => active.arrived,
-            }),
+            stamps: Stamps::new(
+                match is_failpoint_active("arrival has the time of the placement") {
+                    true => cx.now,
+                    false => active.arrived,
+                },
+            ),
         }))
     }
 }

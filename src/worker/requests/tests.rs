@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::api::tokenize::DetokenizeRequest;
+use crate::ids::WorkerId;
 use crate::model::tokenizer::Tokenizer;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::panic_of;
@@ -22,6 +23,16 @@ impl RequestTable {
         };
         RequestTable::new(config, text, queue, Vec::new())
     }
+}
+
+#[test]
+fn a_flush_that_runs_is_work() {
+    let mut table = RequestTable::without_workers();
+    assert!(table.is_idle());
+    table.flushes.begin(ConnId::outside(1), &[WorkerId(0)], Instant::now()).unwrap();
+    assert!(!table.is_idle(), "a drain waits for it");
+    table.flushes.gone(ConnId::outside(1));
+    assert!(table.is_idle());
 }
 
 #[test]

@@ -508,9 +508,11 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// Rooms that are over here, while the destination has not confirmed that it has everything.
+    /// Rooms without a request here, while the destination has not confirmed that it has everything,
+    /// or while writes to it are under way.
     pub fn unconfirmed(&self) -> usize {
-        self.unconfirmed.len()
+        let is_draining = |entry: &&Entry<L>| matches!(entry, Entry::Draining { .. });
+        self.unconfirmed.len() + self.entries.values().filter(is_draining).count()
     }
 
     /// Rooms that are not over.

@@ -2,8 +2,8 @@
 //! until the engine's clock as the first token leaves the engine. The stages that `ctl` records for
 //! `/metrics` must sum to it.
 //!
-//! Invariants: the events of the engine keep their order. The engine's clock only moves in a pass of
-//! the model, so an event has the time of the last pass before it.
+//! Invariants: the events of the engine keep their order. The clock of the engine only moves in a
+//! pass of the model, so an event has the time of the last pass before it.
 //! Not here: the stamps (`sched::request`) and the stages (`worker::stages`).
 
 use super::model::Watch;

@@ -1,4 +1,4 @@
-//! A control link whose other end is a stream.
+//! A control link with a stream as its other end.
 
 use super::*;
 use crate::net::{Address, Entropy};

@@ -508,8 +508,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// Rooms without a request here, while the destination has not confirmed that it has everything,
-    /// or while writes to it are under way.
+    /// Rooms without a request here, while the destination has not confirmed that it has
+    /// everything, or while writes to it are under way.
     pub fn unconfirmed(&self) -> usize {
         let is_draining = |entry: &&Entry<L>| matches!(entry, Entry::Draining { .. });
         self.unconfirmed.len() + self.entries.values().filter(is_draining).count()

@@ -6,8 +6,10 @@ use crate::dummy::Dummy;
 use crate::fleet::Fleet;
 use crate::leg::Leg;
 use crate::network::{self, Network};
-use crate::process::{PATIENCE, Process, post};
+use crate::process::{PATIENCE, Process, post, sum};
 use serde_json::{Value, json};
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// A worker that listens on `listen` and is reached at its host's own address.
@@ -118,6 +120,33 @@ fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
         std::thread::sleep(Duration::from_millis(200));
     }
     fleet.workers().for_each(Process::await_idle);
+}
+
+/// A client has a request at a prefill worker, which waits for a decode worker. The client's host
+/// goes, and closes no connection. Nothing is queued for the client, so the kernel must probe it.
+#[test]
+fn a_request_ends_if_the_host_of_its_client_is_gone() {
+    let Some(network) = Network::get() else { return };
+    let prefill = start(&network, "prefill", "10.77.0.1", &["prefill", MODEL]);
+    let body = json!({
+        "prompt": vec![11; 100], "max_tokens": 8, "bootstrap_host": "10.77.0.1",
+        "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": 7,
+    })
+    .to_string();
+    network.enter("client");
+    let mut client = TcpStream::connect(prefill.address).unwrap();
+    let head = format!("content-length: {}\r\n\r\n", body.len());
+    write!(client, "POST /v1/completions HTTP/1.1\r\nhost: t\r\n{head}{body}").unwrap();
+    network.enter("decode");
+    let waiting = || sum(&prefill.get("/metrics").1, "vllm:num_requests_waiting{", "");
+    let begun = Instant::now();
+    while waiting() == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "the request waits for a decode worker");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    network.set_port("client", "down");
+    prefill.await_idle();
+    network.set_port("client", "up");
 }
 
 /// All listen on the same address and port, and are still three workers.

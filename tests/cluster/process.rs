@@ -251,7 +251,7 @@ impl Process {
 
 /// The sum of all values in lines that begin with `name` and contain `label`. There must be one.
 #[track_caller]
-fn sum(metrics: &str, name: &str, label: &str) -> f64 {
+pub fn sum(metrics: &str, name: &str, label: &str) -> f64 {
     let lines = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
     let values =
         lines.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()));

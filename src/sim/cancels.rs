@@ -9,8 +9,8 @@
 //!   comes after the end of the lease. A mover ends what it has begun, a NIC must confirm its
 //!   writes, or the peer must confirm that nothing is under way.
 //!
-//! Invariants: `ctl` has handled all events of the steps that are counted. Time only
-//! counts while the engine takes steps, because an engine that hangs takes none.
+//! Invariants: `ctl` has handled all events of the steps that are counted. Time only counts
+//! while the engine takes steps, because an engine that hangs takes none.
 
 use crate::ids::RequestId;
 use crate::limits::ABORT_ANSWER_MAX;
@@ -61,8 +61,9 @@ impl CancelWatch {
     ) -> Result<(), String> {
         let (mut known, steps) = (std::mem::take(&mut self.legs), threads.engine_steps());
         let (last, counted) = *self.checked.get_or_insert((now, steps));
-        let passed = if steps > counted { (now - last).min(TURN) } else { Duration::ZERO };
+        let mut passed = Duration::ZERO;
         if steps > counted {
+            passed = (now - last).min(TURN);
             self.checked = Some((now, steps));
         }
         for (id, slot) in legs {

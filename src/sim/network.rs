@@ -135,6 +135,13 @@ impl End {
         self.kernel.iter().for_each(StreamKernel::reset);
     }
 
+    /// A reset arrives at this time, or after what travels already. Returns the time.
+    fn add_reset(&mut self, at: Nanos) -> Nanos {
+        let at = self.travelling.back().map_or(at, |(last, _)| at.max(last + 1));
+        self.travelling.push_back((at, Travel::Reset));
+        at
+    }
+
     fn is_open(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| !kernel.is_closed() && !kernel.is_reset())
     }
@@ -231,9 +238,7 @@ impl Network {
                     Some(limit) => limit.as_nanos() as Nanos,
                     None => continue,
                 };
-                let last = end.travelling.back().map_or(0, |(at, _)| *at);
-                let at = (queue.now() + delay).max(last + 1);
-                end.travelling.push_back((at, Travel::Reset));
+                let at = end.add_reset(queue.now() + delay);
                 queue.schedule(at, Event::Arrival { connection: number, end: place });
             }
         }
@@ -296,8 +301,7 @@ impl Network {
             if connection.is_local() || !connection.is_at(place) {
                 continue;
             }
-            let has_silenced = connection.ends.iter().any(|end| end.is_silenced);
-            let mut later = None;
+            let (mut is_reset, mut later) = (false, None);
             for (place, end) in connection.ends.iter_mut().enumerate() {
                 let Some(kernel) = end.kernel.as_ref().filter(|_| end.is_open()) else { continue };
                 match kernel.silence_max() {
@@ -306,17 +310,14 @@ impl Network {
                         kernel.reset();
                         (end.finished, end.is_silenced) = (true, true);
                         noticed.insert(end.host);
+                        is_reset = true;
                     }
-                    Some(most) => later = Some((place, most.as_nanos() as Nanos)),
+                    Some(most) => later = Some((place, now + most.as_nanos() as Nanos)),
                     None => {}
                 }
             }
-            let is_first = connection.ends.iter().any(|end| end.is_silenced) && !has_silenced;
-            if let Some((place, limit)) = later.filter(|_| is_first) {
-                let end = &mut connection.ends[place];
-                let last = end.travelling.back().map_or(0, |(at, _)| *at);
-                let at = (now + limit).max(last + 1);
-                end.travelling.push_back((at, Travel::Reset));
+            if let Some((place, at)) = later.filter(|_| is_reset) {
+                let at = connection.ends[place].add_reset(at);
                 queue.schedule(at, Event::Arrival { connection: *number, end: place });
             }
         }

@@ -107,7 +107,7 @@ impl Rig {
     }
 }
 
-/// Else its peers would wait for a worker that computes nothing.
+/// Its peers would otherwise wait for a worker that computes nothing.
 #[test]
 fn a_hung_worker_is_silent_until_it_is_well_again() {
     let mut rig = Rig::new();

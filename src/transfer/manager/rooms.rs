@@ -238,7 +238,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// Refuses a request for `room` that can still come. A room that has a request is not affected.
+    /// Refuses a request for `room` that can still come. A room that is known is not affected.
     pub fn refuse(&mut self, room: Room, now: Instant) {
         if !self.entries.contains_key(&room) {
             self.bury(room, now);

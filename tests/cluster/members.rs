@@ -8,12 +8,23 @@ use crate::{body, choices, dual, prefill, start, with_room};
 use baton::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL};
 use serde_json::Value;
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A port that is free at the moment.
+/// A port that is free. It lies below the ports that kernels choose, so that no connection of
+/// another test takes it before a process listens on it. Each test process has its own ports first.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const FIRST: u32 = 12_000;
+    const COUNT: u32 = 16_000;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let first = std::process::id().wrapping_mul(61);
+    let mut ports = (0..COUNT).map(|_| {
+        let at = first.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
+        (FIRST + at % COUNT) as u16
+    });
+    ports.find(is_free).expect("a port is free")
 }
 
 /// A router without named workers.

@@ -1,6 +1,7 @@
 //! Keys, prompts and answers stay out of the logs of workers and routers, at each level.
 
 use crate::keys::KeyFile;
+use crate::members::free_port;
 use crate::process::{Process, get};
 use crate::{COMMON, MODEL};
 use serde_json::json;
@@ -99,10 +100,6 @@ fn check(level: &str) {
     for file in [keys, admin_keys] {
         std::fs::remove_file(file).unwrap();
     }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn await_ready(router: SocketAddr) {

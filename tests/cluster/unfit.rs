@@ -169,6 +169,7 @@ fn a_router_says_that_it_cannot_identify_what_a_url_leads_to() {
     let router =
         Process::start(&["router", "--port", "0", "--prefill", &registry, "--decode", &url]);
     await_said(&router, "worker may be misconfigured");
+    await_said(&router, "worker is up role=decode");
     let workers: Value = serde_json::from_str(&router.get("/workers").1).unwrap();
     let listed = workers["workers"].as_array().unwrap();
     let doubted = listed.iter().find(|worker| worker["url"] == registry.as_str()).unwrap();

@@ -504,9 +504,9 @@ impl Attempts {
 
     /// Tries to choose workers again later. Nothing was sent since the last wait.
     fn wait(&mut self, until: Instant, cause: Cause, terms: &AttemptContext<'_>) -> AttemptAction {
-        match terms.now + terms.retries.delay(self.waits, terms.chance) {
-            at if at <= until => self.pause(at, until, cause),
-            _ => self.end(AttemptAction::Fail(cause)),
+        match terms.retries.end_of_wait(self.waits, terms.now, until, terms.chance) {
+            Some(at) => self.pause(at, until, cause),
+            None => self.end(AttemptAction::Fail(cause)),
         }
     }
 

@@ -28,9 +28,10 @@ impl RetryBudget {
         self.terms.most
     }
 
-    /// The time at which a request that failed now, after `waits` waits, can be sent again. If that
-    /// is after `until`, the result is `None`; otherwise the retry is counted. `chance` is random:
-    /// it spreads the retries of requests that failed together.
+    /// The time at which a request that failed now, after `waits` waits, can be sent again; the
+    /// retry is counted. The result is `None` if `until` has come, or if other retries take all
+    /// turns until then. `chance` is random: it spreads the retries of requests that failed
+    /// together.
     pub fn grant(
         &mut self,
         waits: u32,
@@ -41,15 +42,27 @@ impl RetryBudget {
         let every = Duration::from_secs(1) / RETRIES_PER_SECOND;
         let spent = self.spent.max(now);
         let turn = spent.checked_sub(every * RETRIES_AT_ONCE).unwrap_or(now);
-        let at = turn.max(now + self.delay(waits, chance));
+        let at = turn.max(self.end_of_wait(waits, now, until, chance)?);
         (at <= until).then(|| {
             self.spent = spent + every;
             at
         })
     }
 
+    /// The end of the wait of a request after `waits` waits, at most `until`; `None` if that has
+    /// come. A request with little time left is sent once more, after a shorter wait.
+    pub fn end_of_wait(
+        &self,
+        waits: u32,
+        now: Instant,
+        until: Instant,
+        chance: u64,
+    ) -> Option<Instant> {
+        (now < until).then(|| until.min(now + self.delay(waits, chance)))
+    }
+
     /// The delay of a request after `waits` waits: a growing bound minus a random share.
-    pub fn delay(&self, waits: u32, chance: u64) -> Duration {
+    fn delay(&self, waits: u32, chance: u64) -> Duration {
         let RetryConfig { first, longest, growth, jitter, .. } = self.terms;
         let grown = first.as_secs_f64() * growth.powi(waits.min(64) as i32);
         let bound = Duration::from_secs_f64(grown.min(longest.as_secs_f64()));
@@ -84,6 +97,15 @@ mod tests {
                 .grant(0, later, later + RETRY_DELAY, 0)
                 .is_some_and(|at| at <= later + RETRY_DELAY)
         );
+    }
+
+    #[test]
+    fn a_request_with_little_time_left_is_sent_once_more() {
+        let now = Instant::now();
+        let mut retries = RetryBudget::new(RetryConfig::of(3), now);
+        let until = now + Duration::from_millis(1);
+        assert_eq!(retries.grant(30, now, until, 0), Some(until));
+        assert_eq!(retries.grant(30, until, until, 0), None);
     }
 
     #[test]

@@ -51,6 +51,7 @@ pub struct Operator {
     /// The longest time until the router has listed a worker in its new role.
     pub longest_unlisted: Nanos,
     /// Workers that the router lists without a pair because of their cluster keys, and since when.
+    /// A worker of the other role is up.
     unpaired: BTreeMap<String, Nanos>,
     /// The longest time in which a worker has been one of them.
     pub longest_unpaired: Nanos,
@@ -241,7 +242,12 @@ impl Operator {
         let Some(Value::Array(listed)) = self.listed.as_ref().map(|list| &list["workers"]) else {
             return;
         };
-        let unpaired = listed.iter().filter(|entry| has_misfit_keys(entry));
+        // The router compares with the last known keys of a worker that is down.
+        let has_partner = |entry: &Value| {
+            let is_other = |other: &Value| other["worker_type"] != entry["worker_type"];
+            listed.iter().any(|other| is_other(other) && other["is_healthy"] == true)
+        };
+        let unpaired = listed.iter().filter(|entry| has_misfit_keys(entry) && has_partner(entry));
         let since = |url: &str| self.unpaired.get(url).map_or(self.now, |&since| since);
         let unpaired = unpaired.filter_map(|entry| entry["url"].as_str());
         self.unpaired = unpaired.map(|url| (url.to_owned(), since(url))).collect();

@@ -508,6 +508,11 @@ impl Cluster {
                     Some(until) => until,
                     None => {
                         let pause = self.pauses[host].ok_or("a process ends unasked")?;
+                        // A worker that hangs confirms nothing, and the drain ends without it.
+                        if !self.plan.has_hung_worker(now) {
+                            let held = process.check_confirmed();
+                            held.map_err(|held| format!("host {host} has drained and has {held}"))?;
+                        }
                         self.end(host, now + pause);
                         return Ok(());
                     }

@@ -7,6 +7,7 @@ use super::key_exchange::KeyExchange;
 use super::requests::{PlannedRequest, aim, aim_at_exchange, delay_all, delay_last, draw_requests};
 use super::scale::RunScale;
 use crate::ids::Role;
+use crate::limits::DRAIN_DONE_TIME;
 use crate::stdx::event_queue::Nanos;
 use crate::stdx::rng::Rng;
 
@@ -58,6 +59,15 @@ impl RunPlan {
         !is_well(0)
             || (!has_well(Role::Prefill) && !self.fleet.local_prefill)
             || !has_well(Role::Decode)
+    }
+
+    /// Whether a worker hangs now, or hung while a drain that ends now waited for destinations.
+    pub fn has_hung_worker(&self, now: Nanos) -> bool {
+        let waited = DRAIN_DONE_TIME.as_nanos() as Nanos;
+        self.faults.iter().any(|&(at, fault)| match fault {
+            Fault::Hang { pause, .. } => at <= now && now <= at + pause + waited,
+            _ => false,
+        })
     }
 
     /// Whether prefill workers keep KV for decode workers.

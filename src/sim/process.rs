@@ -253,8 +253,20 @@ impl SimProcess {
         match &self.service {
             Service::Router(router) => router.check_idle(),
             Service::Worker(worker) => {
-                worker.check_idle().and_then(|()| worker.service.check_calls())
+                worker.check_idle().and_then(|()| worker.service.check_calls())?;
+                worker.service.check_confirmed()
             }
+        }
+    }
+
+    /// Whether destinations have confirmed all KV of requests that have ended here.
+    ///
+    /// # Errors
+    /// The number of hand-offs that they have not confirmed.
+    pub fn check_confirmed(&self) -> Result<(), String> {
+        match &self.service {
+            Service::Router(_) => Ok(()),
+            Service::Worker(worker) => worker.service.check_confirmed(),
         }
     }
 
@@ -301,6 +313,7 @@ impl Worker {
             }
             Some(RunOutcome::ChangeRole(to)) => {
                 let held = self.service.check_role_idle().and_then(|()| self.check_pages());
+                let held = held.and_then(|()| self.service.check_confirmed());
                 held.map_err(|held| format!("the worker leaves its role and holds {held}"))?;
                 self.change_role(to).map_err(|error| error.to_string())?;
                 Ok(ControlFlow::Continue(()))

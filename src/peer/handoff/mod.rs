@@ -264,8 +264,7 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// Whether no request has a slot, no destination waits for a prompt, and every end is known to
-    /// the other side.
+    /// Whether no request has a slot, and no destination waits for a prompt.
     ///
     /// # Errors
     /// What is left, and where.
@@ -281,6 +280,14 @@ impl Handoff {
                 return Err(format!("{}: {slots} slots, {rooms} rooms", worker.id));
             }
         }
+        Ok(())
+    }
+
+    /// Whether the destinations have confirmed all hand-offs that have ended here.
+    ///
+    /// # Errors
+    /// The number of hand-offs that they have not confirmed.
+    pub fn check_confirmed(&self) -> Result<(), String> {
         match self.unconfirmed() {
             0 => Ok(()),
             unconfirmed => Err(format!("{unconfirmed} ends that a destination has not confirmed")),

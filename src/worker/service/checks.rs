@@ -62,6 +62,14 @@ impl WorkerService {
         }
     }
 
+    /// Whether destinations have confirmed all KV of requests that have ended here.
+    ///
+    /// # Errors
+    /// The number of hand-offs that they have not confirmed.
+    pub fn check_confirmed(&self) -> Result<(), String> {
+        self.handoff.check_confirmed()
+    }
+
     /// Whether no prefill worker is asked for KV, or to give KV up.
     ///
     /// # Errors

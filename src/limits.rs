@@ -440,8 +440,9 @@ pub const RETRY_TIME_MAX: Duration = Duration::from_secs(15);
 /// Time from a request's deadline until the router ends the request itself. The worker ends it at
 /// the deadline, and its answer has more detail.
 pub const ROUTER_GRACE: Duration = Duration::from_secs(1);
-/// How long a worker may take to end an aborted request before its connection is closed. A worker
-/// that has received the abort needs milliseconds.
+/// How long a worker may take to end an aborted request, or a prefill leg after decode's answer,
+/// before its connection is closed. A worker that has received the abort, or the last
+/// confirmation of decode, needs milliseconds.
 pub const ROUTER_ABORT_TIME: Duration = Duration::from_secs(1);
 /// How long the router chooses a worker last after a failed request. A worker that fails requests
 /// at once has the least load and would get all requests. The time equals the hold-off of an

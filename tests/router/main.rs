@@ -102,6 +102,17 @@ fn a_stream_does_not_wait_for_prefill_and_its_later_error_is_ignored() {
     assert!(at_decode.is_open());
 }
 
+/// A decode worker that has become mixed serves its leg alone, and prefill waits for it in vain.
+#[test]
+fn a_prefill_leg_that_runs_on_is_ended_after_decode_s_answer() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", PROMPT);
+    let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer(), (200, "{}".into()));
+    assert!(at_prefill.is_closed());
+}
+
 #[test]
 fn an_error_of_prefill_before_the_first_byte_is_the_answer() {
     let (prefill, decode, router) = trio();

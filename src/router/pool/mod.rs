@@ -331,8 +331,8 @@ impl WorkerPool {
         }
     }
 
-    /// Gives a call a short time to end by itself, because its worker is notified in another way.
-    /// Its events are dropped.
+    /// Gives a call a short time to end by itself: its worker is notified in another way, or its
+    /// answer is no longer needed. Its events are dropped.
     pub fn let_end(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         match self.calls.get_mut(&conn) {
             Some(call) if call.is_begun() => {

@@ -32,7 +32,7 @@ impl ProxiedRequests {
             self.metrics.ended(cx.now.duration_since(proxied.begun));
         }
         if let Some(prefill) = proxied.prefill {
-            cx.pool.detach_call(prefill);
+            cx.pool.let_end(cx.reactor, prefill, cx.now);
         }
         cx.cancel(proxied.lead);
     }

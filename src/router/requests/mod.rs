@@ -6,7 +6,7 @@
 //! Thread: `ctl`. Owns: the calls of each request, and the client's part of the answer (`relay`).
 //! Runs the actions of `routing::attempts`.
 //! Invariants: the calls of a request end when it ends or waits for its next attempt. Exception: a
-//! prefill leg that still runs when decode's answer is complete.
+//! prefill leg that still runs when decode's answer is complete has a short time to end.
 //! Not here: the choice of workers, the time of retries (`routing`).
 
 mod answers;

@@ -8,6 +8,7 @@
 //! next piece that it sends.
 
 use super::{Event, RunDigest};
+use crate::limits::NET_CLIENT_SILENCE_MAX;
 use crate::net::{Address, Dial, MemoryKernel};
 use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos};
 use crate::stdx::rng::Rng;
@@ -154,6 +155,14 @@ impl Connection {
         near.host == far.host || !matches!(self.address, Address::Tcp(_))
     }
 
+    /// How long each end permits the other one to be silent.
+    fn limits(&self) -> [Option<Duration>; 2] {
+        let [near, far] = [0, 1].map(|end: usize| self.ends[end].kernel.as_ref()?.silence_max());
+        // A process that has not accepted the stream yet sets its limit then.
+        let far = far.or_else(|| self.ends[1].kernel.as_ref().map(|_| NET_CLIENT_SILENCE_MAX));
+        [near, far]
+    }
+
     fn is_at(&self, place: CutPlace) -> bool {
         let [near, far] = &self.ends;
         place.covers(near.host, far.host)
@@ -225,15 +234,14 @@ impl Network {
         let is_lost = first.is_some() && self.dice.one_in(2);
         digest.note([3, number as u64]);
         let connection = self.connections.get_mut(&number).expect("it was just listed");
-        let mut noticed = BTreeSet::new();
+        let (limits, mut noticed) = (connection.limits(), BTreeSet::new());
         for (place, end) in connection.ends.iter_mut().enumerate() {
             if first.is_none_or(|first| first == place) {
                 end.reset();
                 end.is_silenced = is_lost;
                 noticed.insert(end.host);
             } else {
-                let limit = end.kernel.as_ref().and_then(StreamKernel::silence_max);
-                let delay = match limit {
+                let delay = match limits[place] {
                     _ if !is_lost => delay,
                     Some(limit) => limit.as_nanos() as Nanos,
                     None => continue,
@@ -274,8 +282,7 @@ impl Network {
         *end = (*end).max(until);
         let since = *since;
         let connections = self.connections.values().filter(|connection| connection.is_at(place));
-        let ends = connections.flat_map(|connection| &connection.ends);
-        let limits = ends.filter_map(|end| end.kernel.as_ref()?.silence_max());
+        let limits = connections.flat_map(Connection::limits).flatten();
         for limit in limits.collect::<BTreeSet<_>>() {
             let at = (since + limit.as_nanos() as Nanos).max(now);
             queue.schedule(at, Event::Silence { place, limit });
@@ -301,10 +308,10 @@ impl Network {
             if connection.is_local() || !connection.is_at(place) {
                 continue;
             }
-            let (mut is_reset, mut later) = (false, None);
+            let (limits, mut is_reset, mut later) = (connection.limits(), false, None);
             for (place, end) in connection.ends.iter_mut().enumerate() {
                 let Some(kernel) = end.kernel.as_ref().filter(|_| end.is_open()) else { continue };
-                match kernel.silence_max() {
+                match limits[place] {
                     Some(most) if most <= limit => {
                         digest.note([4, *number as u64]);
                         kernel.reset();

@@ -105,10 +105,8 @@ impl Cluster {
         ended: Nanos,
         outcome: &Outcome,
     ) -> Result<(), String> {
-        let is_near_fault = self.plan.is_near_fault(request.at, ended);
+        let late = WAIT + self.plan.time_without_router(request.at, ended);
         if request.is_cut_short {
-            // A router that stands still notices it later.
-            let late = if is_near_fault { WAIT_NEAR_FAULT } else { WAIT };
             let waited = ended - request.at;
             return match waited > HTTP_REQUEST_TIME_MAX.as_nanos() as Nanos + late {
                 true => {
@@ -117,10 +115,10 @@ impl Cluster {
                 false => Ok(()),
             };
         }
-        let late = WAIT + self.plan.time_without_router(request.at, ended);
         if request.order.is_hurried && ended - request.at > DEADLINE + late {
             return Err(format!("a request is not ended at its deadline: {outcome:?}"));
         }
+        let is_near_fault = self.plan.is_near_fault(request.at, ended);
         let most = match self.plan.weather {
             Weather::Flaky | Weather::Storm if is_near_fault => return Ok(()),
             // A prefill worker that has started again waits for the prompt of KV that is lost.

@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, io};
-use threads::{ProcessBuilder, Threads};
+use threads::{ProcessBuilder, RoleThreads, Threads};
 
 /// Why a process could not start, or failed.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, ProcessError> {
     let entropy = reactor.entropy().fork("handoff");
     let (workers, cores) =
         process.assemble(&loaded, forward, ctl.clone(), entropy, Box::new(Instant::now));
-    let threads = cores.start(&loaded)?;
+    let threads = Threads::start(cores, &loaded)?;
     let mode = ServerDescription::mode_of(Role::Mixed);
     let service = threads::build_service(
         reactor,
@@ -172,8 +172,8 @@ fn shut_down(
 ) -> Result<DrainOutcome, ProcessError> {
     // The service ends first, so that it sends its last answers.
     drop(service);
-    threads.stop();
-    end
+    let stopped = threads.stop();
+    end.and_then(|outcome| stopped.map(|_| outcome))
 }
 
 /// The reactor, and the event count that wakes its thread.

@@ -1,10 +1,13 @@
 //! The threads of a worker, stepped by a caller: the simulator. They take the same steps as the
-//! threads that `ThreadParts::start` starts, and they park and wake by the same rules.
+//! threads that `Threads::start` starts, and they park and wake by the same rules.
 //!
 //! Thread: the caller's. Invariant: a parked mover, poster or poller takes no step until its bell,
 //! its doorbell, a NIC or a lane wakes it. It parks without a time limit, so a lost wake-up shows.
 //! A lost wake-up of the engine only costs time.
 
+use super::ProcessError;
+use super::model::LoadedModel;
+use super::threads::{self, RoleThreads, ThreadParts};
 use crate::ids::{Generation, SlotId};
 use crate::kv::pool::PagePool;
 use crate::model::forward::Forward;
@@ -75,26 +78,28 @@ impl<T: LoopTask> SteppedLoop<T> {
     }
 }
 
-impl SteppedThreads {
-    pub(super) fn new(
-        (engine, engine_loop, engine_bell): (Engine, EngineLoop, Arc<EventCount>),
-        mover: (Mover, Waiter),
-        splits: Vec<Split>,
-    ) -> SteppedThreads {
+impl RoleThreads for SteppedThreads {
+    fn start(parts: ThreadParts, loaded: &LoadedModel) -> Result<SteppedThreads, ProcessError> {
         let stepped = |Split { poster, poller, .. }: Split| {
             (SteppedLoop::new(poster), SteppedLoop::new(poller))
         };
-        SteppedThreads {
-            engine,
-            engine_loop,
-            engine_bell,
+        Ok(SteppedThreads {
+            engine: parts.engine,
+            engine_loop: threads::engine_loop(loaded),
+            engine_bell: parts.engine_bell,
             engine_steps: 0,
             engine_parks_until: None,
-            mover: SteppedLoop::new(mover),
-            nics: splits.into_iter().map(stepped).collect(),
-        }
+            mover: SteppedLoop::new((parts.mover, parts.waiter)),
+            nics: parts.splits.into_iter().map(stepped).collect(),
+        })
     }
 
+    fn stop(self) -> Result<Box<dyn Forward>, ProcessError> {
+        Ok(self.engine.into_forward())
+    }
+}
+
+impl SteppedThreads {
     /// Takes a turn of the engine, unless it parks. Returns the end of its park, or `None` if it
     /// has computed. `now` is the time of its clock.
     pub fn step_engine(&mut self, now: Instant) -> Option<Instant> {
@@ -178,10 +183,5 @@ impl SteppedThreads {
     /// The use of a slot for which the mover holds the lease.
     pub fn held_lease(&self, slot: SlotId) -> Option<Generation> {
         self.mover.task.destinations.first()?.holds(slot)
-    }
-
-    /// Ends the threads, and returns the model.
-    pub fn stop(self) -> Box<dyn Forward> {
-        self.engine.into_forward()
     }
 }

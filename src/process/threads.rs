@@ -5,7 +5,6 @@
 use super::ProcessError;
 use super::helpers::Helpers;
 use super::model::LoadedModel;
-use super::stepped_threads::SteppedThreads;
 use super::thread_cpus::start_on;
 use crate::api::Sampling;
 use crate::config::WorkerConfig;
@@ -54,6 +53,7 @@ use crate::worker::service::{WorkerService, Workers};
 use crate::worker::telemetry::{Telemetry, WorkerTelemetry};
 use crate::worker::text::TextProcessor;
 use crossbeam_channel as channel;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
@@ -299,11 +299,11 @@ impl ProcessBuilder {
 
 /// The parts that the threads of a process's workers run.
 pub struct ThreadParts {
-    engine: Engine,
-    mover: Mover,
-    waiter: Waiter,
-    splits: Vec<Split>,
-    engine_bell: Arc<EventCount>,
+    pub(super) engine: Engine,
+    pub(super) mover: Mover,
+    pub(super) waiter: Waiter,
+    pub(super) splits: Vec<Split>,
+    pub(super) engine_bell: Arc<EventCount>,
     engine_thread: Arc<OnceLock<Thread>>,
 }
 
@@ -312,20 +312,42 @@ impl ThreadParts {
     pub fn wait(&self) -> &Arc<WaitSet> {
         &self.waiter.set
     }
+}
 
-    /// Parts that the caller steps, in place of threads.
-    pub fn into_stepped(self, loaded: &LoadedModel) -> SteppedThreads {
-        let engine = (self.engine, engine_loop(loaded), self.engine_bell);
-        SteppedThreads::new(engine, (self.mover, self.waiter), self.splits)
-    }
+/// The loop of the engine's thread.
+pub(super) fn engine_loop(loaded: &LoadedModel) -> EngineLoop {
+    EngineLoop::new(if loaded.spin { ENGINE_SPINS } else { 0 })
+}
 
-    /// Starts the threads.
+/// The threads of a role, or what stands for them.
+pub trait RoleThreads: Sized {
+    /// Starts them.
     ///
     /// # Errors
     /// A thread cannot be started; the model is lost with it.
-    pub fn start(self, loaded: &LoadedModel) -> Result<Threads, ProcessError> {
+    fn start(parts: ThreadParts, loaded: &LoadedModel) -> Result<Self, ProcessError>;
+
+    /// Ends them. Returns the model.
+    ///
+    /// # Errors
+    /// The engine's thread has panicked.
+    fn stop(self) -> Result<Box<dyn Forward>, ProcessError>;
+}
+
+/// The threads of a process's workers.
+pub struct Threads {
+    stop: Arc<AtomicBool>,
+    bells: Vec<Arc<EventCount>>,
+    engine: JoinHandle<Box<dyn Forward>>,
+    mover: JoinHandle<()>,
+    /// Poster and poller threads of NICs. They are the last field, so they end after the mover.
+    _data: DataThreads,
+}
+
+impl RoleThreads for Threads {
+    fn start(parts: ThreadParts, loaded: &LoadedModel) -> Result<Threads, ProcessError> {
         let ThreadParts { mut engine, mut mover, waiter, splits, engine_bell, engine_thread } =
-            self;
+            parts;
         let stop = Arc::new(AtomicBool::new(false));
         let io = |error| ProcessError::Io("cannot start a thread", error);
         let round = engine_loop(loaded);
@@ -353,34 +375,18 @@ impl ThreadParts {
         let bells = vec![engine_bell, mover_bell];
         Ok(Threads { stop, bells, engine, mover, _data: data })
     }
-}
 
-fn engine_loop(loaded: &LoadedModel) -> EngineLoop {
-    EngineLoop::new(if loaded.spin { ENGINE_SPINS } else { 0 })
-}
-
-/// The threads of a process's workers.
-pub struct Threads {
-    stop: Arc<AtomicBool>,
-    bells: Vec<Arc<EventCount>>,
-    engine: JoinHandle<Box<dyn Forward>>,
-    mover: JoinHandle<()>,
-    /// Poster and poller threads of NICs. They are the last field, so they end after the mover.
-    _data: DataThreads,
-}
-
-impl Threads {
-    /// Stops the threads. Returns the model, unless the engine's thread has panicked.
-    pub fn stop(self) -> Option<Box<dyn Forward>> {
+    fn stop(self) -> Result<Box<dyn Forward>, ProcessError> {
         self.stop.store(true, Ordering::Release);
         for bell in &self.bells {
             bell.notify();
         }
         self.engine.thread().unpark();
-        let forward = self.engine.join().ok();
+        let forward = self.engine.join();
         // If the mover has panicked, its sessions are lost, too.
         let _ = self.mover.join();
-        forward
+        let panicked = |_| io::Error::other("a thread panicked");
+        forward.map_err(panicked).map_err(|error| ProcessError::Io("the engine has ended", error))
     }
 }
 

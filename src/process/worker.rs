@@ -3,7 +3,7 @@
 //! ```text
 //!   prepare: memory, rings, ports ──▶ requests ──▶ join_cluster: peers, registries ──▶ threads
 //!      ▲                                                              the role changes │
-//!      └── take_role ◀── the threads return the model ◀── leave_role ──────────────────┘
+//!      └── the threads return the model ◀── change_role ───────────────────────────────┘
 //! ```
 //! Thread: the thread that starts the process and becomes `ctl`. The model, the tokeniser and the
 //! HTTP port outlive a role. Invariants: each role has its own incarnation for peers and
@@ -16,7 +16,7 @@ use super::listeners::{self, Listeners};
 use super::model::{LoadedModel, compat_digest};
 use super::registration::Advertisement;
 use super::startup::StartupSignals;
-use super::threads::{self, EngineClock, ProcessBuilder, ThreadParts};
+use super::threads::{self, EngineClock, ProcessBuilder, RoleThreads, ThreadParts, Threads};
 use super::{
     ProcessError, http_port, install_secrets, ports, reactor, registration, shut_down, thread_cpus,
 };
@@ -45,7 +45,6 @@ use crate::wire::message::Transport;
 use crate::worker::requests::Placement;
 use crate::worker::routes::{DisaggregationMode, ServerDescription};
 use crate::worker::service::{RunOutcome, WorkerService};
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -79,7 +78,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Pro
     if let Some(authorities) = authorities {
         service.trust(authorities);
     }
-    let mut threads = cores.start(&part.loaded)?;
+    let mut threads = Threads::start(cores, &part.loaded)?;
     install_secrets(&mut service, credentials, reload)?;
     starting.finish();
     thread_cpus::become_ctl(&plan);
@@ -90,17 +89,7 @@ pub fn run(config: &ClusterWorkerConfig, role: Role) -> Result<DrainOutcome, Pro
         match outcome {
             Ok(RunOutcome::Ended(end)) => return shut_down(service, threads, Ok(end)),
             Ok(RunOutcome::ChangeRole(to)) => {
-                if let Some(begun) = part.leave_role(&mut service, to)? {
-                    let forward = threads.stop().ok_or_else(|| {
-                        let panicked = io::Error::other("a thread panicked");
-                        ProcessError::Io("the engine has ended", panicked)
-                    })?;
-                    let clock = Box::new(Instant::now);
-                    let (cores, outcome) = part.take_role(&mut service, to, forward, clock)?;
-                    threads = cores.start(&part.loaded)?;
-                    let stood_still = service.reactor().now() - begun;
-                    service.finish_role_change(outcome, stood_still);
-                }
+                threads = part.change_role(&mut service, to, threads, Box::new(Instant::now))?;
             }
             Ok(RunOutcome::KeepRole) => part.register(&mut service)?,
             Err(error) => return shut_down(service, threads, Err(error)),
@@ -365,36 +354,40 @@ impl WorkerProcess {
         ports::check(self.config.worker.server.host, &wanted, reactor)
     }
 
-    /// Leaves the current role. Returns the time from which the worker serves nothing; its threads
-    /// must end, and [`WorkerProcess::take_role`] follows. `None` if a port of the new role is not
-    /// free: the worker keeps its role and its threads.
+    /// Changes the role, or keeps it if a port of the new role is not free or the role cannot be
+    /// set up. `clock` is the engine's. Returns the threads of the role.
     ///
     /// # Errors
-    /// The worker cannot announce the role that it keeps.
-    pub fn leave_role(
+    /// Neither the new nor the old role can be set up or announced. The process must end.
+    pub fn change_role<T: RoleThreads>(
         &mut self,
         service: &mut WorkerService,
         to: Role,
-    ) -> Result<Option<Instant>, ProcessError> {
+        threads: T,
+        clock: EngineClock,
+    ) -> Result<T, ProcessError> {
         self.renew(service);
         if let Err(why) = self.check_ports(to, service.reactor()) {
             // The old role is still intact.
             service.fail_role_change(why.to_string());
             self.register(service)?;
-            return Ok(None);
+            return Ok(threads);
         }
         let begun = service.reactor().now();
         service.remove_workers();
-        Ok(Some(begun))
+        let (parts, outcome) = self.take_role(service, to, threads.stop()?, clock)?;
+        let threads = T::start(parts, &self.loaded)?;
+        let stood_still = service.reactor().now() - begun;
+        service.finish_role_change(outcome, stood_still);
+        Ok(threads)
     }
 
     /// Takes a role, or the old role again if that fails. `forward` is the model of the threads
-    /// that have ended. `clock` is the engine's. Returns the parts of the threads, and why the
-    /// worker has its old role. [`WorkerService::finish_role_change`] follows when the threads run.
+    /// that have ended. Returns the parts of the threads, and why the worker has its old role.
     ///
     /// # Errors
-    /// Neither the new nor the old role can be set up. The process must end.
-    pub fn take_role(
+    /// Neither the new nor the old role can be set up.
+    fn take_role(
         &mut self,
         service: &mut WorkerService,
         to: Role,

@@ -33,7 +33,7 @@ use crate::process::cpu_plan::CpuPlan;
 use crate::process::helpers::Helpers;
 use crate::process::model::LoadedModel;
 use crate::process::stepped_threads::SteppedThreads;
-use crate::process::threads::EngineClock;
+use crate::process::threads::{EngineClock, RoleThreads};
 use crate::process::worker::{self, WorkerProcess};
 use crate::process::{self, ProcessError, router};
 use crate::router::RouterService;
@@ -343,15 +343,12 @@ impl Worker {
     }
 
     fn change_role(&mut self, to: Role) -> Result<(), ProcessError> {
-        let Some(begun) = self.process.leave_role(&mut self.service, to)? else { return Ok(()) };
-        let forward = self.threads.take().expect("a role has threads").stop();
+        let threads = self.threads.take().expect("a role has threads");
         let clock = engine_clock(self.base, &self.watch);
-        let (cores, outcome) = self.process.take_role(&mut self.service, to, forward, clock)?;
-        self.threads = Some(cores.into_stepped(self.process.loaded()));
+        let threads = self.process.change_role(&mut self.service, to, threads, clock)?;
+        self.threads = Some(threads);
         self.cancels = CancelWatch::default();
         self.stages = StageWatch::new(self.base, &mut self.service, &self.watch);
-        let stood_still = self.service.reactor().now() - begun;
-        self.service.finish_role_change(outcome, stood_still);
         Ok(())
     }
 
@@ -496,7 +493,8 @@ fn start_worker(
     let installed = process::install_secrets(&mut service, credentials, reload);
     installed.map_err(|error| error.to_string())?;
     let text = std::mem::take(&mut *text.lock().expect("no panic while locked"));
-    let threads = Some(cores.into_stepped(process.loaded()));
+    let threads = SteppedThreads::start(cores, process.loaded());
+    let threads = Some(threads.map_err(|error| error.to_string())?);
     let stages = StageWatch::new(base, &mut service, &watch);
     Ok(Service::Worker(Box::new(Worker {
         process,

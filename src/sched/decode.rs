@@ -172,7 +172,7 @@ impl DecodeWorker {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
             let held = self
                 .slots
-                .named(slot, generation)
+                .find_mut(slot, generation)
                 .filter(|held| held.state.lease == LeaseState::Out);
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
@@ -502,10 +502,8 @@ impl Worker for DecodeWorker {
     }
 
     fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
-        let is_it =
-            |request: &EngineRequest| (request.slot, request.generation) == (slot, generation);
-        let mut slots = self.slots.iter();
-        slots.any(|held| is_it(&held.request) && held.state.lease == LeaseState::Out)
+        let held = self.slots.find(slot, generation);
+        held.is_some_and(|held| held.state.lease == LeaseState::Out)
     }
 
     fn write_leases(&self) -> Vec<WriteLease<'_>> {
@@ -529,7 +527,7 @@ impl Worker for DecodeWorker {
         match command {
             EngineCommand::Submit(request) => self.submit(request, now, channel),
             EngineCommand::SessionReady { slot, generation, session, .. } => {
-                let held = self.slots.named(slot, generation);
+                let held = self.slots.find_mut(slot, generation);
                 if let Some(held) = held.filter(|held| held.state.stage == Stage::Connecting) {
                     held.state.session = Some(session);
                     held.state.stage = Stage::Waiting;
@@ -538,7 +536,7 @@ impl Worker for DecodeWorker {
                 }
             }
             EngineCommand::Abort { slot, generation, cause, .. } => {
-                let held = self.slots.named(slot, generation);
+                let held = self.slots.find_mut(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
                     self.fail(slot, cause, channel);
                 }

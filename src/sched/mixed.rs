@@ -272,7 +272,7 @@ impl Worker for MixedWorker {
         match command {
             EngineCommand::Submit(request) => self.submit(request, now, channel),
             EngineCommand::Abort { slot, generation, cause, .. } => {
-                if self.slots.named(slot, generation).is_some() {
+                if self.slots.find_mut(slot, generation).is_some() {
                     self.finish(slot, FinishReason::Failed(cause), channel);
                 }
             }

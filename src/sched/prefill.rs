@@ -179,7 +179,7 @@ impl PrefillWorker {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
             let held = self
                 .slots
-                .named(slot, generation)
+                .find_mut(slot, generation)
                 .filter(|held| held.state.lease == LeaseState::Out);
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
@@ -347,10 +347,8 @@ impl Worker for PrefillWorker {
     }
 
     fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
-        let is_it =
-            |request: &EngineRequest| (request.slot, request.generation) == (slot, generation);
-        let mut slots = self.slots.iter();
-        slots.any(|held| is_it(&held.request) && held.state.lease == LeaseState::Out)
+        let held = self.slots.find(slot, generation);
+        held.is_some_and(|held| held.state.lease == LeaseState::Out)
     }
 
     fn handle_command(
@@ -364,14 +362,14 @@ impl Worker for PrefillWorker {
             EngineCommand::Granted { slot, generation, target, .. } => {
                 let held = self
                     .slots
-                    .named(slot, generation)
+                    .find_mut(slot, generation)
                     .filter(|held| held.state.stage != Stage::Over);
                 if held.is_some_and(|held| held.state.target.is_none()) {
                     self.granted(slot, target, now, channel);
                 }
             }
             EngineCommand::Awaited { slot, generation, .. } => {
-                let Some(held) = self.slots.named(slot, generation) else { return };
+                let Some(held) = self.slots.find_mut(slot, generation) else { return };
                 held.state.awaited = true;
                 match held.state.stage {
                     Stage::Bootstrapping => self.begin(slot, now, channel),
@@ -385,7 +383,7 @@ impl Worker for PrefillWorker {
                 }
             }
             EngineCommand::Abort { slot, generation, cause, .. } => {
-                let held = self.slots.named(slot, generation);
+                let held = self.slots.find_mut(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
                     self.fail(slot, cause, channel);
                 }
@@ -443,7 +441,7 @@ fn hand_over_parked(
     loop {
         let granted = channel.take_early(|command| match *command {
             EngineCommand::Granted { worker: of, slot, generation, target } if of == worker => {
-                let held = slots.named(slot, generation)?;
+                let held = slots.find_mut(slot, generation)?;
                 let is_open = transfers.status(slot).state == State::WaitingForInput;
                 (held.state.stage == Stage::Parked && is_open).then_some((slot, target))
             }

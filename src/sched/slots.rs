@@ -261,7 +261,13 @@ impl<S> Slots<S> {
     }
 
     /// The request of exactly this use of the slot.
-    pub fn named(&mut self, slot: SlotId, generation: Generation) -> Option<&mut SlotEntry<S>> {
+    pub fn find(&self, slot: SlotId, generation: Generation) -> Option<&SlotEntry<S>> {
+        let held = self.entries.get(slot.index())?.as_ref()?;
+        (held.request.generation == generation).then_some(held)
+    }
+
+    /// The request of exactly this use of the slot, to change it.
+    pub fn find_mut(&mut self, slot: SlotId, generation: Generation) -> Option<&mut SlotEntry<S>> {
         let held = self.entries.get_mut(slot.index())?.as_mut()?;
         (held.request.generation == generation).then_some(held)
     }

@@ -298,8 +298,8 @@ impl Worker {
     fn turn_ctl(&mut self, until: Instant) -> Result<ControlFlow<()>, String> {
         let before = self.service.running_in_role_change();
         let outcome = self.service.finish_wait(until).map_err(|error| error.to_string())?;
-        self.check_role_change(before)?;
         let now = self.service.reactor().now();
+        self.check_role_change(before, now.saturating_duration_since(until))?;
         let legs = self.service.legs_without_request();
         let threads = self.threads.as_ref().expect("a role has threads");
         self.cancels.check(legs, threads, now)?;
@@ -326,8 +326,9 @@ impl Worker {
         }
     }
 
-    /// A worker that changes its role takes no request, and gives the change up in time.
-    fn check_role_change(&mut self, before: Option<usize>) -> Result<(), String> {
+    /// A worker that changes its role takes no request, and gives the change up in time. The worker
+    /// stood still for `pause`, which does not count.
+    fn check_role_change(&mut self, before: Option<usize>, pause: Duration) -> Result<(), String> {
         let Some(running) = self.service.running_in_role_change() else {
             self.changes_since = None;
             return Ok(());
@@ -336,7 +337,9 @@ impl Worker {
             return Err("the worker changes its role and takes a request".into());
         }
         let now = self.service.reactor().now();
-        match now - *self.changes_since.get_or_insert(now) > ROLE_CHANGE_MAX {
+        let since = self.changes_since.map_or(now, |since| since + pause);
+        self.changes_since = Some(since);
+        match now - since > ROLE_CHANGE_MAX {
             true => Err("the worker does not give its role change up".into()),
             false => Ok(()),
         }

@@ -163,9 +163,11 @@ impl Cluster {
                     return Err("a request with a wrong key is answered".into());
                 }
                 Outcome::Answered { cached, .. } => {
-                    // After a fault, an earlier attempt can have filled the cache.
+                    // After a fault, an earlier attempt can have filled the cache. So can the one
+                    // that an abort ended, if the abort came too late for the router.
                     let known = self.clients.known_prefix(request, *ended);
-                    if *cached > known && !self.plan.is_near_fault(request.at, *ended) {
+                    let is_near_fault = self.plan.is_near_fault(request.at, *ended);
+                    if *cached > known && !is_near_fault && !request.is_aborted {
                         return Err(format!(
                             "{cached} tokens came from the cache, but no other request with this \
                              salt has more than {known} of them"

@@ -28,7 +28,7 @@ use crate::cause::{Cause, Retry};
 use crate::ids::Leg;
 use crate::limits::{RETRY_TIME_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX};
 use crate::routing::load::WorkerNumber;
-use crate::routing::retries::RetryBudget;
+use crate::routing::retries::{RetryBudget, RetryLimit};
 use crate::stdx::failpoint::is_failpoint_active;
 use std::time::Instant;
 
@@ -98,7 +98,7 @@ pub enum AttemptAction {
     RestoreDeadline,
     /// Cancel the legs now, and choose workers again at this time.
     Retry(Instant),
-    /// The answer is complete. Do not cancel prefill.
+    /// The answer is complete. Give prefill some time to end.
     Finish,
     /// Cancel the legs and report the failure to the client.
     Fail(Cause),
@@ -495,8 +495,8 @@ impl Attempts {
             return self.end(AttemptAction::Fail(cause));
         }
         let until = self.failing.map_or(terms.now + RETRY_TIME_MAX, |(until, _)| until);
-        let until = terms.deadline.map_or(until, |deadline| until.min(deadline));
-        match terms.retries.grant(self.waits, terms.now, until, terms.chance) {
+        let limit = RetryLimit { until, deadline: terms.deadline };
+        match terms.retries.grant(self.waits, terms.now, limit, terms.chance) {
             Some(at) => self.pause(at, until, cause),
             None => self.end(AttemptAction::Fail(cause)),
         }
@@ -504,7 +504,8 @@ impl Attempts {
 
     /// Tries to choose workers again later. Nothing was sent since the last wait.
     fn wait(&mut self, until: Instant, cause: Cause, terms: &AttemptContext<'_>) -> AttemptAction {
-        match terms.retries.end_of_wait(self.waits, terms.now, until, terms.chance) {
+        let limit = RetryLimit { until, deadline: terms.deadline };
+        match terms.retries.end_of_wait(self.waits, terms.now, limit, terms.chance) {
             Some(at) => self.pause(at, until, cause),
             None => self.end(AttemptAction::Fail(cause)),
         }

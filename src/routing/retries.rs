@@ -7,6 +7,21 @@ use crate::config::RetryConfig;
 use crate::limits::{RETRIES_AT_ONCE, RETRIES_PER_SECOND};
 use std::time::{Duration, Instant};
 
+/// The limits of the time of a retry.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryLimit {
+    /// The end of the time for retries. A retry at this time is the last one.
+    pub until: Instant,
+    /// The client's deadline. An attempt needs some time before it.
+    pub deadline: Option<Instant>,
+}
+
+impl RetryLimit {
+    fn permits(self, at: Instant) -> bool {
+        at <= self.until && self.deadline.is_none_or(|deadline| at < deadline)
+    }
+}
+
 /// The retry limits of all requests of a router.
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
@@ -29,36 +44,37 @@ impl RetryBudget {
     }
 
     /// The time at which a request that failed now, after `waits` waits, can be sent again; the
-    /// retry is counted. The result is `None` if `until` has come, or if other retries take all
-    /// turns until then. `chance` is random: it spreads the retries of requests that failed
+    /// retry is counted. The result is `None` if that is beyond `limit`, or if other retries take
+    /// all turns until then. `chance` is random: it spreads the retries of requests that failed
     /// together.
     pub fn grant(
         &mut self,
         waits: u32,
         now: Instant,
-        until: Instant,
+        limit: RetryLimit,
         chance: u64,
     ) -> Option<Instant> {
         let every = Duration::from_secs(1) / RETRIES_PER_SECOND;
         let spent = self.spent.max(now);
         let turn = spent.checked_sub(every * RETRIES_AT_ONCE).unwrap_or(now);
-        let at = turn.max(self.end_of_wait(waits, now, until, chance)?);
-        (at <= until).then(|| {
+        let at = turn.max(self.end_of_wait(waits, now, limit, chance)?);
+        limit.permits(at).then(|| {
             self.spent = spent + every;
             at
         })
     }
 
-    /// The end of the wait of a request after `waits` waits, at most `until`; `None` if that has
-    /// come. A request with little time left is sent once more, after a shorter wait.
+    /// The end of the wait of a request after `waits` waits; `None` if it is beyond `limit`. A
+    /// request with little time left for retries is sent once more, after a shorter wait.
     pub fn end_of_wait(
         &self,
         waits: u32,
         now: Instant,
-        until: Instant,
+        limit: RetryLimit,
         chance: u64,
     ) -> Option<Instant> {
-        (now < until).then(|| until.min(now + self.delay(waits, chance)))
+        let at = limit.until.min(now + self.delay(waits, chance));
+        (now < at && limit.permits(at)).then_some(at)
     }
 
     /// The delay of a request after `waits` waits: a growing bound minus a random share.
@@ -76,6 +92,10 @@ mod tests {
     use super::*;
     use crate::limits::{RETRY_DELAY, RETRY_DELAY_MAX};
 
+    fn by(until: Instant) -> RetryLimit {
+        RetryLimit { until, deadline: None }
+    }
+
     #[test]
     fn a_storm_of_retries_is_spread_and_each_turn_in_time_is_granted() {
         let now = Instant::now();
@@ -83,7 +103,7 @@ mod tests {
         let until = now + Duration::from_secs(10);
         let all = RETRIES_AT_ONCE + 10 * RETRIES_PER_SECOND + 50;
         let turns: Vec<Instant> =
-            (0..all).filter_map(|i| retries.grant(0, now, until, u64::from(i))).collect();
+            (0..all).filter_map(|i| retries.grant(0, now, by(until), u64::from(i))).collect();
         let soon = turns.iter().filter(|&&at| at < now + Duration::from_millis(900)).count() as u32;
         assert!(soon <= RETRIES_AT_ONCE + RETRIES_PER_SECOND, "{soon}");
         assert_eq!(
@@ -94,7 +114,7 @@ mod tests {
         let later = until + Duration::from_secs(60);
         assert!(
             retries
-                .grant(0, later, later + RETRY_DELAY, 0)
+                .grant(0, later, by(later + RETRY_DELAY), 0)
                 .is_some_and(|at| at <= later + RETRY_DELAY)
         );
     }
@@ -104,8 +124,12 @@ mod tests {
         let now = Instant::now();
         let mut retries = RetryBudget::new(RetryConfig::of(3), now);
         let until = now + Duration::from_millis(1);
-        assert_eq!(retries.grant(30, now, until, 0), Some(until));
-        assert_eq!(retries.grant(30, until, until, 0), None);
+        assert_eq!(retries.grant(30, now, by(until), 0), Some(until));
+        assert_eq!(retries.grant(30, until, by(until), 0), None);
+        // An attempt at the client's deadline would have no time.
+        let limit = |deadline| RetryLimit { until, deadline: Some(deadline) };
+        assert_eq!(retries.grant(30, now, limit(until), 0), None);
+        assert_eq!(retries.grant(30, now, limit(until + RETRY_DELAY), 0), Some(until));
     }
 
     #[test]
@@ -114,8 +138,9 @@ mod tests {
         let until = now + Duration::from_secs(10);
         for (waits, longest) in [(0, RETRY_DELAY), (1, RETRY_DELAY * 10), (30, RETRY_DELAY_MAX)] {
             let half = longest / 2;
-            let at =
-                |chance| RetryBudget::new(RetryConfig::of(3), now).grant(waits, now, until, chance);
+            let at = |chance| {
+                RetryBudget::new(RetryConfig::of(3), now).grant(waits, now, by(until), chance)
+            };
             assert_eq!(
                 (at(0), at(half.as_nanos() as u64)),
                 (Some(now + half), Some(now + longest))

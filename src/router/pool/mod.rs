@@ -331,12 +331,17 @@ impl WorkerPool {
         }
     }
 
-    /// Gives a call a short time to end by itself: its worker is notified in another way, or its
+    /// Gives a call `patience` to end by itself: its worker is notified in another way, or its
     /// answer is no longer needed. Its events are dropped.
-    pub fn let_end(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+    pub fn let_end(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        (now, patience): (Instant, Duration),
+    ) {
         match self.calls.get_mut(&conn) {
             Some(call) if call.is_begun() => {
-                (call.owner, call.until) = (Owner::Detached, now + ROUTER_ABORT_TIME);
+                (call.owner, call.until) = (Owner::Detached, now + patience);
             }
             _ => self.cancel_call(reactor, conn, now),
         }

@@ -5,6 +5,7 @@ use super::{ProxiedRequests, RouterContext};
 use crate::cause::Cause;
 use crate::http::sse;
 use crate::ids::Leg;
+use crate::limits::ROUTER_PREFILL_END_TIME;
 use crate::net::ConnId;
 use crate::upstream::answer::UpstreamReply;
 use crate::upstream::failure::{self, UpstreamFailure};
@@ -32,7 +33,7 @@ impl ProxiedRequests {
             self.metrics.ended(cx.now.duration_since(proxied.begun));
         }
         if let Some(prefill) = proxied.prefill {
-            cx.pool.let_end(cx.reactor, prefill, cx.now);
+            cx.pool.let_end(cx.reactor, prefill, (cx.now, ROUTER_PREFILL_END_TIME));
         }
         cx.cancel(proxied.lead);
     }

@@ -6,7 +6,7 @@
 //! Thread: `ctl`. Owns: the calls of each request, and the client's part of the answer (`relay`).
 //! Runs the actions of `routing::attempts`.
 //! Invariants: the calls of a request end when it ends or waits for its next attempt. Exception: a
-//! prefill leg that still runs when decode's answer is complete has a short time to end.
+//! prefill leg that still runs when decode's answer is complete has some time to end.
 //! Not here: the choice of workers, the time of retries (`routing`).
 
 mod answers;
@@ -22,7 +22,7 @@ use crate::api::{ApiError, ErrorCode};
 use crate::cause::Cause;
 use crate::config::{FirstToken, Flow, RequestConfig};
 use crate::http::response::{JSON, Response};
-use crate::limits::ROUTER_PROBE_INTERVAL;
+use crate::limits::{ROUTER_ABORT_TIME, ROUTER_PROBE_INTERVAL};
 use crate::net::{ConnId, Reactor};
 use crate::obs::log::event;
 use crate::router::admission_queue::AdmissionQueue;
@@ -247,7 +247,7 @@ impl ProxiedRequests {
                 // closed connection would mean that the client is gone.
                 for leg in [proxied.lead.take(), proxied.prefill.take()].into_iter().flatten() {
                     if !is_failpoint_active("call of an aborted request stays") {
-                        cx.pool.let_end(cx.reactor, leg, cx.now);
+                        cx.pool.let_end(cx.reactor, leg, (cx.now, ROUTER_ABORT_TIME));
                     }
                 }
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());

@@ -504,15 +504,16 @@ impl Cluster {
             Some(Some(process)) => {
                 let has_ready_lane = self.network.has_ready_lane(host);
                 let turn = process.turn(now, has_ready_lane, &mut self.dice);
-                match turn.map_err(|why| format!("host {host}: {why}"))? {
+                let turn = turn.map_err(|why| format!("host {host}: {why}"))?;
+                // A worker that hangs confirms nothing, and is not waited for without end.
+                let unconfirmed = process.take_unconfirmed();
+                if let Some(held) = unconfirmed.filter(|_| !self.plan.has_hung_peer(host, now)) {
+                    return Err(format!("host {host}: the worker leaves its role and has {held}"));
+                }
+                match turn {
                     Some(until) => until,
                     None => {
                         let pause = self.pauses[host].ok_or("a process ends unasked")?;
-                        // A worker that hangs confirms nothing, and the drain ends without it.
-                        if !self.plan.has_hung_worker(now) {
-                            let held = process.check_confirmed();
-                            held.map_err(|held| format!("host {host} has drained and has {held}"))?;
-                        }
                         self.end(host, now + pause);
                         return Ok(());
                     }

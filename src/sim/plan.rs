@@ -61,11 +61,13 @@ impl RunPlan {
             || !has_well(Role::Decode)
     }
 
-    /// Whether a worker hangs now, or hung while a drain that ends now waited for destinations.
-    pub fn has_hung_worker(&self, now: Nanos) -> bool {
+    /// Whether another worker hangs now, or hung while this one waited for its destinations.
+    pub fn has_hung_peer(&self, host: usize, now: Nanos) -> bool {
         let waited = DRAIN_DONE_TIME.as_nanos() as Nanos;
         self.faults.iter().any(|&(at, fault)| match fault {
-            Fault::Hang { pause, .. } => at <= now && now <= at + pause + waited,
+            Fault::Hang { host: hung, pause } if hung != host => {
+                at <= now && now <= at + pause + waited
+            }
             _ => false,
         })
     }

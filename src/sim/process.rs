@@ -82,6 +82,8 @@ struct Worker {
     base: Instant,
     /// Since when the role changes.
     changes_since: Option<Instant>,
+    /// What destinations had not confirmed when the worker left its role or drained.
+    unconfirmed: Option<String>,
     /// The engine computes until this time.
     busy_until: Nanos,
     cancels: CancelWatch,
@@ -259,14 +261,11 @@ impl SimProcess {
         }
     }
 
-    /// Whether destinations have confirmed all KV of requests that have ended here.
-    ///
-    /// # Errors
-    /// The number of hand-offs that they have not confirmed.
-    pub fn check_confirmed(&self) -> Result<(), String> {
-        match &self.service {
-            Service::Router(_) => Ok(()),
-            Service::Worker(worker) => worker.service.check_confirmed(),
+    /// Takes what destinations had not confirmed when the worker left its role or drained.
+    pub fn take_unconfirmed(&mut self) -> Option<String> {
+        match &mut self.service {
+            Service::Router(_) => None,
+            Service::Worker(worker) => worker.unconfirmed.take(),
         }
     }
 
@@ -309,12 +308,13 @@ impl Worker {
             Some(RunOutcome::Ended(DrainOutcome::Drained)) => {
                 let held = self.check_idle();
                 held.map_err(|held| format!("the worker has drained and holds {held}"))?;
+                self.unconfirmed = self.service.check_confirmed().err();
                 Ok(ControlFlow::Break(()))
             }
             Some(RunOutcome::ChangeRole(to)) => {
                 let held = self.service.check_role_idle().and_then(|()| self.check_pages());
-                let held = held.and_then(|()| self.service.check_confirmed());
                 held.map_err(|held| format!("the worker leaves its role and holds {held}"))?;
+                self.unconfirmed = self.service.check_confirmed().err();
                 self.change_role(to).map_err(|error| error.to_string())?;
                 Ok(ControlFlow::Continue(()))
             }
@@ -507,6 +507,7 @@ fn start_worker(
         watch,
         base,
         changes_since: None,
+        unconfirmed: None,
         busy_until: 0,
         cancels: CancelWatch::default(),
         stages,

@@ -133,7 +133,7 @@ pub const NET_READY_MAX: usize = 1024;
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// How long the remote host of an accepted connection may stay silent while nothing is queued for
 /// it. After that, the request of a client that is gone does not use the worker any longer. The
-/// time outlasts a mobile client's change of networks.
+/// time outlasts a mobile client's short loss of signal.
 pub const NET_CLIENT_SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Time for a closing connection to send its last bytes and for the peer to close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
@@ -288,9 +288,9 @@ pub const TOKENISE_SHORT: usize = 64 << 10;
 /// How long a drain waits for running requests. Each request ends at its own deadline before that.
 /// A request that does not end is stuck.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);
-/// How long destinations may take, once nothing runs, to confirm that they have seen all writes.
-/// One turn of a destination suffices. If a peer is silent for longer, its own timeout closes the
-/// link.
+/// How long writes may take, once nothing runs, until they have completed and destinations have
+/// confirmed them. A destination needs one turn for that. If a peer is silent for longer, its own
+/// timeout closes the link.
 pub const DRAIN_DONE_TIME: Duration = Duration::from_secs(5);
 /// How long clients may take, once nothing runs, to read their answers.
 pub const DRAIN_FLUSH_TIME: Duration = Duration::from_secs(60);
@@ -440,10 +440,12 @@ pub const RETRY_TIME_MAX: Duration = Duration::from_secs(15);
 /// Time from a request's deadline until the router ends the request itself. The worker ends it at
 /// the deadline, and its answer has more detail.
 pub const ROUTER_GRACE: Duration = Duration::from_secs(1);
-/// How long a worker may take to end an aborted request, or a prefill leg after decode's answer,
-/// before its connection is closed. A worker that has received the abort, or the last
-/// confirmation of decode, needs milliseconds.
+/// How long a worker may take to end an aborted request before its connection is closed. A worker
+/// that has received the abort needs milliseconds.
 pub const ROUTER_ABORT_TIME: Duration = Duration::from_secs(1);
+/// How long a prefill leg may run on after decode's complete answer. Prefill ends it after the
+/// current step of its engine. An engine with a longer step counts as hung.
+pub const ROUTER_PREFILL_END_TIME: Duration = ENGINE_STILL_MAX;
 /// How long the router chooses a worker last after a failed request. A worker that fails requests
 /// at once has the least load and would get all requests. The time equals the hold-off of an
 /// unreachable prefill worker.

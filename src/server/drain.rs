@@ -31,8 +31,9 @@ pub struct RemainingWork {
     pub queued: usize,
     /// Open connections of clients.
     pub clients: usize,
-    /// Hand-offs that are complete here, but not yet confirmed by their destinations. If the link
-    /// ended now, data that a destination has not checked would be lost.
+    /// Hand-offs that are over here, while writes are under way or their destinations have not
+    /// confirmed them. If the link ended now, data that a destination has not checked would be
+    /// lost.
     pub unconfirmed: usize,
 }
 

@@ -283,10 +283,11 @@ impl Handoff {
         Ok(())
     }
 
-    /// Whether the destinations have confirmed all hand-offs that have ended here.
+    /// Whether the hand-offs without a request here have no write under way, and their destinations
+    /// have confirmed them.
     ///
     /// # Errors
-    /// The number of hand-offs that they have not confirmed.
+    /// The number of hand-offs for which that does not hold.
     pub fn check_confirmed(&self) -> Result<(), String> {
         match self.unconfirmed() {
             0 => Ok(()),
@@ -294,8 +295,8 @@ impl Handoff {
         }
     }
 
-    /// Number of hand-offs that have ended here, but perhaps not yet at their destinations. They
-    /// would fail there if their link ended now.
+    /// Number of hand-offs without a request here that have writes under way, or that their
+    /// destinations have not confirmed. They would fail there if their link ended now.
     pub fn unconfirmed(&self) -> usize {
         let unconfirmed = |member: &WorkerEndpoint| match &member.kind {
             EndpointKind::Prefill { manager, .. } => manager.unconfirmed_rooms(),

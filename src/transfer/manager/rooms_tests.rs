@@ -393,6 +393,18 @@ fn written_kv_is_unconfirmed_until_its_destination_confirms_it() {
     );
 }
 
+#[test]
+fn a_room_with_writes_under_way_is_unconfirmed_until_they_have_ended() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, written(5), now);
+    rooms.leave(OURS, false, now);
+    assert_eq!(rooms.unconfirmed(), 1);
+    assert!(rooms.withdrawn(OURS, now).is_none(), "no Abort is answered");
+    assert_eq!(rooms.unconfirmed(), 0);
+}
+
 /// The destination aborts between the last post and the end of the request here.
 #[test]
 fn a_destination_that_has_aborted_confirms_nothing() {

@@ -79,7 +79,8 @@ pub struct RequestTable {
     next_key: u64,
     next_request: u64,
     turn: usize,
-    /// The stages of the choices that are recorded, for checks; `None` if no check takes them.
+    /// The stages of the choices that are recorded, for a check that takes them in each turn.
+    /// `None` in production.
     stages: Option<Vec<(RequestKey, usize, Stages)>>,
 }
 
@@ -126,7 +127,7 @@ impl RequestTable {
         }
     }
 
-    /// Whether no request is unanswered and no leg holds a slot.
+    /// Whether no request and no flush is unanswered, and no leg holds a slot.
     pub fn is_idle(&self) -> bool {
         let is_settled = self.converting.is_empty() && self.flushes.is_answered();
         self.active.is_empty() && self.legs.is_empty() && is_settled
@@ -152,7 +153,7 @@ impl RequestTable {
 
     /// Whether a client waits for an answer.
     pub fn has_waiting_client(&self) -> bool {
-        !self.active.is_empty() || !self.converting.is_empty()
+        !self.active.is_empty() || !self.converting.is_empty() || !self.flushes.is_answered()
     }
 
     /// Number of generation requests without a complete answer.

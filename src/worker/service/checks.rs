@@ -1,6 +1,7 @@
 //! Checks of a worker's tables, for debug builds, tests and the simulator.
 //!
-//! Thread: `ctl`. They change no table. Not here: the checks of each table, which it has itself.
+//! Thread: `ctl`. They change no table, except that `take_stages` collects stages. Not here: the
+//! checks of each table, which it has itself.
 
 use super::WorkerService;
 use crate::ids::{RequestId, RequestKey};

@@ -280,8 +280,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.rooms.refuse(room, now);
     }
 
-    /// Rooms that are over here, while the destination has not confirmed that it has everything. If
-    /// their link ended now, they would fail there.
+    /// Rooms without a request here, while writes are under way, or the destination has not
+    /// confirmed that it has everything. If their link ended now, they would fail there.
     pub fn unconfirmed_rooms(&self) -> usize {
         self.rooms.unconfirmed()
     }

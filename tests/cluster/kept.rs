@@ -163,6 +163,19 @@ fn kept_kv_can_be_released() {
 }
 
 /// A drain waits until the kept KV is claimed.
+/// The router's abort goes over another connection, so it can overtake the request.
+#[test]
+fn an_abort_that_comes_before_its_request_refuses_it() {
+    let prefill = prefill(&[]);
+    let (status, answer) = prefill.post("/abort_request", r#"{"bootstrap_room":77}"#);
+    assert_eq!((status, answer.contains(r#""aborted":0"#)), (200, true), "{answer}");
+    let mut asked = body(1, 40, 4);
+    asked["kv_transfer_params"] = json!({"do_remote_decode": true, "bootstrap_room": 77});
+    let (status, answer) = prefill.post("/v1/completions", &asked.to_string());
+    assert_eq!((status, answer.contains("other_leg")), (502, true), "{answer}");
+    prefill.await_idle();
+}
+
 #[test]
 fn a_draining_worker_keeps_its_word() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));

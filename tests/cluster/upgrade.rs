@@ -4,7 +4,8 @@
 //! every flow with the same tokens as this build.
 
 use crate::process::{PATIENCE, Process};
-use crate::{COMMON, MODEL, body, choices};
+use crate::{COMMON, MODEL, body, choices, dual, with_room};
+use baton::model::forward::cpu::available_kernels;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -93,4 +94,27 @@ fn the_last_release_and_this_build_serve_together_in_every_mixture() {
             (0..3).filter(is_old).map(|at| ["prefill", "decode", "router"][at]).collect();
         assert_eq!(answers(programs), expected, "of the last release: {}", old.join(", "));
     }
+}
+
+/// The last release compares kernel families, and knows no bit classes.
+#[test]
+fn a_worker_of_the_last_release_pairs_with_its_own_kernels_alone() {
+    let Some(last) = last_release() else { return };
+    let this = Path::new(env!("CARGO_BIN_EXE_baton"));
+    let decode = worker(&last, "decode", &[]);
+    let theirs = available_kernels().last().expect("a CPU has kernels");
+    for (room, &family) in (1..).zip(available_kernels()) {
+        let more = ["--bootstrap-port", "0", "--kernels", family.name()];
+        let prefill = worker(this, "prefill", &more);
+        let sent = with_room(body(3, 20, 8), &prefill, room);
+        let (first, (status, text)) = dual(prefill.address, decode.address, sent);
+        if family == *theirs {
+            assert_eq!((first.0, status), (200, 200), "{family}: {} {text}", first.1);
+            continue;
+        }
+        assert_eq!(status, 502, "{family}: {text}");
+        assert!(text.contains(r#""code":"incompatible""#), "{family}: {text}");
+        prefill.await_said("kernels differs");
+    }
+    decode.await_idle();
 }

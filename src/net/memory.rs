@@ -8,6 +8,7 @@ use super::address::Address;
 use super::entropy::Entropy;
 use super::waker::Waker;
 use crate::stdx::rng::Rng;
+use crate::sys::clock::TimeSource;
 use crate::sys::stream::memory::{self, MemoryStream, StreamKernel};
 use crate::sys::stream::ready::{Readiness, ReadySet};
 use std::collections::{BTreeMap, VecDeque};
@@ -86,6 +87,17 @@ pub(super) struct MemoryListener {
     address: Option<SocketAddr>,
 }
 
+impl TimeSource for MemoryKernel {
+    fn now(&self) -> Instant {
+        self.node().now
+    }
+
+    fn since_epoch(&self) -> Duration {
+        let node = self.node();
+        EPOCH + (node.now - node.begun)
+    }
+}
+
 impl MemoryKernel {
     /// The kernel of a process on this host. A stream takes `room` unsent bytes.
     pub fn new(host: IpAddr, room: usize, now: Instant, random: Rng) -> MemoryKernel {
@@ -116,12 +128,6 @@ impl MemoryKernel {
     /// The time.
     pub fn now(&self) -> Instant {
         self.node().now
-    }
-
-    /// The time of day.
-    pub(super) fn since_epoch(&self) -> Duration {
-        let node = self.node();
-        EPOCH + (node.now - node.begun)
     }
 
     /// Sets the time.

@@ -123,7 +123,7 @@ pub fn serve(config: &ServeConfig) -> Result<DrainOutcome, ProcessError> {
         loaded.decode_allocation = decode_allocation;
     }
     let (mut reactor, ctl) = reactor()?;
-    let mut process = ProcessBuilder::new(&loaded, &config.worker, ctl.clone())?;
+    let mut process = ProcessBuilder::new(&loaded, &config.worker, ctl.clone(), reactor.clock())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
         WorkerLayout::Split { prefill, decode, first_token, .. } => Placement::Split {

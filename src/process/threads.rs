@@ -32,6 +32,7 @@ use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
 use crate::server::authorization::AccessKeys;
 use crate::stdx::event_count::EventCount;
+use crate::sys::clock::Clock;
 use crate::sys::event::WaitSet;
 use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::event_loop::Waiter;
@@ -77,6 +78,7 @@ pub struct ProcessBuilder {
     engine_bell: Arc<EventCount>,
     engine_thread: Arc<OnceLock<Thread>>,
     ctl: Arc<EventCount>,
+    clock: Clock,
     registry: figures::Registry,
     watched: Vec<WorkerTelemetry>,
     model_name: String,
@@ -88,6 +90,7 @@ impl ProcessBuilder {
         loaded: &LoadedModel,
         config: &WorkerConfig,
         ctl: Arc<EventCount>,
+        clock: Clock,
     ) -> Result<ProcessBuilder, ProcessError> {
         let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
         let unpark = engine_thread.clone();
@@ -108,6 +111,7 @@ impl ProcessBuilder {
             engine_bell,
             engine_thread,
             ctl,
+            clock,
             registry: figures::Registry::default(),
             watched: Vec::new(),
             model_name: config.model.served_names[0].clone(),
@@ -148,7 +152,8 @@ impl ProcessBuilder {
             return Ok(None);
         }
         let context = loaded.sched.context as usize;
-        match Rails::new(&loaded.nics, memory, loaded.slots, context, loaded.rdma) {
+        let rails = Rails::new(&loaded.nics, memory, loaded.slots, context, loaded.rdma);
+        match rails.map(|rails| rails.with_clock(&self.clock)) {
             Ok(rails) => {
                 for why in &rails.refused {
                     event!(Warn, "ctl", "NIC not used: KV memory cannot be registered", why = why);
@@ -405,7 +410,7 @@ pub fn build_service(
     let about = about(config, &files, loaded, mode, reactor.since_epoch().as_secs());
     let (tokenizer, chat, context) =
         (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
-    let text = Arc::new(TextProcessor { tokenizer, chat, context });
+    let text = Arc::new(TextProcessor { tokenizer, chat, context, clock: reactor.clock() });
     let queue = helpers.start_tokeniser(text.clone(), ctl.clone()).map_err(io)?;
     let sched = &loaded.sched;
     let terms = ServingConfig {

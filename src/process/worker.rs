@@ -185,7 +185,8 @@ impl WorkerProcess {
             !(role == Role::Decode && config.handoff.transfer == Transfer::Fake);
         let keys = keyring(&self.secrets)?;
         let kind = compat_digest(&loaded);
-        let mut process = ProcessBuilder::new(&loaded, &config.worker, self.ctl.clone())?;
+        let mut process =
+            ProcessBuilder::new(&loaded, &config.worker, self.ctl.clone(), reactor.clock())?;
         let (worker, engine) = match role {
             Role::Prefill => (process.add_prefill(&loaded)?, Role::Prefill),
             Role::Decode => (process.add_decode(&loaded)?, Role::Decode),

@@ -1,7 +1,39 @@
 //! Clocks: the time of day, the host's monotonic clock, and the CPU time of this process.
 #![allow(unsafe_code)]
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A clock for threads without a reactor: the system's, or that of a simulated host.
+#[derive(Clone, Default, Debug)]
+pub struct Clock(Option<Arc<dyn TimeSource>>);
+
+/// The time of a simulated host.
+pub trait TimeSource: Send + Sync + Debug {
+    /// The time. It never goes back.
+    fn now(&self) -> Instant;
+
+    /// Time since 1970-01-01 UTC.
+    fn since_epoch(&self) -> Duration;
+}
+
+impl Clock {
+    /// The clock of a simulated host.
+    pub fn simulated(source: Arc<dyn TimeSource>) -> Clock {
+        Clock(Some(source))
+    }
+
+    /// The time. It never goes back.
+    pub fn now(&self) -> Instant {
+        self.0.as_ref().map_or_else(Instant::now, |source| source.now())
+    }
+
+    /// Time since 1970-01-01 UTC.
+    pub fn since_epoch(&self) -> Duration {
+        self.0.as_ref().map_or_else(since_epoch, |source| source.since_epoch())
+    }
+}
 
 /// Nanoseconds since a moment that is the same for all processes of this host (CLOCK_MONOTONIC).
 pub fn monotonic_ns() -> u64 {
@@ -29,7 +61,6 @@ fn read(clock: libc::clockid_t) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     #[test]
     fn time_passes_and_work_takes_some_of_it() {

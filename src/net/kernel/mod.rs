@@ -14,11 +14,12 @@ use super::entropy::Entropy;
 use super::memory::{MemoryKernel, Signal};
 use super::stream::{Listener, Stream};
 use super::waker::Waker;
-use crate::sys::clock;
+use crate::sys::clock::Clock;
 use crate::sys::stream::ByteStream;
 use crate::sys::stream::ready::Readiness;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use system::SystemKernel;
 
@@ -48,9 +49,14 @@ impl Kernel {
 
     /// The time of day, since 1970-01-01 UTC.
     pub(super) fn since_epoch(&self) -> Duration {
+        self.clock().since_epoch()
+    }
+
+    /// The clock, for other threads.
+    pub(super) fn clock(&self) -> Clock {
         match self {
-            Kernel::System(_) => clock::since_epoch(),
-            Kernel::Memory(kernel) => kernel.since_epoch(),
+            Kernel::System(_) => Clock::default(),
+            Kernel::Memory(kernel) => Clock::simulated(Arc::new(kernel.clone())),
         }
     }
 

@@ -27,6 +27,7 @@ use super::timer::Timers;
 use super::{Credentials, Entropy, Waker};
 use crate::limits;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::sys::clock::Clock;
 use crate::sys::stream::ByteStream;
 use crate::sys::stream::ready::Readiness;
 use std::collections::VecDeque;
@@ -125,6 +126,11 @@ impl Reactor {
     /// The time. Under the simulator, it is the simulated time.
     pub fn now(&self) -> Instant {
         self.kernel.now()
+    }
+
+    /// The clock, for other threads.
+    pub fn clock(&self) -> Clock {
+        self.kernel.clock()
     }
 
     /// The time of day, since 1970-01-01 UTC.

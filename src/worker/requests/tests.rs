@@ -6,6 +6,7 @@ use crate::ids::WorkerId;
 use crate::model::tokenizer::Tokenizer;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::panic_of;
+use crate::sys::clock::Clock;
 use std::path::Path;
 
 impl RequestTable {
@@ -13,7 +14,8 @@ impl RequestTable {
     pub(in crate::worker) fn without_workers() -> RequestTable {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-f32");
         let tokenizer = Tokenizer::from_hf(&model).unwrap();
-        let text = Arc::new(TextProcessor { tokenizer, chat: None, context: 64 });
+        let text =
+            Arc::new(TextProcessor { tokenizer, chat: None, context: 64, clock: Clock::default() });
         let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
         let config = ServingConfig {
             names: vec!["llama".into()],

@@ -17,7 +17,7 @@ use crate::cause::Cause;
 use crate::ids::RequestKey;
 use crate::model::chat::{self, ChatTemplate};
 use crate::model::tokenizer::Tokenizer;
-use crate::sys::clock;
+use crate::sys::clock::Clock;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -30,6 +30,8 @@ pub struct TextProcessor {
     pub chat: Option<ChatTemplate>,
     /// Maximum number of tokens of one sequence.
     pub context: usize,
+    /// Gives chat templates the date.
+    pub clock: Clock,
 }
 
 /// A task with the id of its result.
@@ -201,7 +203,7 @@ impl TextProcessor {
             tools: None,
             variables: Some(&conversation.template_kwargs),
             add_generation_prompt: conversation.add_generation_prompt,
-            now: clock::since_epoch(),
+            now: self.clock.since_epoch(),
         });
         rendered.map_err(|error| {
             ApiError::invalid("messages", format!("do not fit the model's chat template: {error}"))
@@ -232,7 +234,7 @@ mod tests {
     #[test]
     fn a_text_too_long_for_any_tokens_is_refused_by_its_bytes() {
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
-        let text = TextProcessor { tokenizer, chat: None, context: 64 };
+        let text = TextProcessor { tokenizer, chat: None, context: 64, clock: Clock::default() };
         let ids = |bytes: usize| {
             text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), ApiEndpoint::Completions)
         };
@@ -252,7 +254,8 @@ mod tests {
             "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
         let chat = ChatTemplate::new(source, Vec::new()).unwrap();
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
-        let text = TextProcessor { tokenizer, chat: Some(chat), context: 64 };
+        let text =
+            TextProcessor { tokenizer, chat: Some(chat), context: 64, clock: Clock::default() };
         let message = serde_json::json!({"role": "user", "content": "x"});
         let conversation = ChatPrompt {
             messages: vec![message],

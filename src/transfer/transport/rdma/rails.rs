@@ -14,7 +14,7 @@ use crate::ids::SlotId;
 use crate::kv::region::Region;
 use crate::limits::{RDMA_BARRED, RDMA_BREAKS_MAX};
 use crate::stdx::event_count::EventCount;
-use crate::sys::clock::monotonic_ns;
+use crate::sys::clock::Clock;
 use crate::sys::verbs::{
     Access, Capacity, CompletionQueue, Domain, Endpoint, QueuePair, Registration, Route,
 };
@@ -25,8 +25,9 @@ use crate::wire::message::{QueuePairName, RailGrant, RdmaGrant};
 use bytemuck::Zeroable;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Settings of a session's queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,8 +78,9 @@ pub(super) struct Rail {
     pub(super) records: Arc<Registration>,
     /// Consecutive sessions that broke on it.
     broken: AtomicU32,
-    /// It is left out until this [`monotonic_ns`].
-    barred: AtomicU64,
+    /// It is left out until this time.
+    barred: Mutex<Option<Instant>>,
+    clock: Clock,
 }
 
 /// A session's queue pairs on one NIC, not connected yet.
@@ -163,6 +165,12 @@ impl Rails {
 
     pub(super) fn nic_threads(&self, place: usize) -> Option<&NicThreads> {
         self.desks.get(place)
+    }
+
+    /// Uses this clock, before there is a session.
+    pub fn with_clock(mut self, clock: &Clock) -> Rails {
+        self.rails.iter_mut().for_each(|rail| rail.clock = clock.clone());
+        self
     }
 
     /// The worker's KV and its slots' page lists.
@@ -289,7 +297,8 @@ impl Rail {
             slabs,
             records: Arc::new(records),
             broken: AtomicU32::new(0),
-            barred: AtomicU64::new(0),
+            barred: Mutex::default(),
+            clock: Clock::default(),
         })
     }
 
@@ -298,13 +307,15 @@ impl Rail {
     }
 
     fn is_barred(&self) -> bool {
-        monotonic_ns() < self.barred.load(Ordering::Relaxed)
+        let barred = self.barred.lock().unwrap_or_else(PoisonError::into_inner);
+        barred.is_some_and(|until| self.clock.now() < until)
     }
 
     /// Counts a session that broke on this NIC.
     pub(super) fn breaks(&self) {
         if self.broken.fetch_add(1, Ordering::Relaxed) + 1 >= RDMA_BREAKS_MAX {
-            self.barred.store(monotonic_ns() + RDMA_BARRED.as_nanos() as u64, Ordering::Relaxed);
+            let mut barred = self.barred.lock().unwrap_or_else(PoisonError::into_inner);
+            *barred = Some(self.clock.now() + RDMA_BARRED);
         }
     }
 

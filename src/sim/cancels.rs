@@ -5,9 +5,10 @@
 //! over) and from the states of a slot in `docs/design/handoff.md`:
 //!
 //! - Without a lease at the mover, one step: it takes the abort and releases the slot.
-//! - With a lease, two steps and [`LEASE_TIME`]: the first cancels at the mover, and the second
-//!   comes after the end of the lease. A mover ends what it has begun, a NIC must confirm its
-//!   writes, or the peer must confirm that nothing is under way.
+//! - With a lease, [`LEASE_TIME`] until the lease is back, in two steps or more. The first step
+//!   cancels at the mover; the step that takes the lease back releases the slot. A mover ends what
+//!   it has begun, a NIC must confirm its writes, or the peer must confirm that nothing is under
+//!   way.
 //!
 //! Invariants: `ctl` has handled all events of the steps that are counted. Time only counts
 //! while the engine takes steps, because an engine that hangs takes none.
@@ -72,6 +73,10 @@ impl CancelWatch {
                 has_lease: threads.has_lease(slot.id, slot.generation),
                 waited: Duration::ZERO,
             });
+            if leg.has_lease && !threads.has_lease(slot.id, slot.generation) {
+                // The step that took the lease back has released the slot, or the next one does.
+                (leg.has_lease, leg.before) = (false, steps);
+            }
             let taken = steps - leg.before;
             if taken > 0 {
                 leg.waited += passed;

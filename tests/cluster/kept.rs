@@ -162,7 +162,6 @@ fn kept_kv_can_be_released() {
     decode.await_idle();
 }
 
-/// A drain waits until the kept KV is claimed.
 /// The router's abort goes over another connection, so it can overtake the request.
 #[test]
 fn an_abort_that_comes_before_its_request_refuses_it() {
@@ -176,6 +175,7 @@ fn an_abort_that_comes_before_its_request_refuses_it() {
     prefill.await_idle();
 }
 
+/// A drain waits until the kept KV is claimed.
 #[test]
 fn a_draining_worker_keeps_its_word() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));

@@ -10,8 +10,8 @@ use super::requests::PlannedRequest;
 use super::{Cluster, RunReport};
 use crate::config::secret::{Secret, read_cluster_key};
 use crate::limits::{
-    EARLY_DESTINATION_LIFE, ENGINE_STILL_MAX, HTTP_REQUEST_TIME_MAX, ROUTER_PROBE_FAILURES,
-    ROUTER_PROBE_INTERVAL, ROUTER_PROBE_TIME,
+    EARLY_DESTINATION_LIFE, ENGINE_STILL_MAX, HTTP_REQUEST_TIME_MAX, NET_HOST_SILENCE_MAX,
+    ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL, ROUTER_PROBE_TIME,
 };
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use crate::sys::file_access::FileAccess;
@@ -108,10 +108,20 @@ impl Cluster {
         let late = WAIT + self.plan.time_without_router(request.at, ended);
         if request.is_cut_short {
             let waited = ended - request.at;
-            return match waited > HTTP_REQUEST_TIME_MAX.as_nanos() as Nanos + late {
-                true => {
-                    Err(format!("a request that is not whole is waited for {} ms", waited / MILLI))
-                }
+            let unnoticed = match outcome {
+                // A reset that is lost is noticed by its silence.
+                Outcome::Broken(_) => NET_HOST_SILENCE_MAX.as_nanos() as Nanos,
+                _ => 0,
+            };
+            let most = HTTP_REQUEST_TIME_MAX.as_nanos() as Nanos + unnoticed + late;
+            return match waited > most {
+                true => Err(format!(
+                    "a request that is not whole is waited for {} ms from {} ms: {outcome:?}; all \
+                     faults: {:?}",
+                    waited / MILLI,
+                    request.at / MILLI,
+                    self.plan.faults
+                )),
                 false => Ok(()),
             };
         }

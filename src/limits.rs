@@ -421,8 +421,9 @@ pub const ROUTER_PROBE_FAILURES: u32 = 2;
 /// How long a connection to a worker may take, including its TLS handshake. The kernel retransmits
 /// a lost packet after 1 s.
 pub const ROUTER_CONNECT_TIME: Duration = Duration::from_secs(3);
-/// Pairs tried for one request while none of them accepts a connection.
-pub const ROUTER_PAIRS_MAX: u32 = 4;
+/// Pairs tried for one request while none of them accepts a connection. Workers that die together,
+/// such as those of one rack, can be the first choices until their probes fail.
+pub const ROUTER_PAIRS_MAX: u32 = 8;
 /// Requests that may be retried at once after a fault: usually all streams of a worker that dies.
 pub const RETRIES_AT_ONCE: u32 = 256;
 /// Requests that may be retried each second beyond [`RETRIES_AT_ONCE`]. A cluster that fails every

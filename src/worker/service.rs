@@ -521,8 +521,11 @@ impl WorkerService {
         match self.routes.role_change()?.poll_action(left, now)? {
             RoleChangeAction::Apply(role) => Some(RunOutcome::ChangeRole(role)),
             RoleChangeAction::GiveUp => {
-                let running = self.requests.running();
-                let why = format!("requests did not finish in time; still running: {running}");
+                let work = self.requests.describe_work();
+                let why = format!(
+                    "the work did not finish in time; left: {work} registry_entry={}",
+                    !is_out
+                );
                 self.fail_role_change(why);
                 Some(RunOutcome::KeepRole)
             }

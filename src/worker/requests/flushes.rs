@@ -65,6 +65,11 @@ impl<C: Copy + PartialEq> PendingFlushes<C> {
         Some((conn?, pages))
     }
 
+    /// Flushes with outstanding answers of workers.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether no worker's answer is outstanding.
     pub fn is_idle(&self) -> bool {
         self.0.is_empty()

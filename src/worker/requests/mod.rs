@@ -138,6 +138,13 @@ impl RequestTable {
         self.active.is_empty() && self.legs.is_empty() && self.flushes.is_idle()
     }
 
+    /// What keeps the workers from being free, for operators. The engine can still have sequences
+    /// whose request has ended.
+    pub fn describe_work(&self) -> String {
+        let (requests, sequences) = (self.active.len(), self.legs.len());
+        format!("requests={requests} sequences={sequences} flushes={}", self.flushes.count())
+    }
+
     /// Removes the workers. The caller must not start a request before
     /// [`RequestTable::set_workers`].
     pub fn remove_workers(&mut self) {

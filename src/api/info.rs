@@ -313,7 +313,8 @@ impl AbortRequest {
             return Ok(Self::Kept(Room(room)));
         }
         let rid = fields.name("rid")?;
-        rid.map(Self::Rid).ok_or_else(|| fields.invalid("rid", "is missing"))
+        let missing = "is missing; `bootstrap_room` or `abort_all` can replace it";
+        rid.map(Self::Rid).ok_or_else(|| fields.invalid("rid", missing))
     }
 
     /// The body that gives up the KV kept in `room`.

@@ -228,7 +228,8 @@ fn a_role_change_that_fails_leaves_the_worker_in_its_role() {
     reader.await_said("keeps its role");
     let told = role(&reader);
     let why = told["failed"]["reason"].as_str().unwrap();
-    let left = "did not finish in time; left: requests=1 sequences=1 flushes=0 registry_entry=false";
+    let left =
+        "did not finish in time; left: requests=1 sequences=1 flushes=0 registry_entry=false";
     assert!(why.contains(left), "{told}");
     let rest = with_room(body(2, 40, 4), &reader, 2);
     choices(&post(writer.address, "/v1/completions", &rest));

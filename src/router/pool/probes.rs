@@ -194,8 +194,7 @@ impl WorkerPool {
         target.verdict = verdict;
         match target.verdict {
             Identification::RoleChanged(to) => {
-                (target.is_identified, target.fault) =
-                    (false, Some(format!("it is a {to} worker now")));
+                (target.is_identified, target.fault) = (false, Some("its role has changed".into()));
                 debug_assert_ne!(to, role, "a worker that has turned has another role");
                 self.turned.push_back(RoleReport { worker, role: to, is_news });
                 let change = self.balancer.refused(worker);

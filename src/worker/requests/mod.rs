@@ -139,7 +139,7 @@ impl RequestTable {
     }
 
     /// What keeps the workers from being free, for operators. The engine can still have sequences
-    /// whose request has ended.
+    /// of requests that have ended.
     pub fn describe_work(&self) -> String {
         let (requests, sequences) = (self.active.len(), self.legs.len());
         format!("requests={requests} sequences={sequences} flushes={}", self.flushes.count())

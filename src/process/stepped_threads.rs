@@ -175,6 +175,11 @@ impl SteppedThreads {
         self.engine_steps
     }
 
+    /// Commands that no step of the engine has taken.
+    pub fn waiting_commands(&self) -> usize {
+        self.engine.waiting_commands()
+    }
+
     /// Whether this use of a slot has a lease at the mover, as the scheduler knows it.
     pub fn has_lease(&self, slot: SlotId, generation: Generation) -> bool {
         self.engine.has_lease(slot, generation)

@@ -51,6 +51,11 @@ impl EngineChannel {
         self.events.capacity().unwrap_or(usize::MAX).saturating_sub(self.events.len())
     }
 
+    /// Commands that no step has taken, for checks.
+    pub fn waiting_commands(&self) -> usize {
+        self.commands.len() + self.inbox.len()
+    }
+
     /// Moves waiting commands into the inbox until it is full.
     pub fn pull_commands(&mut self) {
         while self.inbox.len() < COMMANDS_PER_TURN

@@ -83,6 +83,11 @@ impl Engine {
         self.workers.iter().any(|worker| worker.has_lease(slot, generation))
     }
 
+    /// Commands that no step has taken, for checks.
+    pub fn waiting_commands(&self) -> usize {
+        self.channel.waiting_commands()
+    }
+
     /// Where its events go, for checks.
     pub fn events(&self) -> &Sender<EngineEvent> {
         self.channel.events()

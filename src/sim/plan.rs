@@ -7,7 +7,7 @@ use super::key_exchange::KeyExchange;
 use super::requests::{PlannedRequest, aim, aim_at_exchange, delay_all, delay_last, draw_requests};
 use super::scale::RunScale;
 use crate::ids::Role;
-use crate::limits::DRAIN_DONE_TIME;
+use crate::limits::{DRAIN_DONE_TIME, RETRY_TIME_MAX};
 use crate::stdx::event_queue::Nanos;
 use crate::stdx::rng::Rng;
 
@@ -43,10 +43,14 @@ pub struct RunPlan {
 
 impl RunPlan {
     /// Whether a fault excuses the failure of a request in this time: it meets the router or a
-    /// connection, or no pair of workers was well for all of the time.
+    /// connection, or no pair of workers was well for all of the time. A request that has met one
+    /// fault after the other is not sent again after [`RETRY_TIME_MAX`].
     pub fn excuses(&self, begun: Nanos, ended: Nanos) -> bool {
         if self.weather == Weather::Gentle {
             return false;
+        }
+        if ended - begun > RETRY_TIME_MAX.as_nanos() as Nanos && self.is_near_fault(begun, ended) {
+            return true;
         }
         let is_excuse =
             |fault: &Fault| self.weather == Weather::Storm || !matches!(fault, Fault::Names { .. });

@@ -103,6 +103,8 @@ causes! {
     Flushed = 14, "flushed", 502, Allowed;
     /// The worker received an abort for the request.
     Aborted = 15, "aborted", 499, Never;
+    /// The grammar of the request needs more work or memory than allowed.
+    Grammar = 16, "grammar", 400, Never;
 }
 
 impl fmt::Display for Cause {

@@ -209,6 +209,7 @@ impl Cluster {
             pages: Vec::new(),
             salt: None,
             sampling: SamplingParams::GREEDY,
+            grammar: None,
             top_logprobs: 0,
             max_new: 1,
             stop_tokens: Vec::new(),

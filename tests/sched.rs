@@ -7,11 +7,13 @@ mod support;
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId};
 use baton::kv::prefix::Salt;
-use baton::limits::{KEPT_KV_LIFE, PASSES_MAX};
+use baton::limits::{GRAMMAR_STACK, KEPT_KV_LIFE, PASSES_MAX};
+use baton::model::grammar::GrammarSource;
 use baton::model::sampler::SamplingParams;
 use baton::sched::engine::{EngineLoop, run};
 use baton::sched::first_token::FirstTokenRecord;
 use baton::sched::messages::{EngineCommand, EngineEvent, FinishReason, RequestEvent};
+use baton::sched::worker::Activity;
 use baton::sim::model::{LAYERS, VOCAB};
 use baton::stdx::event_count::EventCount;
 use baton::transfer::aux::AuxRecord;
@@ -21,7 +23,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use support::Rng;
-use support::rig::{DECODE, FIRST, Legs, Rig, Setup, Use, Wanted, alone, request};
+use support::rig::{DECODE, END, FIRST, Legs, Rig, Setup, Told, Use, Wanted, alone, request};
 
 const TOO_LONG: Duration = Duration::from_secs(2000);
 
@@ -58,6 +60,11 @@ fn random_wanted(rng: &mut Rng) -> Wanted {
         };
     }
     wanted.stop_tokens = (0..rng.within(0, 2)).map(|_| rng.within(0, VOCAB - 1)).collect();
+    if rng.one_in(3) {
+        let texts = ["([!-%]{2} ?){1,8}", "[ -']*#", "(!|\"\")*[#-&]{3}"];
+        wanted.grammar = regex(texts[rng.within(0, 2) as usize]);
+        wanted.stop_tokens.push(END);
+    }
     wanted.top_logprobs = rng.within(0, 3) as usize;
     wanted
 }
@@ -378,6 +385,91 @@ fn samples_of_one_prompt_share_its_pages() {
         let expected = alone(&wanted);
         legs.iter().for_each(|legs| assert_eq!(rig.told[&legs.decode], expected));
     }
+}
+
+fn regex(text: &str) -> Option<GrammarSource> {
+    Some(GrammarSource::Regex(text.into()))
+}
+
+/// The text that the tokens of a leg stand for.
+fn text(told: &Told) -> String {
+    let ids = told.tokens.iter().map(|sampled| sampled.token).filter(|&id| id != END);
+    ids.map(|id| char::from(id as u8)).collect()
+}
+
+#[test]
+fn a_grammar_limits_the_tokens_of_its_request() {
+    for split in [false, true] {
+        let mut rig = if split { Rig::split(&Setup::new()) } else { Rig::mixed(&Setup::new()) };
+        for seed in 0..20 {
+            let mut wanted = Wanted::new(10, 30);
+            wanted.sampling = SamplingParams { temperature: 2.0, seed, ..SamplingParams::GREEDY };
+            (wanted.grammar, wanted.stop_tokens) = (regex("[!-#]{3} [%&]{2}"), vec![END]);
+            let legs = rig.submit(&wanted);
+            rig.finish();
+            let told = &rig.told[&legs.decode];
+            assert_eq!(told.outcome, Some(FinishReason::Stop));
+            let text = text(told);
+            let (first, last) = text.split_once(' ').expect(&text);
+            assert!(first.len() == 3 && first.bytes().all(|b| b"!\"#".contains(&b)), "{text}");
+            assert!(last.len() == 2 && last.bytes().all(|b| b"%&".contains(&b)), "{text}");
+            assert_eq!(told, &alone(&wanted), "split {split}");
+        }
+    }
+}
+
+#[test]
+fn a_late_mask_delays_only_its_request() {
+    for split in [false, true] {
+        let mut rig = if split { Rig::split(&Setup::new()) } else { Rig::mixed(&Setup::new()) };
+        let free = Wanted::new(20, 40);
+        let mut bound = Wanted::new(24, 12);
+        (bound.grammar, bound.stop_tokens) = (regex("[!-%]{8}"), vec![END]);
+        rig.hold_masks = true;
+        let (first, second) = (rig.submit(&free), rig.submit(&bound));
+        while rig.told[&first.decode].outcome.is_none() {
+            rig.turn();
+        }
+        let told = &rig.told[&second.decode];
+        assert_eq!(told.tokens.len(), 1, "only the first mask comes with the request");
+        // Without work, the engine does not spin.
+        assert_eq!(rig.turn(), Activity::Waiting);
+        rig.hold_masks = false;
+        rig.finish();
+        assert_eq!(rig.told[&first.decode], alone(&free));
+        assert_eq!(rig.told[&second.decode], alone(&bound));
+        // An abort while the mask is late leaves nothing.
+        rig.hold_masks = true;
+        let legs = rig.submit(&bound);
+        while rig.told[&legs.decode].tokens.is_empty() {
+            rig.turn();
+        }
+        rig.abort(legs.decode);
+        (0..3).for_each(|_| _ = rig.turn());
+        rig.hold_masks = false;
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_grammar_that_needs_too_much_ends_only_its_request() {
+    let run = || {
+        let mut rig = Rig::mixed(&Setup::new());
+        let free = Wanted::new(20, 20);
+        let mut bound = Wanted::new(24, 12);
+        // Behind its first character, more rules can begin than a mask may look at.
+        let rules = (0..2500).map(|i| format!("a{i}: a{} | \"!\"\n", i + 1)).collect::<String>();
+        let text = format!("start: \"#\" a0\n{rules}a2500: \"$\"\n");
+        bound.grammar = Some(GrammarSource::Grammar(text));
+        let (first, second) = (rig.submit(&free), rig.submit(&bound));
+        rig.finish();
+        assert_eq!(rig.told[&first.decode], alone(&free));
+        let told = &rig.told[&second.decode];
+        assert_eq!(told.outcome, Some(FinishReason::Failed(Cause::Grammar)), "{told:?}");
+    };
+    // The compiler recurses into rules.
+    let thread = std::thread::Builder::new().stack_size(GRAMMAR_STACK);
+    thread.spawn(run).unwrap().join().unwrap();
 }
 
 #[test]

@@ -212,8 +212,6 @@ mod tests {
             ("parallel_tool_calls", "false"),
             ("prediction", "{}"),
             ("reasoning_effort", "\"high\""),
-            ("response_format", "{\"type\":\"json_object\"}"),
-            ("response_format", "{\"type\":\"json_schema\",\"json_schema\":{}}"),
             ("service_tier", "\"flex\""),
             ("store", "true"),
             ("tool_choice", "\"required\""),
@@ -222,8 +220,6 @@ mod tests {
             ("web_search_options", "{}"),
             ("chat_template", "\"x\""),
             ("continue_final_message", "true"),
-            ("guided_json", "{}"),
-            ("regex", "\"a*\""),
             ("bad_words", "[\"a\"]"),
             ("include_stop_str_in_output", "true"),
         ] {

@@ -192,6 +192,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Reports the unread fields of an object of this one as its own.
+    pub(super) fn absorb(&mut self, object: Self) {
+        self.ignored.extend(object.rest());
+    }
+
     /// The paths of all fields that were ignored or never read.
     pub(super) fn rest(self) -> Vec<String> {
         let unknown = self.entries.iter().filter(|(_, raw)| raw.get() != "null");
@@ -199,6 +204,11 @@ impl<'a> Fields<'a> {
         let mut rest = self.ignored.clone();
         rest.extend(unknown);
         rest
+    }
+
+    /// The path of the field `name`.
+    pub(super) fn name_of(&self, name: &str) -> String {
+        format!("{}{name}", self.path)
     }
 
     /// An error about the field `name`.

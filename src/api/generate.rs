@@ -3,6 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
 use super::request::{self, ApiEndpoint, Dialect, GenerateRequest, Sampling};
+use super::structured_output;
 use crate::limits::TOP_LOGPROBS_MAX;
 
 const DIALECT: Dialect = Dialect {
@@ -25,14 +26,8 @@ const UNSUPPORTED: &[Neutral<'_>] = &[
 ];
 
 /// Unsupported fields inside `sampling_params`.
-const UNSUPPORTED_SAMPLING: &[Neutral<'_>] = &[
-    ("json_schema", &[]),
-    ("regex", &[]),
-    ("ebnf", &[]),
-    ("structural_tag", &[]),
-    ("stop_regex", &["[]"]),
-    ("logit_bias", &["{}"]),
-];
+const UNSUPPORTED_SAMPLING: &[Neutral<'_>] =
+    &[("structural_tag", &[]), ("stop_regex", &["[]"]), ("logit_bias", &["{}"])];
 
 /// Fields that SGLang's router adds, with the values that have no effect.
 const ADDED: &[Neutral<'_>] = &[
@@ -71,6 +66,12 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     request.batch = batch;
     let mut sampling = fields.object("sampling_params")?.unwrap_or_default();
     sampling.refuse(UNSUPPORTED_SAMPLING)?;
+    if let Some(structured) = structured_output::read(&mut sampling)?
+        && let Some(other) = request.structured.replace(structured)
+    {
+        let why = "and the grammar in `sampling_params` exclude each other";
+        return Err(ApiError::invalid(other.field, why));
+    }
     request.read_sampling(&mut sampling, &DIALECT, defaults)?;
     sampling.ignore(&[("no_stop_trim", &["false"]), ("spaces_between_special_tokens", &["true"])]);
     request.unknown.extend(sampling.rest());
@@ -139,7 +140,7 @@ mod tests {
                 r#"{"text":"a","sampling_params":{"max_new_tokens":0}}"#,
                 "sampling_params.max_new_tokens",
             ),
-            (r#"{"text":"a","sampling_params":{"regex":"a"}}"#, "sampling_params.regex"),
+            (r#"{"text":"a","regex":"a","sampling_params":{"regex":"a"}}"#, "regex"),
             (
                 r#"{"text":"a","sampling_params":{"min_new_tokens":1}}"#,
                 "sampling_params.min_new_tokens",

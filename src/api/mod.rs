@@ -20,6 +20,7 @@ pub mod request;
 pub mod resume;
 pub mod routed_body;
 pub mod stop;
+pub mod structured_output;
 pub mod tokenize;
 
 pub use bootstrap::BootstrapParams;

@@ -8,6 +8,7 @@ use super::error::ApiError;
 use super::fields::{Fields, Neutral, OneOrMany, first_item};
 use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
 use super::resume::{self, Resume};
+use super::structured_output::{self, StructuredOutput};
 use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX,
     STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
@@ -18,16 +19,7 @@ use std::time::Duration;
 /// Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and that Baton does not
 /// support. The server refuses them at every endpoint.
 const OBEYED: &[Neutral<'_>] = &[
-    ("guided_json", &[]),
-    ("guided_regex", &[]),
-    ("guided_choice", &[]),
-    ("guided_grammar", &[]),
-    ("structured_outputs", &[]),
-    ("json_schema", &[]),
-    ("regex", &[]),
-    ("ebnf", &[]),
     ("structural_tag", &[]),
-    ("grammar", &["\"\""]),
     ("bad_words", &["[]"]),
     ("use_beam_search", &["false"]),
     ("prompt_logprobs", &["0"]),
@@ -37,7 +29,6 @@ const OBEYED: &[Neutral<'_>] = &[
     ("custom_logit_processor", &[]),
     ("return_hidden_states", &["false"]),
     // OpenAI's chat fields. At the other endpoints they would change the answer, too.
-    ("response_format", &["{\"type\":\"text\"}"]),
     ("tools", &["[]"]),
     ("tool_choice", &["\"none\"", "\"auto\""]),
     ("functions", &["[]"]),
@@ -152,6 +143,8 @@ pub struct GenerateRequest {
     pub stop_token_ids: Vec<u32>,
     /// Whether the model's end-of-sequence token does not end the answer.
     pub ignore_eos: bool,
+    /// What the answer must be, if the client says so.
+    pub structured: Option<StructuredOutput>,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// Number of alternatives for each logprob; `None`: no logprobs.
@@ -230,6 +223,7 @@ impl GenerateRequest {
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             ignore_eos: false,
+            structured: structured_output::read(fields)?,
             skip_special_tokens: true,
             logprobs: None,
             logprob_text: false,
@@ -284,6 +278,10 @@ impl GenerateRequest {
                 fields.list::<u32, STOP_IDS_MAX>("stop_token_ids", raw.get(), &must)?;
         }
         self.ignore_eos = fields.flag("ignore_eos", false)?;
+        if let (true, Some(structured)) = (self.ignore_eos, &self.structured) {
+            let why = format!("and `{}` exclude each other", structured.field);
+            return Err(fields.invalid("ignore_eos", why));
+        }
         self.skip_special_tokens = fields.flag("skip_special_tokens", true)?;
         Ok(())
     }

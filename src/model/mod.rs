@@ -8,6 +8,7 @@ pub mod files;
 pub mod fingerprint;
 pub mod forward;
 pub mod gguf;
+pub mod grammar;
 pub mod hf;
 pub mod inventory;
 pub mod logprobs;

@@ -34,7 +34,7 @@ pub struct CpuPlan {
     pub ctl: Vec<usize>,
     /// CPUs of each `copy-i`.
     pub copiers: Vec<usize>,
-    /// CPUs of `tok`, `tok-long` and `names-i`.
+    /// CPUs of `tok`, `tok-long`, `grammar`, `masks` and `names-i`.
     pub text: Vec<usize>,
     /// CPUs of `post-n` and `poll-n`, for each NIC with CPUs near it.
     pub nics: Vec<(String, [usize; 2])>,
@@ -142,7 +142,7 @@ impl fmt::Display for CpuPlan {
         for (name, [post, poll]) in &self.nics {
             write!(f, "; post-n {post}; poll-n {poll} ({name})")?;
         }
-        write!(f, "; tok, tok-long, names-i {}", list(&self.text))
+        write!(f, "; tok, tok-long, grammar, masks, names-i {}", list(&self.text))
     }
 }
 
@@ -253,9 +253,12 @@ mod tests {
         let two = host(2, 2);
         assert_eq!(
             shown(&two, 2, true),
-            "engine 0-1; team-i 1; move-0 0-1; ctl 0-1; tok, tok-long, names-i 0-1"
+            "engine 0-1; team-i 1; move-0 0-1; ctl 0-1; tok, tok-long, grammar, masks, names-i 0-1"
         );
-        assert_eq!(shown(&two, 1, true), "engine 0; move-0 1; ctl 1; tok, tok-long, names-i 1");
+        assert_eq!(
+            shown(&two, 1, true),
+            "engine 0; move-0 1; ctl 1; tok, tok-long, grammar, masks, names-i 1"
+        );
         for threads in [1, 2, 3] {
             assert_eq!(shown(&two, threads, false), "all threads share 0-1");
         }
@@ -265,17 +268,20 @@ mod tests {
     #[test]
     fn on_four_cpus_mover_and_ctl_get_what_the_team_leaves() {
         let four = host(4, 4);
-        let with_two = "engine 0; team-i 1; move-0 2; ctl 3; tok, tok-long, names-i 2-3";
+        let with_two =
+            "engine 0; team-i 1; move-0 2; ctl 3; tok, tok-long, grammar, masks, names-i 2-3";
         assert_eq!(shown(&four, 2, true), with_two);
-        let with_one = "engine 0; move-0 1; ctl 2; copy-i 3; tok, tok-long, names-i 1-3";
+        let with_one =
+            "engine 0; move-0 1; ctl 2; copy-i 3; tok, tok-long, grammar, masks, names-i 1-3";
         assert_eq!(shown(&four, 1, true), with_one);
         assert_eq!(
             shown(&four, 3, true),
-            "engine 0; team-i 1-2; move-0 3; ctl 3; tok, tok-long, names-i 3"
+            "engine 0; team-i 1-2; move-0 3; ctl 3; tok, tok-long, grammar, masks, names-i 3"
         );
         assert_eq!(
             shown(&four, 4, true),
-            "engine 0-3; team-i 1-3; move-0 0-3; ctl 0-3; tok, tok-long, names-i 0-3"
+            "engine 0-3; team-i 1-3; move-0 0-3; ctl 0-3; tok, tok-long, \
+             grammar, masks, names-i 0-3"
         );
     }
 
@@ -300,12 +306,14 @@ mod tests {
         let smt = host(16, 8);
         assert_eq!(
             shown(&smt, 6, false),
-            "engine 0; team-i 1-5; move-0 6; ctl 7; copy-i 14; tok, tok-long, names-i 15"
+            "engine 0; team-i 1-5; move-0 6; ctl 7; copy-i 14; tok, tok-long, \
+             grammar, masks, names-i 15"
         );
         // Cores are used up: the siblings of the team's last threads come first.
         assert_eq!(
             shown(&smt, 8, false),
-            "engine 0; team-i 1-7; move-0 15; ctl 14; copy-i 13; tok, tok-long, names-i 8-12"
+            "engine 0; team-i 1-7; move-0 15; ctl 14; copy-i 13; tok, tok-long, \
+             grammar, masks, names-i 8-12"
         );
         // One core is left. Its two CPUs are for mover and `ctl`.
         let plan = CpuPlan::new(&smt, &[], 7, false);
@@ -321,14 +329,16 @@ mod tests {
             (0..8).map(|id| Cpu { id, core: id / 2 * 2, node: Some(0) }).collect();
         assert_eq!(
             shown(&pairs, 2, true),
-            "engine 0; team-i 2; move-0 4; ctl 6; copy-i 5; tok, tok-long, names-i 7"
+            "engine 0; team-i 2; move-0 4; ctl 6; copy-i 5; tok, tok-long, \
+             grammar, masks, names-i 7"
         );
         // The sibling of the engine comes last, although it is on the node of the engine.
         let nodes: Vec<Cpu> =
             pairs.iter().map(|cpu| Cpu { node: Some(cpu.id as u32 / 4), ..*cpu }).collect();
         assert_eq!(
             shown(&nodes, 4, true),
-            "engine 0; team-i 2,4,6; move-0 3; ctl 7; copy-i 5; tok, tok-long, names-i 1"
+            "engine 0; team-i 2,4,6; move-0 3; ctl 7; copy-i 5; tok, tok-long, \
+             grammar, masks, names-i 1"
         );
     }
 

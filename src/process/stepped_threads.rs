@@ -12,6 +12,7 @@ use crate::ids::{Generation, SlotId};
 use crate::kv::pool::PagePool;
 use crate::model::forward::Forward;
 use crate::sched::engine::{Engine, EngineLoop, WAITING_PARK};
+use crate::sched::masks::MaskWorker;
 use crate::sched::messages::EngineEvent;
 use crate::sched::worker::WriteLease;
 use crate::stdx::event_count::EventCount;
@@ -34,6 +35,7 @@ pub struct SteppedThreads {
     engine_steps: u64,
     /// The end of the engine's park.
     engine_parks_until: Option<Instant>,
+    masks: MaskWorker,
     mover: SteppedLoop<Mover>,
     nics: Vec<(SteppedLoop<Poster>, SteppedLoop<Poller>)>,
 }
@@ -89,6 +91,7 @@ impl RoleThreads for SteppedThreads {
             engine_bell: parts.engine_bell,
             engine_steps: 0,
             engine_parks_until: None,
+            masks: parts.masks,
             mover: SteppedLoop::new((parts.mover, parts.waiter)),
             nics: parts.splits.into_iter().map(stepped).collect(),
         })
@@ -111,6 +114,7 @@ impl SteppedThreads {
         }
         self.engine_bell.cancel_wait();
         self.engine_steps += 1;
+        while self.masks.step() {}
         let park = self.engine_loop.step(&mut self.engine, &self.engine_bell);
         let stretch = |park| if park > WAITING_PARK { park * IDLE_STRETCH } else { park };
         self.engine_parks_until = park.map(|park| now + stretch(park));

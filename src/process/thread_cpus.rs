@@ -93,16 +93,18 @@ mod tests {
         assert_eq!(
             shown(0..16, 5, true),
             "engine 0; team-i 1-4; move-0 5; ctl 6; copy-i 7; post-n 7; poll-n 13 (mlx5_0); \
-             tok, tok-long, names-i 14-15"
+             tok, tok-long, grammar, masks, names-i 14-15"
         );
         assert_eq!(
             shown(0..16, 5, false),
-            "engine 0; team-i 1-4; move-0 5; ctl 6; copy-i 7; tok, tok-long, names-i 13-15"
+            "engine 0; team-i 1-4; move-0 5; ctl 6; copy-i 7; tok, tok-long, \
+             grammar, masks, names-i 13-15"
         );
         // A small team is near the NIC, too: node 1 has the CPUs 4 to 7 and 12 to 15.
         assert_eq!(
             shown(0..15, 2, true),
-            "engine 4; team-i 5; move-0 6; ctl 7; copy-i 14; tok, tok-long, names-i 0-3,8-11"
+            "engine 4; team-i 5; move-0 6; ctl 7; copy-i 14; tok, tok-long, \
+             grammar, masks, names-i 0-3,8-11"
         );
         assert_eq!(shown(0..16, 4, true), "all threads share 0-15");
         fs::remove_dir_all(root).unwrap();

@@ -12,10 +12,11 @@ use crate::ids::{Role, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
-use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX};
+use crate::limits::{GRAMMAR_STACK, HTTP_BODY_ADDED, SESSIONS_MAX};
 use crate::model::config::Architecture;
 use crate::model::files::ModelFiles;
 use crate::model::forward::Forward;
+use crate::model::grammar::GrammarCompiler;
 use crate::net::Entropy;
 use crate::net::Reactor;
 use crate::obs::log::event;
@@ -25,6 +26,7 @@ use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::{self, Engine, EngineLoop};
+use crate::sched::masks::{self, MaskWorker};
 use crate::sched::messages::EngineCommand;
 use crate::sched::mixed::MixedWorker;
 use crate::sched::prefill::PrefillWorker;
@@ -92,13 +94,7 @@ impl ProcessBuilder {
         ctl: Arc<EventCount>,
         clock: Clock,
     ) -> Result<ProcessBuilder, ProcessError> {
-        let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
-        let unpark = engine_thread.clone();
-        let engine_bell = Arc::new(EventCount::new(move || {
-            if let Some(thread) = unpark.get() {
-                thread.unpark();
-            }
-        }));
+        let (engine_bell, engine_thread) = thread_bell();
         let waiter = Waiter::new(loaded.spin)
             .map_err(|error| ProcessError::Io("cannot park the mover", error))?;
         Ok(ProcessBuilder {
@@ -278,6 +274,13 @@ impl ProcessBuilder {
     ) -> (Workers, ThreadParts) {
         let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
         let channel = EngineChannel::new(self.engine_commands.1, events, ctl);
+        let (mask_bell, mask_thread) = thread_bell();
+        let (masks, mask_worker) = masks::masks(
+            (self.members.len(), loaded.slots),
+            loaded.sched.vocab as usize,
+            self.engine_bell.clone(),
+            mask_bell.clone(),
+        );
         let engine = Engine::new(&loaded.sched, self.workers, forward, channel, clock);
         let progress = engine.progress().clone();
         let offer = TransportCapabilities {
@@ -289,7 +292,8 @@ impl ProcessBuilder {
         let handoff = Handoff::new(self.members, offer, entropy);
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
         let telemetry = Telemetry::new(self.registry, self.watched);
-        let workers = Workers { handoff, metrics, telemetry, events: events_in, progress };
+        let events = events_in;
+        let workers = Workers { handoff, metrics, telemetry, events, progress, masks };
         let cores = ThreadParts {
             engine,
             mover: self.mover,
@@ -297,6 +301,9 @@ impl ProcessBuilder {
             splits: self.splits,
             engine_bell: self.engine_bell,
             engine_thread: self.engine_thread,
+            masks: mask_worker,
+            mask_bell,
+            mask_thread,
         };
         (workers, cores)
     }
@@ -310,6 +317,9 @@ pub struct ThreadParts {
     pub(super) splits: Vec<Split>,
     pub(super) engine_bell: Arc<EventCount>,
     engine_thread: Arc<OnceLock<Thread>>,
+    pub(super) masks: MaskWorker,
+    mask_bell: Arc<EventCount>,
+    mask_thread: Arc<OnceLock<Thread>>,
 }
 
 impl ThreadParts {
@@ -317,6 +327,18 @@ impl ThreadParts {
     pub fn wait(&self) -> &Arc<WaitSet> {
         &self.waiter.set
     }
+}
+
+/// A bell that unparks a thread, and the place for that thread.
+fn thread_bell() -> (Arc<EventCount>, Arc<OnceLock<Thread>>) {
+    let place: Arc<OnceLock<Thread>> = Arc::default();
+    let unparked = place.clone();
+    let bell = EventCount::new(move || {
+        if let Some(thread) = unparked.get() {
+            thread.unpark();
+        }
+    });
+    (Arc::new(bell), place)
 }
 
 /// The loop of the engine's thread.
@@ -345,14 +367,16 @@ pub struct Threads {
     bells: Vec<Arc<EventCount>>,
     engine: JoinHandle<Box<dyn Forward>>,
     mover: JoinHandle<()>,
+    masks: JoinHandle<()>,
     /// Poster and poller threads of NICs. They are the last field, so they end after the mover.
     _data: DataThreads,
 }
 
 impl RoleThreads for Threads {
     fn start(parts: ThreadParts, loaded: &LoadedModel) -> Result<Threads, ProcessError> {
-        let ThreadParts { mut engine, mut mover, waiter, splits, engine_bell, engine_thread } =
-            parts;
+        let ThreadParts { mut engine, mut mover, mut masks, .. } = parts;
+        let ThreadParts { waiter, splits, engine_bell, engine_thread, .. } = parts;
+        let (mask_bell, mask_thread) = (parts.mask_bell, parts.mask_thread);
         let stop = Arc::new(AtomicBool::new(false));
         let io = |error| ProcessError::Io("cannot start a thread", error);
         let round = engine_loop(loaded);
@@ -377,8 +401,15 @@ impl RoleThreads for Threads {
             thread::Builder::new().name("move-0".into()),
         );
         let mover = start_on(plan, &plan.mover, || builder.spawn(run)).map_err(io)?;
-        let bells = vec![engine_bell, mover_bell];
-        Ok(Threads { stop, bells, engine, mover, _data: data })
+        let (bell, stopped) = (mask_bell.clone(), stop.clone());
+        let run = move || {
+            let _ = mask_thread.set(thread::current());
+            masks::run(&mut masks, &bell, &stopped);
+        };
+        let builder = thread::Builder::new().name("masks".into()).stack_size(GRAMMAR_STACK);
+        let masks = start_on(plan, &plan.text, || builder.spawn(run)).map_err(io)?;
+        let bells = vec![engine_bell, mover_bell, mask_bell];
+        Ok(Threads { stop, bells, engine, mover, masks, _data: data })
     }
 
     fn stop(self) -> Result<Box<dyn Forward>, ProcessError> {
@@ -387,9 +418,11 @@ impl RoleThreads for Threads {
             bell.notify();
         }
         self.engine.thread().unpark();
+        self.masks.thread().unpark();
         let forward = self.engine.join();
         // If the mover has panicked, its sessions are lost, too.
         let _ = self.mover.join();
+        let _ = self.masks.join();
         let panicked = |_| io::Error::other("a thread panicked");
         forward.map_err(panicked).map_err(|error| ProcessError::Io("the engine has ended", error))
     }
@@ -410,7 +443,9 @@ pub fn build_service(
     let about = about(config, &files, loaded, mode, reactor.since_epoch().as_secs());
     let (tokenizer, chat, context) =
         (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
-    let text = Arc::new(TextProcessor { tokenizer, chat, context, clock: reactor.clock() });
+    let grammars = GrammarCompiler::new(loaded.sched.vocab as usize, &files.config.eos);
+    let clock = reactor.clock();
+    let text = Arc::new(TextProcessor { tokenizer, chat, context, clock, grammars });
     let queue = helpers.start_tokeniser(text.clone(), ctl.clone()).map_err(io)?;
     let sched = &loaded.sched;
     let terms = ServingConfig {
@@ -419,8 +454,8 @@ pub fn build_service(
         eos: files.config.eos,
         placement,
     };
-    let Workers { handoff, metrics, telemetry, events, progress } = workers;
-    let requests = RequestTable::new(terms, text, queue, metrics);
+    let Workers { handoff, metrics, telemetry, events, progress, masks } = workers;
+    let requests = RequestTable::new(terms, text, queue, metrics, masks);
     let routes = WorkerRoutes::new(about, AccessKeys::of(&config.server), telemetry);
     let address = config.server.address();
     let now = reactor.now();

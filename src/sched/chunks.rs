@@ -258,10 +258,10 @@ impl ChunkScheduler {
         if !is_prompt {
             return Computed::Whole;
         }
-        let sampled = turn.sample(*logits, &held.request);
+        let sampled = turn.sample_first(*logits, &held.request);
         *logits += 1;
         stats.generated(1);
-        let outcome = accept(&mut held.request, sampled, turn.channel, turn.clock);
+        let outcome = accept(&mut held.request, sampled, turn);
         outcome.map_or(Computed::Whole, Computed::Over)
     }
 

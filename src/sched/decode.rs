@@ -237,7 +237,7 @@ impl DecodeWorker {
         held.request.stamps.prefill_us = Some((first.queue_us, first.prefill_us));
         held.state.stage = Stage::Arrived;
         self.stats.generated(1);
-        match accept(&mut held.request, first.sampled(), turn.channel, turn.clock) {
+        match accept(&mut held.request, first.sampled(), turn) {
             Some(outcome) => self.finish(slot, outcome, turn.channel),
             None => self.arrived.push(slot),
         }

@@ -6,7 +6,8 @@
 //! polls the status table. It handles whole pages only.
 //!
 //! [`engine`] steps [`worker`]s: [`prefill`], [`decode`], [`mixed`]. Shared parts are [`slots`],
-//! [`wait_queue`], [`admission`], [`chunks`], [`running_batch`], [`retraction`] and [`throughput`].
+//! [`wait_queue`], [`admission`], [`chunks`], [`running_batch`], [`retraction`], [`masks`] and
+//! [`throughput`].
 
 pub mod admission;
 pub mod channel;
@@ -15,6 +16,7 @@ pub mod config;
 pub mod decode;
 pub mod engine;
 pub mod first_token;
+pub mod masks;
 pub mod messages;
 pub mod mixed;
 pub mod prefill;

@@ -270,13 +270,13 @@ impl PrefillWorker {
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
             if chunk.last {
                 let SlotEntry { request, cached, state, .. } = &mut self.slots[chunk.slot];
-                let sampled = turn.sample(logits, request);
+                let sampled = turn.sample_first(logits, request);
                 logits += 1;
                 let mut first = FirstTokenRecord::new(&sampled, *cached);
                 (first.queue_us, first.prefill_us) = shares(&request.stamps);
                 state.aux = Some(first.to_aux(request.room));
                 state.stage = if state.target.is_some() { Stage::Inflight } else { Stage::Parked };
-                accept(request, sampled, turn.channel, turn.clock);
+                accept(request, sampled, turn);
                 self.stats.generated(1);
                 if state.stage == Stage::Parked {
                     if request.keep && !state.awaited {

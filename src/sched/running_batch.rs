@@ -1,29 +1,37 @@
 //! The running batch. Each step generates one token per request. This module also decides when a
 //! request ends.
 
+use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
 use crate::model::forward::StepEnd;
 use crate::model::forward::batch::Logits;
 use crate::model::logprobs::Sampled;
 use crate::sched::channel::EngineChannel;
+use crate::sched::masks::NextMask;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::EngineRequest;
 use crate::sched::slots::Slots;
-use crate::sched::worker::{KvMemory, TurnContext};
+use crate::sched::worker::{KvMemory, NoToken, TurnContext};
 use std::time::Instant;
 
 /// Requests that decode together, in order of joining.
 #[derive(Debug)]
 pub struct Running {
     slots: Vec<SlotId>,
+    /// Those of the current step.
+    rows: Vec<SlotId>,
     ended: Vec<(SlotId, FinishReason)>,
 }
 
 impl Running {
     /// Makes an empty batch for at most `max_running` requests.
     pub fn new(max_running: usize) -> Running {
-        Running { slots: Vec::with_capacity(max_running), ended: Vec::with_capacity(max_running) }
+        Running {
+            slots: Vec::with_capacity(max_running),
+            rows: Vec::with_capacity(max_running),
+            ended: Vec::with_capacity(max_running),
+        }
     }
 
     /// Number of running requests.
@@ -58,9 +66,10 @@ impl Running {
         self.slots.iter().map(|&slot| missing(&slots[slot].request, page_size)).sum()
     }
 
-    /// Runs one step of all requests. The pages that it needs must be free. Returns the number of
-    /// generated tokens, or `None` if no request runs. [`Running::next_ended`] returns the ended
-    /// requests.
+    /// Runs one step of all requests. A request stays out if its mask was late in the step before
+    /// and is still not there. The pages that the step needs must be free. Returns the number of
+    /// generated tokens, or `None` if nothing was computed. [`Running::next_ended`] returns the
+    /// ended requests.
     pub fn step<S>(
         &mut self,
         worker: WorkerId,
@@ -69,35 +78,59 @@ impl Running {
         kv: &KvMemory,
         turn: &mut TurnContext<'_>,
     ) -> Option<u32> {
-        if self.slots.is_empty() {
+        turn.batch.clear();
+        self.rows.clear();
+        for &slot in &self.slots {
+            let request = &mut slots[slot].request;
+            if !waits_for_mask(request) {
+                push_row(request, pool, kv.layout.page_size, turn);
+                self.rows.push(slot);
+            }
+        }
+        if self.rows.is_empty() {
             return None;
         }
-        turn.batch.clear();
-        for &slot in &self.slots {
-            push_row(&mut slots[slot].request, pool, kv.layout.page_size, turn);
-        }
         let gone = |channel: &mut EngineChannel| {
-            self.slots
+            self.rows
                 .iter()
                 .all(|&slot| channel.aborts(worker, slot, slots[slot].request.generation))
         };
         if turn.forward(kv.pool(), gone) == StepEnd::Stopped {
             return Some(0);
         }
-        for (index, &slot) in self.slots.iter().enumerate() {
+        let mut generated = 0;
+        for (index, &slot) in self.rows.iter().enumerate() {
             let request = &mut *slots[slot].request;
-            let sampled = turn.sample(index, request);
-            if let Some(outcome) = accept(request, sampled, turn.channel, turn.clock) {
-                self.ended.push((slot, outcome));
-            }
+            let outcome = match turn.sample_next(index, request) {
+                Ok(sampled) => {
+                    generated += 1;
+                    accept(request, sampled, turn)
+                }
+                Err(NoToken::MaskIsLate) => {
+                    // A later step computes the same row again.
+                    if let Some(grammar) = &mut request.grammar {
+                        grammar.is_late = true;
+                    }
+                    None
+                }
+                Err(NoToken::GrammarFailed) => Some(FinishReason::Failed(Cause::Grammar)),
+            };
+            self.ended.extend(outcome.map(|outcome| (slot, outcome)));
         }
-        Some(self.slots.len() as u32)
+        Some(generated)
     }
 
     /// Returns a request that the last step ended.
     pub fn next_ended(&mut self) -> Option<(SlotId, FinishReason)> {
         self.ended.pop()
     }
+}
+
+/// Whether the mask of a request was late in a step before, and still is.
+fn waits_for_mask(request: &EngineRequest) -> bool {
+    request.grammar.as_ref().is_some_and(|grammar| {
+        grammar.is_late && matches!(grammar.next_mask(request.output.len()), NextMask::Late)
+    })
 }
 
 /// Pages that a request's next token needs beyond the held ones.
@@ -128,20 +161,22 @@ fn push_row(
 pub fn accept(
     request: &mut EngineRequest,
     sampled: Sampled,
-    channel: &mut EngineChannel,
-    clock: &dyn Fn() -> Instant,
+    turn: &mut TurnContext<'_>,
 ) -> Option<FinishReason> {
     let first = request.output.is_empty().then(|| {
-        request.stamps.first_token = Some(clock());
+        request.stamps.first_token = Some((turn.clock)());
         request.stamps
     });
     request.output.push(sampled.token);
-    channel.send_event(RequestEvent::Token { request: request.id, sampled, first });
+    turn.channel.send_event(RequestEvent::Token { request: request.id, sampled, first });
     if request.stop_tokens.contains(&sampled.token) {
         Some(FinishReason::Stop)
     } else if request.output.len() >= request.max_new as usize {
         Some(FinishReason::Length)
     } else {
+        if let Some(grammar) = &mut request.grammar {
+            grammar.report(sampled.token);
+        }
         None
     }
 }

@@ -10,12 +10,13 @@ use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::model::logprobs::Sampled;
 use crate::model::sampler::{Sampler, TokenHistory};
 use crate::sched::channel::EngineChannel;
+use crate::sched::masks::{NextMask, RequestGrammar};
 use crate::sched::messages::EngineCommand;
 use crate::sched::request::EngineRequest;
 use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// When to step again.
@@ -130,14 +131,54 @@ impl TurnContext<'_> {
         })
     }
 
-    /// The next token of `request` from the `index`-th logits of the batch.
-    pub fn sample(&mut self, index: usize, request: &EngineRequest) -> Sampled {
+    /// The first token of `request` from the `index`-th logits of the batch.
+    pub fn sample_first(&mut self, index: usize, request: &EngineRequest) -> Sampled {
+        debug_assert!(request.output.is_empty(), "the request has its first token");
+        self.sample(index, request, request.grammar.as_ref().map(RequestGrammar::first_mask))
+    }
+
+    /// A later token of `request` from the `index`-th logits of the batch.
+    ///
+    /// # Errors
+    /// Its mask is not there.
+    pub fn sample_next(
+        &mut self,
+        index: usize,
+        request: &EngineRequest,
+    ) -> Result<Sampled, NoToken> {
+        debug_assert!(!request.output.is_empty(), "the first token has its own mask");
+        let Some(grammar) = &request.grammar else {
+            return Ok(self.sample(index, request, None));
+        };
+        match grammar.next_mask(request.output.len()) {
+            NextMask::Ready(mask) => Ok(self.sample(index, request, Some(mask))),
+            NextMask::Late => Err(NoToken::MaskIsLate),
+            NextMask::Failed => Err(NoToken::GrammarFailed),
+        }
+    }
+
+    fn sample(
+        &mut self,
+        index: usize,
+        request: &EngineRequest,
+        mask: Option<&[AtomicU32]>,
+    ) -> Sampled {
         let resumed =
             if is_failpoint_active("resumed tokens count as prompt") { 0 } else { request.resumed };
         let (prompt, resumed) = request.prompt.split_at(request.prompt.len() - resumed as usize);
         let context = TokenHistory { prompt, resumed, output: &request.output };
         let position = (request.prompt.len() + request.output.len()) as u32;
-        let logits = self.forward.logits(index);
-        self.sampler.sample(logits, &request.sampling, context, position, request.top_logprobs)
+        let (logits, params, top) =
+            (self.forward.logits(index), &request.sampling, request.top_logprobs);
+        self.sampler.sample(logits, mask, params, context, position, top)
     }
+}
+
+/// Why a step has no token for a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoToken {
+    /// The mask of its grammar is not computed yet.
+    MaskIsLate,
+    /// Its grammar needs more work or memory than allowed.
+    GrammarFailed,
 }

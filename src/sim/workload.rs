@@ -104,7 +104,8 @@ impl Workload {
         loop {
             let logits: Vec<f32> = fold.logits().collect();
             let context = TokenHistory { prompt: &order.prompt, resumed: &[], output: &output };
-            let token = self.sampler.sample(&logits, &order.sampling, context, position, 0).token;
+            let token =
+                self.sampler.sample(&logits, None, &order.sampling, context, position, 0).token;
             output.push(token);
             if order.stop_tokens.contains(&token) || output.len() == order.max_new as usize {
                 return output;

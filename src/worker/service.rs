@@ -18,6 +18,7 @@ use crate::peer::bootstrap::BootstrapServer;
 use crate::peer::control::ControlLinks;
 use crate::peer::handoff::Handoff;
 use crate::registry::registrar::Registrar;
+use crate::sched::masks::MaskClient;
 use crate::sched::messages::{self, EngineEvent, TransferEvent};
 use crate::server::connections::{ClientEvent, Connections};
 use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
@@ -67,6 +68,8 @@ pub struct Workers {
     pub events: Receiver<messages::EngineEvent>,
     /// The engine's counter of progress.
     pub progress: Arc<AtomicU64>,
+    /// The masks of requests with a grammar.
+    pub masks: MaskClient,
 }
 
 /// All that `ctl` runs.
@@ -239,8 +242,8 @@ impl WorkerService {
         mode: DisaggregationMode,
         now: Instant,
     ) {
-        let Workers { handoff, metrics, telemetry, events, progress } = workers;
-        self.requests.set_workers(placement, metrics);
+        let Workers { handoff, metrics, telemetry, events, progress, masks } = workers;
+        self.requests.set_workers(placement, metrics, masks);
         self.handoff = handoff;
         self.routes.set_mode(mode, telemetry);
         (self.events, self.progress) = (events, EngineWatchdog::new(progress, now));

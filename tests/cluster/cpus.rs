@@ -90,7 +90,7 @@ fn check(worker: &Process, plan: &str, wanted: &[&str]) {
     }
 }
 
-const ALWAYS: [&str; 5] = ["ctl", "engine", "move-0", "tok", "tok-long"];
+const ALWAYS: [&str; 7] = ["ctl", "engine", "move-0", "tok", "tok-long", "grammar", "masks"];
 
 /// `baton serve` with these flags keeps to the plan. Returns the plan.
 #[track_caller]
@@ -108,7 +108,7 @@ fn serve(cores: &[&str], wanted: &[&str]) -> String {
 #[test]
 fn on_one_chosen_cpu_all_threads_share_it() {
     let one = first_cpus(1).unwrap();
-    let others = format!("move-0 {one}; ctl {one}; tok, tok-long, names-i {one}");
+    let others = format!("move-0 {one}; ctl {one}; tok, tok-long, grammar, masks, names-i {one}");
     assert_eq!(serve(&["--cpus", &one], &[]), format!("engine {one}; {others}"));
     assert_eq!(
         serve(&["--cpus", &one, "--threads", "2"], &["team-1"]),
@@ -122,7 +122,9 @@ fn on_two_chosen_cpus_no_thread_holds_one_that_the_engine_needs() {
         return eprintln!("skipped: one CPU");
     };
     let two = affinity::allowed().unwrap()[1].to_string();
-    let beside = |cpus: &str| format!("move-0 {cpus}; ctl {cpus}; tok, tok-long, names-i {cpus}");
+    let beside = |cpus: &str| {
+        format!("move-0 {cpus}; ctl {cpus}; tok, tok-long, grammar, masks, names-i {cpus}")
+    };
     assert_eq!(
         serve(&["--cpus", &both, "--threads", "2"], &["team-1"]),
         format!("engine {both}; team-i {two}; {}", beside(&both))

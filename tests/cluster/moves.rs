@@ -166,6 +166,12 @@ pub fn cases() -> Vec<(&'static str, Value)> {
             "sampling_params": {"max_new_tokens": 96, "temperature": 40, "sampling_seed": 3,
             "ignore_eos": true}}),
         ),
+        (
+            "/v1/completions",
+            json!({"prompt": ids(4, 50), "max_tokens": 96, "temperature": 40, "seed": 7,
+            "structured_outputs": {"regex": "([a-z]{2,9} ){400}"}, "logprobs": 2,
+            "return_token_ids": true, "stream_options": usage}),
+        ),
     ]
 }
 

@@ -95,10 +95,10 @@ fn each_error_has_its_status_and_names_its_field() {
         ),
         (
             chats,
-            chat(json!({"response_format": {"type": "json_object"}})),
+            chat(json!({"response_format": {"type": "structural_tag"}})),
             400,
             "unsupported_field",
-            Some("response_format"),
+            Some("response_format.type"),
         ),
         (chats, chat(json!({"top_logprobs": 2})), 400, "invalid_value", Some("top_logprobs")),
         (chats, json!({"messages": []}), 400, "invalid_value", Some("messages")),
@@ -112,10 +112,10 @@ fn each_error_has_its_status_and_names_its_field() {
         ),
         (
             generate,
-            json!({"text": "a", "sampling_params": {"regex": "b"}}),
+            json!({"text": "a", "sampling_params": {"structural_tag": "b"}}),
             400,
             "unsupported_field",
-            Some("sampling_params.regex"),
+            Some("sampling_params.structural_tag"),
         ),
         (
             "/tokenize",
@@ -344,7 +344,7 @@ fn a_value_above_its_limit_is_refused_with_the_limit() {
 fn no_field_is_dropped_without_a_word() {
     let server = Server::start(&[]);
     for (field, value) in [
-        ("response_format", json!({"type": "json_object"})),
+        ("structural_tag", json!("{}")),
         ("tools", json!([{"type": "function"}])),
         ("tool_choice", json!("required")),
     ] {

@@ -56,7 +56,88 @@ fn cases() -> Vec<Case> {
             "rid": ["a", "b"], "sampling_params": {"temperature": 0, "max_new_tokens": 21,
             "ignore_eos": true}}),
     });
+    cases.extend(structured());
     cases
+}
+
+/// Requests with a grammar.
+fn structured() -> [Case; 3] {
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}},
+        "required": ["name", "sizes"], "additionalProperties": false});
+    [
+        Case {
+            path: "/v1/chat/completions",
+            body: json!({"messages": [{"role": "user", "content": "Name a river."}],
+                "max_tokens": 40, "seed": 3, "temperature": 40, "logprobs": true,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "river",
+                "strict": true, "schema": schema}}}),
+        },
+        Case {
+            path: "/v1/completions",
+            body: json!({"prompt": [ids(7, 33), ids(8, 5)], "max_tokens": 30, "temperature": 40,
+                "seed": 4, "n": 2, "logprobs": 2, "return_token_ids": true,
+                "structured_outputs": {"choice": ["upstream", "downstream", "upriver"]}}),
+        },
+        Case {
+            path: "/generate",
+            body: json!({"input_ids": [ids(9, 60)], "return_logprob": true, "rid": ["c"],
+                "sampling_params": {"temperature": 0, "max_new_tokens": 25,
+                "ebnf": "root ::= ([a-f] \" \"){30}"}}),
+        },
+    ]
+}
+
+#[test]
+fn an_answer_obeys_its_grammar() {
+    let server = Server::start(&["--threads", "2"]);
+    let [chat, choice, generate] = structured().map(|case| server.post(case.path, &case.body).ok());
+    let message = &chat["choices"][0];
+    if message["finish_reason"] == "stop" {
+        let text = message["message"]["content"].as_str().unwrap();
+        let value: Value = serde_json::from_str(text).expect(text);
+        assert!(value["name"].is_string() && value["sizes"].is_array(), "{text}");
+    }
+    for choice in choice["choices"].as_array().unwrap() {
+        assert_eq!(choice["finish_reason"], "stop");
+        let text = choice["text"].as_str().unwrap();
+        assert!(["upstream", "downstream", "upriver"].contains(&text), "{text}");
+    }
+    let text = generate[0]["text"].as_str().unwrap();
+    let mut letters = text.bytes().enumerate();
+    assert!(text.len() >= 25, "{text}");
+    assert!(letters.all(|(at, b)| if at % 2 == 0 { b"abcdef".contains(&b) } else { b == b' ' }));
+}
+
+#[test]
+fn a_grammar_that_cannot_be_used_is_refused_with_its_field() {
+    let server = Server::start(&["--mixed"]);
+    let long = "a".repeat(70 << 10);
+    for (fields, param, why) in [
+        (json!({"regex": "a("}), "regex", "unclosed group"),
+        (json!({"regex": long}), "regex", "at most 65536"),
+        (
+            json!({"guided_json": {"type": "array", "uniqueItems": true}}),
+            "guided_json",
+            "uniqueItems",
+        ),
+        (json!({"guided_grammar": "root ::= other"}), "guided_grammar", "`other`"),
+        (
+            json!({"structured_outputs": {"grammar": format!("start: {}", "(".repeat(300))}}),
+            "structured_outputs.grammar",
+            "open brackets",
+        ),
+        (json!({"guided_choice": ["a"], "ignore_eos": true}), "ignore_eos", "guided_choice"),
+        (json!({"json_schema": {"$ref": "#"}}), "json_schema", "no text matches"),
+    ] {
+        let mut body = json!({"prompt": "x", "max_tokens": 4});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let reply = server.post("/v1/completions", &body);
+        let error = &reply.json()["error"];
+        assert_eq!((reply.status(), &error["param"]), (400, &json!(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(why), "{error}");
+    }
+    server.check_works();
 }
 
 /// The answer without its ids and times.

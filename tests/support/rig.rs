@@ -6,12 +6,15 @@ use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use baton::kv::prefix::Salt;
 use baton::kv::region::Region;
 use baton::kv::tier::Tier;
+use baton::model::grammar::{GrammarCompiler, GrammarSource, GrammarState};
 use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
+use baton::model::tokenizer::Tokenizer;
 use baton::sched::channel::{EngineChannel, events_per_turn};
 use baton::sched::config::SchedConfig;
 use baton::sched::decode::DecodeWorker;
 use baton::sched::engine::Engine;
+use baton::sched::masks::{self, MaskClient, MaskWorker, RequestGrammar};
 use baton::sched::messages::{
     EngineCommand, EngineEvent, FinishReason, RequestEvent, TransferEvent,
 };
@@ -30,8 +33,9 @@ use baton::transfer::status::{Move, State, StatusTable};
 use baton::transfer::target::{SessionId, Target};
 use crossbeam_channel as channel;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 /// The prefill or mixed worker.
@@ -81,7 +85,12 @@ pub struct Wanted {
     /// The salt of its prefix cache; `None`: it shares no cache.
     pub salt: Option<Salt>,
     pub patience: Duration,
+    /// The grammar of its output. Its tokens are bytes, and [`END`] ends it.
+    pub grammar: Option<GrammarSource>,
 }
+
+/// The id that ends an output with a grammar.
+pub const END: u32 = 0;
 
 impl Wanted {
     pub fn new(prompt_tokens: u32, max_new: u32) -> Wanted {
@@ -93,8 +102,18 @@ impl Wanted {
             top_logprobs: 0,
             salt: Some(Salt(0)),
             patience: Duration::from_secs(1000),
+            grammar: None,
         }
     }
+}
+
+/// The state of a grammar before its first token.
+fn compile(source: &GrammarSource) -> GrammarState {
+    static PARTS: LazyLock<(Tokenizer, GrammarCompiler)> = LazyLock::new(|| {
+        let tokenizer = Tokenizer::of_bytes(VOCAB as usize, Path::new("none")).unwrap();
+        (tokenizer, GrammarCompiler::new(VOCAB as usize, &[END]))
+    });
+    PARTS.1.compile(&PARTS.0, source).unwrap()
 }
 
 /// The events of one leg.
@@ -137,6 +156,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         pages: Vec::with_capacity(tokens),
         salt: wanted.salt,
         sampling: wanted.sampling,
+        grammar: None,
         top_logprobs: wanted.top_logprobs,
         max_new: wanted.max_new,
         stop_tokens: wanted.stop_tokens.clone(),
@@ -179,6 +199,9 @@ pub struct Rig {
     /// Whether decode takes pages only after prefill has computed.
     pub late: bool,
     keep: bool,
+    masks: (MaskClient, MaskWorker),
+    /// While set, no mask is computed.
+    pub hold_masks: bool,
 }
 
 /// The other ends of a worker's rings.
@@ -276,6 +299,8 @@ impl Rig {
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
         let model = PseudoModel::new(watch.clone(), setup.config.batch_limits().logits);
         let channel = EngineChannel::new(inbox, outbox, quiet_bell());
+        let places = (workers.len(), setup.slots);
+        let masks = masks::masks(places, VOCAB as usize, quiet_bell(), quiet_bell());
         let fronts = stats.into_iter().map(|(stats, status, pages)| Front {
             status,
             free: (0..setup.slots as u32).map(SlotId).collect(),
@@ -302,6 +327,8 @@ impl Rig {
             join_legs: true,
             late: false,
             keep: false,
+            masks,
+            hold_masks: false,
         }
     }
 
@@ -410,6 +437,15 @@ impl Rig {
         self.next += 1;
         let mut request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
         (request.alone, request.keep) = (alone, self.keep);
+        if let Some(source) = &wanted.grammar {
+            let mut state = Box::new(compile(source));
+            let first = state.compute_mask().unwrap();
+            let is_prefill = self.mover.is_some() && worker == FIRST;
+            request.grammar = Some(match is_prefill || wanted.max_new == 1 {
+                true => RequestGrammar::of_one_token(&first),
+                false => self.masks.0.begin((worker, slot), id, state, &first).unwrap(),
+            });
+        }
         self.uses.insert(id, Use { worker, slot, generation, room });
         self.told.insert(id, Told::default());
         self.commands.send(EngineCommand::Submit(request)).unwrap();
@@ -434,6 +470,7 @@ impl Rig {
             mover.step();
         }
         self.step_ctl();
+        while !self.hold_masks && self.masks.1.step() {}
         activity
     }
 
@@ -567,6 +604,7 @@ impl Rig {
     /// No request runs, so no resource may be held.
     pub fn check_empty(&mut self) {
         while self.turn() == Activity::Busy || !self.commands.is_empty() {}
+        assert!(self.masks.1.is_idle(), "a grammar outlives its request");
         assert_eq!(self.turn(), Activity::Idle);
         for front in &self.fronts {
             let stats = &front.stats;

@@ -534,7 +534,10 @@ mod tests {
         }
         let machine = Machine::new("siblings", &[]);
         let shown = threads(&HostFiles::at(&machine.0), &cores(1));
-        assert_eq!(shown[0].found, "engine 0; move-0 1; ctl 1; tok, tok-long, names-i 1");
+        assert_eq!(
+            shown[0].found,
+            "engine 0; move-0 1; ctl 1; tok, tok-long, grammar, masks, names-i 1"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Thread: the engine's.
 //! Invariants: the choice depends only on logits, parameters, context and position. Random numbers
 //! come from (seed, position), sums have a fixed order, and ties go to the lower id. Non-finite
-//! logits never panic and never produce a non-finite number.
+//! logits never panic and never produce a non-finite number. A masked token is never chosen.
 
 mod exp;
 #[cfg(test)]
@@ -13,6 +13,7 @@ mod tests;
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::model::logprobs::{Sampled, TopLogprobs};
 use crate::stdx::rng::mix;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Sampling parameters of a request. They apply in this order: penalties, temperature, top-k, top-p
 /// over the tokens that top-k keeps, min-p.
@@ -90,11 +91,13 @@ impl Sampler {
         }
     }
 
-    /// Chooses the token at `position` (of the whole sequence) from `logits`, one per id. Also
-    /// returns the `top_logprobs` likeliest tokens.
+    /// Chooses the token at `position` (of the whole sequence) from `logits`, one per id. A `mask`
+    /// allows the tokens with bit `id % 32` of word `id / 32`, at least one; the others count as
+    /// impossible, also for logprobs. Also returns the `top_logprobs` likeliest tokens.
     pub fn sample(
         &mut self,
         logits: &[f32],
+        mask: Option<&[AtomicU32]>,
         params: &SamplingParams,
         context: TokenHistory<'_>,
         position: u32,
@@ -103,6 +106,9 @@ impl Sampler {
         assert_eq!(logits.len(), self.logits.len());
         for (to, &from) in self.logits.iter_mut().zip(logits) {
             *to = finite(from);
+        }
+        if let Some(mask) = mask {
+            forbid(&mut self.logits, mask);
         }
         let (likeliest, max) = argmax(&self.logits);
         let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
@@ -148,7 +154,11 @@ impl Sampler {
                     params.presence_penalty + params.frequency_penalty * count as f32;
             }
         }
-        all().for_each(|id| self.logits[id] = finite(self.logits[id]));
+        let is_allowed = |logit: f32| logit != f32::NEG_INFINITY;
+        for id in all() {
+            let logit = &mut self.logits[id];
+            *logit = if is_allowed(*logit) { finite(*logit) } else { *logit };
+        }
     }
 
     /// Draws one of the tokens that the parameters keep. `share` is a random number in [0, 1).
@@ -196,6 +206,22 @@ impl Sampler {
 /// The logit as a finite number; NaN becomes the lowest.
 fn finite(logit: f32) -> f32 {
     if logit > f32::MIN { logit.min(f32::MAX) } else { f32::MIN }
+}
+
+/// Makes each token impossible that has a 0 in `mask`.
+fn forbid(logits: &mut [f32], mask: &[AtomicU32]) {
+    debug_assert_eq!(logits.len().div_ceil(32), mask.len(), "the mask is for another vocabulary");
+    for (logits, word) in logits.chunks_mut(32).zip(mask) {
+        match word.load(Ordering::Relaxed) {
+            0 => logits.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            word => {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    *logit = if word >> bit & 1 == 0 { f32::NEG_INFINITY } else { *logit };
+                }
+            }
+        }
+    }
 }
 
 /// The ids within the vocabulary, as indices.

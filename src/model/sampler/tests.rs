@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn sample(logits: &[f32], params: SamplingParams, position: u32) -> Sampled {
-    Sampler::new(logits.len()).sample(logits, &params, TokenHistory::default(), position, 0)
+    Sampler::new(logits.len()).sample(logits, None, &params, TokenHistory::default(), position, 0)
 }
 
 const WARM: SamplingParams = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
@@ -22,6 +22,7 @@ fn logprobs_are_of_the_unscaled_softmax() {
     let params = SamplingParams { temperature: 0.01, repetition_penalty: 9.0, ..WARM };
     let sampled = Sampler::new(3).sample(
         &logits,
+        None,
         &params,
         TokenHistory { prompt: &[2], resumed: &[], output: &[2] },
         5,
@@ -39,8 +40,9 @@ fn logprobs_are_of_the_unscaled_softmax() {
 #[test]
 fn penalties_count_the_right_tokens() {
     let mut sampler = Sampler::new(4);
-    let mut choose =
-        |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;
+    let mut choose = |params, context| {
+        sampler.sample(&[5.0, 4.9, 4.0, -1.0], None, &params, context, 0, 0).token
+    };
     let output = TokenHistory { prompt: &[0, 0, 0], resumed: &[], output: &[1, 1, 7] };
     let frequency = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::GREEDY };
     assert_eq!(choose(frequency, output), 0, "the prompt does not count");
@@ -103,7 +105,8 @@ fn odd_logits_and_parameters_are_harmless() {
                 };
                 let context =
                     TokenHistory { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
-                let sampled = Sampler::new(logits.len()).sample(logits, &params, context, 0, 50);
+                let sampled =
+                    Sampler::new(logits.len()).sample(logits, None, &params, context, 0, 50);
                 assert!((sampled.token as usize) < logits.len());
                 assert!(sampled.logprob.is_finite() && sampled.logprob <= 1e-6);
                 assert!(sampled.top.as_slice().iter().all(|(_, logprob)| logprob.is_finite()));
@@ -151,14 +154,15 @@ proptest! {
         let left = left_by_sorting(&logits, &params);
         let mut sampler = Sampler::new(logits.len());
         let mut at = |share| {
-            sampler.sample(&logits, &params, TokenHistory::default(), position, 0);
+            sampler.sample(&logits, None, &params, TokenHistory::default(), position, 0);
             sampler.logits.copy_from_slice(&logits);
             let max = argmax(&logits).1;
             sampler.draw(&params, max, share)
         };
         prop_assert_eq!(at(0.0), left[0]);
         prop_assert_eq!(at(1.0 - 1e-12), *left.last().unwrap());
-        let token = sampler.sample(&logits, &params, TokenHistory::default(), position, 0).token;
+        let history = TokenHistory::default();
+        let token = sampler.sample(&logits, None, &params, history, position, 0).token;
         prop_assert!(left.contains(&token));
     }
 
@@ -168,7 +172,7 @@ proptest! {
     ) {
         let logits: Vec<f32> = steps.iter().map(|&s| s as f32).collect();
         let sampled = Sampler::new(logits.len())
-            .sample(&logits, &SamplingParams::GREEDY, TokenHistory::default(), 0, count);
+            .sample(&logits, None, &SamplingParams::GREEDY, TokenHistory::default(), 0, count);
         let all = left_by_sorting(&logits, &SamplingParams { min_p: 0.0, ..WARM });
         let expected = &all[..count.min(20).min(all.len())];
         let ids: Vec<u32> = sampled.top.as_slice().iter().map(|entry| entry.0).collect();
@@ -177,4 +181,40 @@ proptest! {
             prop_assert_eq!(sampled.top.as_slice()[0], (sampled.token, sampled.logprob));
         }
     }
+}
+
+#[test]
+fn a_mask_makes_the_other_tokens_impossible() {
+    let mask = |ids: &[usize]| {
+        let mut words = [0_u32; 2];
+        ids.iter().for_each(|id| words[id / 32] |= 1 << (id % 32));
+        words.map(AtomicU32::new)
+    };
+    let logits: Vec<f32> = (0..40).map(|id| id as f32 / 10.0).collect();
+    let history = TokenHistory { prompt: &[5, 39], resumed: &[], output: &[5, 39, 35] };
+    let cases = [
+        SamplingParams::GREEDY,
+        WARM,
+        SamplingParams { top_k: 3, ..WARM },
+        SamplingParams { top_p: 0.999, ..WARM },
+        SamplingParams { min_p: 0.5, repetition_penalty: 1.5, frequency_penalty: 2.0, ..WARM },
+    ];
+    let mut sampler = Sampler::new(40);
+    for params in cases {
+        for seed in 0..200 {
+            let params = SamplingParams { seed, ..params };
+            let allowed = mask(&[3, 5, 35]);
+            let sampled = sampler.sample(&logits, Some(&allowed), &params, history, 9, 4);
+            assert!([3, 5, 35].contains(&sampled.token), "{params:?}: {}", sampled.token);
+            // The logprobs are those of the tokens that are allowed.
+            let total: f64 = [3, 5, 35].iter().map(|&id: &usize| f64::from(logits[id]).exp()).sum();
+            let expected = f64::from(logits[sampled.token as usize]) - total.ln();
+            assert!((f64::from(sampled.logprob) - expected).abs() < 1e-5);
+            assert_eq!(sampled.top.as_slice()[3].1, LOGPROB_MIN, "the fourth is not allowed");
+        }
+    }
+    // The only allowed token can have the lowest logit.
+    let lowest = [f32::NEG_INFINITY, f32::NAN, 1.0];
+    let sampled = Sampler::new(3).sample(&lowest, Some(&mask(&[1])[..1]), &WARM, history, 0, 0);
+    assert_eq!(sampled.token, 1);
 }

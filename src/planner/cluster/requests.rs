@@ -187,6 +187,7 @@ impl LoadCluster<'_> {
             pages: Vec::with_capacity(pages as usize),
             salt: Some(Salt::default()),
             sampling: SamplingParams::GREEDY,
+            grammar: None,
             top_logprobs: 0,
             max_new,
             stop_tokens: Vec::new(),

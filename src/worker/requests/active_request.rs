@@ -10,7 +10,7 @@ use crate::ids::RequestId;
 use crate::net::ConnId;
 use crate::worker::response::ResponseBuilder;
 use crate::worker::stages::ChoiceTimes;
-use crate::worker::text::JobGuard;
+use crate::worker::text::{JobGuard, PreparedGrammar};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +31,8 @@ pub(super) struct ActiveRequest {
     pub(super) kept: Option<KeptKv>,
     /// The request to prefill that it needs.
     pub(super) pending_prefill: Option<Box<PendingPrefill>>,
+    /// By choice: its grammar, until the leg that generates takes it. Empty without grammars.
+    pub(super) grammars: Vec<Option<PreparedGrammar>>,
     pub(super) legs: Vec<RequestId>,
     pub(super) timings: Vec<ChoiceTimes>,
     /// For each choice: its first token, and which leg has sent it.

@@ -25,6 +25,7 @@ use crate::http::response::Response;
 use crate::ids::{RequestId, RequestKey};
 use crate::net::{ConnId, Reactor};
 use crate::peer::handoff::Handoff;
+use crate::sched::masks::MaskClient;
 use crate::sched::messages::EngineCommand;
 use crate::server::connections::Connections;
 use crate::stdx::failpoint::is_failpoint_active;
@@ -32,7 +33,9 @@ use crate::stdx::hash_map::HashMap;
 use crate::transfer::manager::rooms::Slot;
 use crate::worker::metrics::{Stages, WorkerMetrics};
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
-use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
+use crate::worker::text::{
+    GrammarTask, JobGuard, PromptTask, TextJob, TextProcessor, TextQueue, TextTask,
+};
 use active_request::{ActiveRequest, ChoiceInput};
 use flushes::PendingFlushes;
 use kept_kv::KeptRequest;
@@ -76,6 +79,7 @@ pub struct RequestTable {
     start_deadlines: VecDeque<(Instant, RequestKey)>,
     flushes: PendingFlushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
+    masks: MaskClient,
     next_key: u64,
     next_request: u64,
     turn: usize,
@@ -100,12 +104,14 @@ pub struct Context<'a> {
 }
 
 impl RequestTable {
-    /// An empty table. `metrics` has the metrics of the workers, in the order of their ids.
+    /// An empty table. `metrics` has the metrics of the workers, in the order of their ids; `masks`
+    /// leads to the thread that computes masks for them.
     pub fn new(
         config: ServingConfig,
         text: Arc<TextProcessor>,
         queue: TextQueue,
         metrics: Vec<Arc<WorkerMetrics>>,
+        masks: MaskClient,
     ) -> RequestTable {
         RequestTable {
             config,
@@ -120,6 +126,7 @@ impl RequestTable {
             start_deadlines: VecDeque::new(),
             flushes: PendingFlushes::default(),
             metrics,
+            masks,
             next_key: 0,
             next_request: 0,
             turn: 0,
@@ -153,9 +160,14 @@ impl RequestTable {
     }
 
     /// Sets new workers.
-    pub fn set_workers(&mut self, placement: Placement, metrics: Vec<Arc<WorkerMetrics>>) {
+    pub fn set_workers(
+        &mut self,
+        placement: Placement,
+        metrics: Vec<Arc<WorkerMetrics>>,
+        masks: MaskClient,
+    ) {
         self.config.placement = placement;
-        self.metrics = metrics;
+        (self.metrics, self.masks) = (metrics, masks);
     }
 
     /// Whether a client waits for an answer.
@@ -243,8 +255,16 @@ impl RequestTable {
             Err(error) => return cx.send_error(conn, &error),
         };
         let mut request = Box::new(request);
+        let choices = request.prompts.len() * request.samples;
         let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
-        let task = TextTask::Prompts(prompts, request.endpoint);
+        let task = TextTask::Prompts(PromptTask {
+            prompts,
+            endpoint: request.endpoint,
+            grammar: request
+                .structured
+                .take()
+                .map(|grammar| GrammarTask { grammar, answered: answered(&request, choices) }),
+        });
         let ticket = match self.queue.submit(TextJob { key, task }) {
             Ok(ticket) => ticket,
             Err(error) => return cx.send_error(conn, &error),
@@ -260,6 +280,7 @@ impl RequestTable {
             is_self_test: trial,
             kept,
             pending_prefill: ask.map(|ask| Box::new(PendingPrefill::new(ask))),
+            grammars: Vec::new(),
             legs: Vec::new(),
             timings: Vec::new(),
             first_tokens: Vec::new(),
@@ -523,11 +544,21 @@ impl Context<'_> {
     }
 }
 
+/// By choice: the ids that the client already has.
+fn answered(request: &GenerateRequest, choices: usize) -> Vec<Vec<u32>> {
+    let resume = request.resume.as_ref();
+    let progress = |choice| resume.and_then(|resume| resume.progress_of(choice));
+    (0..choices).map(|choice| progress(choice).map_or(Vec::new(), |it| it.ids.clone())).collect()
+}
+
 /// The error that a client gets for a failure.
 fn error_of(cause: Cause) -> ApiError {
     let message = match cause {
         Cause::ClientGone => "the connection of the request's other leg was closed",
         Cause::Aborted => "the request was aborted",
+        Cause::Grammar => {
+            "a token of this grammar needs more work or memory than allowed; simplify the grammar"
+        }
         Cause::Refused => {
             "the request does not fit this server's KV memory, or its room is already in use"
         }

@@ -11,10 +11,12 @@ use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::net::Entropy;
 use crate::peer::handoff::{Handoff, Source, prompt_of, room_of};
+use crate::sched::masks::RequestGrammar;
 use crate::sched::request::{EngineRequest, Stamps};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::rng::INCREMENT;
 use crate::transfer::manager::rooms::Slot;
+use crate::worker::text::PreparedGrammar;
 use std::time::Duration;
 
 /// The workers of this process that run the legs of a choice.
@@ -336,7 +338,7 @@ impl RequestTable {
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
         let ending = if asked.ignore_eos { &[][..] } else { &self.config.eos };
         self.next_request += 1;
-        Ok(Box::new(EngineRequest {
+        let mut request = Box::new(EngineRequest {
             id: RequestId(self.next_request),
             worker,
             room,
@@ -354,6 +356,7 @@ impl RequestTable {
                 asked.cache_salt.as_deref().map_or(shared, |text| shared.of(text))
             }),
             sampling: sampling(asked, place.sample, cx.reactor.entropy()),
+            grammar: None,
             top_logprobs: asked.logprobs.unwrap_or(0),
             max_new,
             stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
@@ -365,7 +368,39 @@ impl RequestTable {
                     false => active.arrived,
                 },
             ),
-        }))
+        });
+        match self.take_grammar(place, &request) {
+            Ok(grammar) => {
+                request.grammar = grammar;
+                Ok(request)
+            }
+            Err(error) => {
+                cx.handoff.release_slot(worker, slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// The grammar of a choice for a leg. The leg that generates more than the first token takes
+    /// its state, so a choice has one such leg.
+    fn take_grammar(
+        &mut self,
+        place: ChoicePlace<'_>,
+        request: &EngineRequest,
+    ) -> Result<Option<RequestGrammar>, ApiError> {
+        let active = self.active.get_mut(&place.key);
+        let grammars = active.map(|active| &mut active.grammars).filter(|all| !all.is_empty());
+        let Some(grammars) = grammars else { return Ok(None) };
+        let prepared = &mut grammars[place.choice];
+        let lost = || ApiError::from_cause(Cause::Internal, "the grammar is lost");
+        if request.max_new == 1 {
+            let first = &prepared.as_ref().ok_or_else(lost)?.first;
+            return Ok(Some(RequestGrammar::of_one_token(first)));
+        }
+        let PreparedGrammar { state, first } = prepared.take().ok_or_else(lost)?;
+        let at = (request.worker, request.slot);
+        let grammar = self.masks.begin(at, request.id, state, &first);
+        grammar.map(Some).ok_or_else(|| ApiError::busy("too many grammars wait; try again later"))
     }
 }
 

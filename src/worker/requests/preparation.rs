@@ -56,7 +56,12 @@ impl RequestTable {
                 );
             }
             (Err(error), Some(conn)) => cx.send_error(conn, &error),
-            (Ok(TextOutput::Ids(prompts, ids)), _) => self.handle_tokens(key, &prompts, ids, cx),
+            (Ok(TextOutput::Ids(prompts, ids, grammars)), _) => {
+                if let Some(active) = self.active.get_mut(&key) {
+                    active.grammars = grammars.into_iter().map(Some).collect();
+                }
+                self.handle_tokens(key, &prompts, ids, cx);
+            }
             (Err(error), None) => self.fail_request(key, &error, Cause::Refused, cx),
             (Ok(TextOutput::Body(_)), None) => {}
         }

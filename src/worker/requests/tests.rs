@@ -3,7 +3,9 @@
 use super::*;
 use crate::api::tokenize::DetokenizeRequest;
 use crate::ids::WorkerId;
+use crate::model::grammar::GrammarCompiler;
 use crate::model::tokenizer::Tokenizer;
+use crate::sched::masks;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::panic_of;
 use crate::sys::clock::Clock;
@@ -14,8 +16,9 @@ impl RequestTable {
     pub(in crate::worker) fn without_workers() -> RequestTable {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-f32");
         let tokenizer = Tokenizer::from_hf(&model).unwrap();
-        let text =
-            Arc::new(TextProcessor { tokenizer, chat: None, context: 64, clock: Clock::default() });
+        let grammars = GrammarCompiler::new(tokenizer.vocab_size(), &[]);
+        let (chat, clock) = (None, Clock::default());
+        let text = Arc::new(TextProcessor { tokenizer, chat, context: 64, clock, grammars });
         let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
         let config = ServingConfig {
             names: vec!["llama".into()],
@@ -23,7 +26,9 @@ impl RequestTable {
             eos: Vec::new(),
             placement: Placement::Mixed(Vec::new()),
         };
-        RequestTable::new(config, text, queue, Vec::new())
+        let bell = || Arc::new(EventCount::new(|| ()));
+        let (masks, _) = masks::masks((0, 0), 1, bell(), bell());
+        RequestTable::new(config, text, queue, Vec::new(), masks)
     }
 }
 

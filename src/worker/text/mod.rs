@@ -1,7 +1,7 @@
-//! Text to token ids and back: the tasks and their execution.
+//! Text to token ids and back, and grammars: the tasks and their execution.
 //!
-//! Threads: `tok` and `tok-long`, through [`TextQueue`]. Invariant: a prompt that is too long in
-//! bytes for any tokenisation to fit the context is refused. That needs no tokenisation.
+//! Threads: `tok`, `tok-long` and `grammar`, through [`TextQueue`]. Invariant: a prompt that is too
+//! long in bytes for any tokenisation to fit the context is refused. That needs no tokenisation.
 //! `/tokenize` has only the limit of a body. Not here: the queues (`queue`).
 
 mod queue;
@@ -9,13 +9,15 @@ mod queue;
 pub use queue::{JobGuard, TextQueue, TextWorker};
 
 use crate::api::request::ChatPrompt;
+use crate::api::structured_output::StructuredOutput;
 use crate::api::tokenize::{
     DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
 };
-use crate::api::{ApiEndpoint, ApiError, ErrorCode, Prompts};
+use crate::api::{ApiEndpoint, ApiError, ErrorCode, Prompts, resume};
 use crate::cause::Cause;
 use crate::ids::RequestKey;
 use crate::model::chat::{self, ChatTemplate};
+use crate::model::grammar::{GrammarCompiler, GrammarError, GrammarState};
 use crate::model::tokenizer::Tokenizer;
 use crate::sys::clock::Clock;
 use serde::Serialize;
@@ -32,6 +34,8 @@ pub struct TextProcessor {
     pub context: usize,
     /// Gives chat templates the date.
     pub clock: Clock,
+    /// Compiles grammars.
+    pub grammars: GrammarCompiler,
 }
 
 /// A task with the id of its result.
@@ -43,11 +47,40 @@ pub struct TextJob {
     pub task: TextTask,
 }
 
+/// The prompts of a request for text, and its grammar.
+#[derive(Debug)]
+pub struct PromptTask {
+    /// The prompts to tokenise.
+    pub prompts: Prompts,
+    /// It decides which field an error names.
+    pub endpoint: ApiEndpoint,
+    /// What the answer must be.
+    pub grammar: Option<GrammarTask>,
+}
+
+/// A grammar to compile.
+#[derive(Debug)]
+pub struct GrammarTask {
+    /// The grammar, and the field that has it.
+    pub grammar: StructuredOutput,
+    /// By choice: the ids that its client already has.
+    pub answered: Vec<Vec<u32>>,
+}
+
+/// The grammar of one choice before its first token.
+#[derive(Debug)]
+pub struct PreparedGrammar {
+    /// The state.
+    pub state: Box<GrammarState>,
+    /// The mask of the first token.
+    pub first: Vec<u32>,
+}
+
 /// A task for the tokeniser threads.
 #[derive(Debug)]
 pub enum TextTask {
-    /// Prompts to tokenise. The endpoint decides which field an error names.
-    Prompts(Prompts, ApiEndpoint),
+    /// Prompts to tokenise.
+    Prompts(PromptTask),
     /// A text or conversation; the answer has its ids.
     Tokenize(TokenizeRequest),
     /// Ids; the answer has their text.
@@ -55,15 +88,22 @@ pub enum TextTask {
 }
 
 impl TextTask {
+    /// Whether it has a grammar, which can take longer than any text.
+    fn has_grammar(&self) -> bool {
+        matches!(self, TextTask::Prompts(PromptTask { grammar: Some(_), .. }))
+    }
+
     /// Size of the input: bytes of text, or number of ids.
     fn size(&self) -> usize {
         let of_chat = |chat: &ChatPrompt| {
             chat.messages.iter().chain(chat.template_kwargs.values()).map(text_size).sum()
         };
         match self {
-            TextTask::Prompts(Prompts::Texts(texts), _) => texts.iter().map(String::len).sum(),
-            TextTask::Prompts(Prompts::Ids(lists), _) => lists.iter().map(Vec::len).sum(),
-            TextTask::Prompts(Prompts::Chat(conversation), _) => of_chat(conversation),
+            TextTask::Prompts(PromptTask { prompts, .. }) => match prompts {
+                Prompts::Texts(texts) => texts.iter().map(String::len).sum(),
+                Prompts::Ids(lists) => lists.iter().map(Vec::len).sum(),
+                Prompts::Chat(conversation) => of_chat(conversation),
+            },
             TextTask::Tokenize(asked) => match &asked.subject {
                 Subject::Prompt(prompt) => prompt.len(),
                 Subject::Chat(conversation) => of_chat(conversation),
@@ -98,8 +138,9 @@ pub struct TextResult {
 /// The output of a task.
 #[derive(Debug)]
 pub enum TextOutput {
-    /// For prompts: the prompts, which `echo` needs, and one list of ids for each.
-    Ids(Prompts, Vec<Vec<u32>>),
+    /// For prompts: the prompts, which `echo` needs, one list of ids for each, and the grammar of
+    /// each choice, if the request has one.
+    Ids(Prompts, Vec<Vec<u32>>, Vec<PreparedGrammar>),
     /// For other tasks: the body of the answer, as JSON.
     Body(Vec<u8>),
 }
@@ -108,9 +149,10 @@ impl TextProcessor {
     /// Runs a task while `is_wanted` holds.
     fn work(&self, task: TextTask, is_wanted: &dyn Fn() -> bool) -> Result<TextOutput, ApiError> {
         match task {
-            TextTask::Prompts(prompts, endpoint) => {
+            TextTask::Prompts(PromptTask { prompts, endpoint, grammar }) => {
                 let ids = self.ids_while(&prompts, endpoint, is_wanted)?;
-                Ok(TextOutput::Ids(prompts, ids))
+                let grammars = grammar.map(|task| self.prepare_grammars(&task)).transpose()?;
+                Ok(TextOutput::Ids(prompts, ids, grammars.unwrap_or_default()))
             }
             TextTask::Tokenize(asked) => self.tokenize(&asked),
             TextTask::Detokenize(asked) => {
@@ -184,6 +226,22 @@ impl TextProcessor {
         }
     }
 
+    /// The grammar of each choice, behind the ids that its client has.
+    fn prepare_grammars(&self, task: &GrammarTask) -> Result<Vec<PreparedGrammar>, ApiError> {
+        let StructuredOutput { field, source } = &task.grammar;
+        let refused = |why: GrammarError| ApiError::invalid(field.clone(), why);
+        let fresh = self.grammars.compile(&self.tokenizer, source).map_err(refused)?;
+        let prepare = |answered: &Vec<u32>| {
+            let mut state = Box::new(fresh.fork());
+            let strays =
+                |why| ApiError::invalid(resume::FIELD, format!("strays from `{field}`: {why}"));
+            answered.iter().try_for_each(|&id| state.advance(id)).map_err(strays)?;
+            let first = state.compute_mask().map_err(refused)?;
+            Ok(PreparedGrammar { state, first })
+        };
+        task.answered.iter().map(prepare).collect()
+    }
+
     fn fits(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let most = self.tokenizer.longest_text(self.context);
         match text.len() > most {
@@ -231,10 +289,15 @@ pub fn prompt_param(endpoint: ApiEndpoint, prompts: &Prompts) -> &'static str {
 mod tests {
     use super::*;
 
+    fn processor(tokenizer: Tokenizer, chat: Option<ChatTemplate>) -> TextProcessor {
+        let grammars = GrammarCompiler::new(tokenizer.vocab_size(), &[2]);
+        TextProcessor { tokenizer, chat, context: 64, clock: Clock::default(), grammars }
+    }
+
     #[test]
     fn a_text_too_long_for_any_tokens_is_refused_by_its_bytes() {
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
-        let text = TextProcessor { tokenizer, chat: None, context: 64, clock: Clock::default() };
+        let text = processor(tokenizer, None);
         let ids = |bytes: usize| {
             text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), ApiEndpoint::Completions)
         };
@@ -254,8 +317,7 @@ mod tests {
             "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
         let chat = ChatTemplate::new(source, Vec::new()).unwrap();
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
-        let text =
-            TextProcessor { tokenizer, chat: Some(chat), context: 64, clock: Clock::default() };
+        let text = processor(tokenizer, Some(chat));
         let message = serde_json::json!({"role": "user", "content": "x"});
         let conversation = ChatPrompt {
             messages: vec![message],

@@ -2,19 +2,22 @@
 //! takes seconds. On `ctl`, that would stall all streams and links; on a single thread, it would
 //! delay short prompts.
 //!
-//! Threads: `tok` takes short texts, `tok-long` the others; `ctl` submits. A full queue refuses a
-//! job. Invariants: a cancelled job does not start, and a running one stops between two texts; a
-//! panic ends only the request of its text.
+//! Threads: `tok` takes short texts, `tok-long` the others, `grammar` requests with a grammar;
+//! `ctl` submits. A full queue refuses a job. Invariants: a cancelled job does not start, and a
+//! running one stops between two texts; a panic ends only the request of its text.
 
 use super::{TextJob, TextOutput, TextProcessor, TextResult, TextTask};
 use crate::api::ApiError;
 use crate::cause::Cause;
-use crate::limits::TOKENISE_SHORT;
+use crate::limits::{GRAMMAR_STACK, TOKENISE_SHORT};
 use crate::stdx::event_count::EventCount;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
+
+/// Stack of a thread that tokenises: the usual one of the standard library.
+const TEXT_STACK: usize = 2 << 20;
 
 /// Keeps a job wanted: a client waits for the job while this guard exists.
 #[derive(Debug)]
@@ -25,6 +28,7 @@ pub struct JobGuard(#[expect(dead_code, reason = "its count is what is read")] A
 pub struct TextQueue {
     short: Sender<QueuedJob>,
     long: Sender<QueuedJob>,
+    grammar: Sender<QueuedJob>,
     done: Receiver<TextResult>,
 }
 
@@ -51,19 +55,21 @@ impl TextQueue {
 
     fn over(work: Arc<Work>, capacity: usize, ctl: Arc<EventCount>) -> io::Result<TextQueue> {
         let (queue, workers) = TextQueue::build(work, capacity, ctl);
-        for (name, worker) in ["tok", "tok-long"].into_iter().zip(workers) {
-            std::thread::Builder::new().name(name.into()).spawn(move || worker.run())?;
+        let threads = [("tok", TEXT_STACK), ("tok-long", TEXT_STACK), ("grammar", GRAMMAR_STACK)];
+        for ((name, stack), worker) in threads.into_iter().zip(workers) {
+            let builder = std::thread::Builder::new().name(name.into()).stack_size(stack);
+            builder.spawn(move || worker.run())?;
         }
         Ok(queue)
     }
 
-    /// The queues without threads: the caller steps the workers, for short texts and for the
-    /// others.
+    /// The queues without threads: the caller steps the workers, for short texts, for the others,
+    /// and for grammars.
     pub fn stepped(
         text: Arc<TextProcessor>,
         capacity: usize,
         ctl: Arc<EventCount>,
-    ) -> (TextQueue, [TextWorker; 2]) {
+    ) -> (TextQueue, [TextWorker; 3]) {
         TextQueue::build(Arc::new(move |task, is_wanted| text.work(task, is_wanted)), capacity, ctl)
     }
 
@@ -71,15 +77,15 @@ impl TextQueue {
         work: Arc<Work>,
         capacity: usize,
         ctl: Arc<EventCount>,
-    ) -> (TextQueue, [TextWorker; 2]) {
-        let (answers, done) = crossbeam_channel::bounded(2 * capacity);
+    ) -> (TextQueue, [TextWorker; 3]) {
+        let (answers, done) = crossbeam_channel::bounded(3 * capacity);
         let lane = || {
             let (jobs, queue) = crossbeam_channel::bounded(capacity);
             let (work, answers, ctl) = (work.clone(), answers.clone(), ctl.clone());
             (jobs, TextWorker { queue, work, answers, ctl })
         };
-        let ((short, first), (long, second)) = (lane(), lane());
-        (TextQueue { short, long, done }, [first, second])
+        let [(short, first), (long, second), (grammar, third)] = [lane(), lane(), lane()];
+        (TextQueue { short, long, grammar, done }, [first, second, third])
     }
 
     /// Queues a job. Dropping the guard cancels it.
@@ -88,7 +94,11 @@ impl TextQueue {
     /// The queue is full, or its thread has stopped.
     pub fn submit(&self, job: TextJob) -> Result<JobGuard, ApiError> {
         let ticket = Arc::new(());
-        let lane = if job.task.size() <= TOKENISE_SHORT { &self.short } else { &self.long };
+        let lane = match job.task.has_grammar() {
+            true => &self.grammar,
+            false if job.task.size() <= TOKENISE_SHORT => &self.short,
+            false => &self.long,
+        };
         lane.try_send(QueuedJob { job, waits: Arc::downgrade(&ticket) }).map_err(|error| {
             match error {
                 TrySendError::Full(_) => {

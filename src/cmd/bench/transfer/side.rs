@@ -414,6 +414,7 @@ impl<C: Cancel> BenchWorker<C> {
             pages: Vec::new(),
             salt: None,
             sampling: SamplingParams::GREEDY,
+            grammar: None,
             top_logprobs: 0,
             max_new: 1,
             stop_tokens: Vec::new(),

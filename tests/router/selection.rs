@@ -1,8 +1,9 @@
 //! Policies that compare prompts or predict times, in a router with scripted workers.
 
 use super::client::Router;
-use super::worker::{Asked, Worker};
+use super::worker::{Asked, PATIENCE, Worker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 const ALONE: &str = r#"{"handoff":{"local_prefill":true}}"#;
 
@@ -16,14 +17,16 @@ fn chat(turns: &[&str]) -> String {
 
 /// The worker that gets the next request, and the request.
 fn next(workers: &[&Worker]) -> (usize, Asked) {
-    loop {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
         for (place, worker) in workers.iter().enumerate() {
             if let Some(asked) = worker.try_asked() {
                 return (place, asked);
             }
         }
-        std::thread::yield_now();
+        thread::sleep(Duration::from_millis(1));
     }
+    panic!("no worker is asked");
 }
 
 /// Has a chat served to its end. Returns which worker computed the prompt.
@@ -97,11 +100,13 @@ fn a_request_with_a_late_forecast_is_refused_at_once() {
 #[test]
 fn decode_reads_a_prompt_with_a_short_uncached_rest_itself() {
     let (prefill, decode) = (Worker::start(), Worker::with_identity(ALONE));
-    let router = Router::ready(
+    let router = Router::start(
         &[&prefill],
         &[&decode],
         &["--policy", "conditional", "--kv-bytes-per-token", "4194304"],
     );
+    // The router is ready with the decode worker alone.
+    router.wait_for_workers(2);
     let long = ["x"; 12];
     served(&router, &chat(&long), &[&prefill], &[&decode]);
     // Nearly the complete prompt is cached there.

@@ -14,6 +14,18 @@ static COUNTED: Counted = Counted;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
+static ALLOWANCE: AtomicUsize = AtomicUsize::new(0);
+
+/// Lets the present run use so many bytes more: a target needs them for another crate, which has
+/// limits of its own.
+pub fn allow(bytes: usize) {
+    ALLOWANCE.store(bytes, Relaxed);
+}
+
+/// What the last run was allowed beyond the usual memory, in bytes.
+pub fn take_allowance() -> usize {
+    ALLOWANCE.swap(0, Relaxed)
+}
 
 /// The peak of memory that `f` holds in addition to the memory held before, in bytes.
 pub fn peak_of(f: impl FnOnce()) -> usize {

@@ -18,6 +18,7 @@ targets! {
     entry,
     etcd,
     gguf_header,
+    grammar,
     http_request,
     http_response,
     message,
@@ -29,6 +30,6 @@ targets! {
     zmtp,
 }
 
-/// Targets with slow runs. They create memory files and descriptors, or check every page after
-/// every step.
-pub const SLOW: &[&str] = &["prefix", "shm_offers", "tcp_frames"];
+/// Targets with slow runs. They compile grammars, create memory files and descriptors, or check
+/// every page after every step.
+pub const SLOW: &[&str] = &["grammar", "prefix", "shm_offers", "tcp_frames"];

@@ -18,6 +18,10 @@ pub const STAGE_SECONDS: &[f64] = &[
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
     40.0, 300.0,
 ];
+/// From 10 µs (a text that is forced) to the limit of the parser.
+pub const MASK_SECONDS: &[f64] = &[
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025,
+];
 /// SGLang's bounds, and shorter ones for shared memory.
 pub const TRANSFER_MS: &[f64] =
     &[0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0];

@@ -26,7 +26,7 @@ use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::{self, Engine, EngineLoop};
-use crate::sched::masks::{self, MaskWorker};
+use crate::sched::masks::{self, MaskMetrics, MaskWorker};
 use crate::sched::messages::EngineCommand;
 use crate::sched::mixed::MixedWorker;
 use crate::sched::prefill::PrefillWorker;
@@ -265,7 +265,7 @@ impl ProcessBuilder {
 
     /// Puts the parts together. `clock` gives the engine's time.
     pub fn assemble(
-        self,
+        mut self,
         loaded: &LoadedModel,
         forward: Box<dyn Forward>,
         ctl: Arc<EventCount>,
@@ -278,8 +278,8 @@ impl ProcessBuilder {
         let (masks, mask_worker) = masks::masks(
             (self.members.len(), loaded.slots),
             loaded.sched.vocab as usize,
-            self.engine_bell.clone(),
-            mask_bell.clone(),
+            (self.engine_bell.clone(), mask_bell.clone()),
+            (MaskMetrics::register(&mut self.registry), self.clock),
         );
         let engine = Engine::new(&loaded.sched, self.workers, forward, channel, clock);
         let progress = engine.progress().clone();

@@ -12,7 +12,11 @@
 
 use crate::ids::{RequestId, SlotId, WorkerId};
 use crate::model::grammar::GrammarState;
+use crate::obs::buckets::MASK_SECONDS;
+use crate::obs::instruments::{Counter, Histogram, Labels};
+use crate::obs::registry::Registry;
 use crate::stdx::event_count::EventCount;
+use crate::sys::clock::Clock;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -25,7 +29,7 @@ pub struct RequestGrammar {
     /// `None`: the request gets one token only.
     rest: Option<MaskPlace>,
     /// Whether the mask of its next token was not there when a step ended.
-    pub(super) is_late: bool,
+    is_late: bool,
 }
 
 /// The place of a request in the table.
@@ -72,6 +76,20 @@ impl RequestGrammar {
         }
     }
 
+    /// A step has ended without the mask of the next token.
+    pub fn note_late(&mut self) {
+        self.is_late = true;
+        if let Some(MaskPlace { client, .. }) = &self.rest {
+            client.table.metrics.late.inc();
+        }
+    }
+
+    /// Whether the mask of the token behind `tokens` others was late in a step before, and still
+    /// is.
+    pub fn is_still_late(&self, tokens: usize) -> bool {
+        self.is_late && matches!(self.next_mask(tokens), NextMask::Late)
+    }
+
     /// Reports the next token, so that the mask behind it is computed.
     pub fn report(&mut self, token: u32) {
         self.is_late = false;
@@ -92,6 +110,30 @@ pub enum NextMask<'a> {
     Failed,
 }
 
+/// How long masks take, and how often a step did not wait for one.
+#[derive(Debug)]
+pub struct MaskMetrics {
+    seconds: Arc<Histogram>,
+    late: Arc<Counter>,
+}
+
+impl MaskMetrics {
+    /// Registers them. All workers of a process share them, so they have no labels.
+    pub fn register(r: &mut Registry) -> MaskMetrics {
+        let l = &Labels::none();
+        let late = "Rows of the batch without a token, because the mask was not computed yet.";
+        MaskMetrics {
+            seconds: r.histogram(
+                &["baton_grammar_mask_seconds"],
+                "Time to compute the mask of one token.",
+                l,
+                MASK_SECONDS,
+            ),
+            late: r.counter(&["baton_grammar_late_masks_total"], late, l),
+        }
+    }
+}
+
 /// The masks of all requests of a process, one place for each slot of each worker.
 struct MaskTable {
     /// Slots of one worker.
@@ -101,6 +143,7 @@ struct MaskTable {
     /// What each place holds: the low half of the request's id, and behind it [`mark_of`].
     published: Box<[AtomicU64]>,
     masks: Box<[AtomicU32]>,
+    metrics: MaskMetrics,
 }
 
 /// The mark of a place after this number of tokens.
@@ -145,12 +188,13 @@ impl std::fmt::Debug for MaskClient {
 }
 
 /// Makes the table and the ring for `workers` workers with `slots` slots each, and a vocabulary of
-/// `vocab` ids. `engine` is notified of each mask; `bell` wakes `masks`.
+/// `vocab` ids. `engine` is notified of each mask; `bell` wakes `masks`. `clock` measures how long
+/// a mask takes.
 pub fn masks(
     (workers, slots): (usize, usize),
     vocab: usize,
-    engine: Arc<EventCount>,
-    bell: Arc<EventCount>,
+    (engine, bell): (Arc<EventCount>, Arc<EventCount>),
+    (metrics, clock): (MaskMetrics, Clock),
 ) -> (MaskClient, MaskWorker) {
     let (places, words) = (workers * slots, vocab.div_ceil(32));
     let table = Arc::new(MaskTable {
@@ -158,12 +202,13 @@ pub fn masks(
         words,
         published: (0..places).map(|_| AtomicU64::new(0)).collect(),
         masks: bytemuck::zeroed_slice_box(places * words),
+        metrics,
     });
     // See `begin`.
     let (commands, queue) = crossbeam_channel::bounded(3 * places + 1);
     let states = (0..places).map(|_| None).collect();
     let client = MaskClient { table: table.clone(), commands, bell };
-    (client, MaskWorker { table, queue, states, engine })
+    (client, MaskWorker { table, queue, states, engine, clock })
 }
 
 impl MaskClient {
@@ -204,6 +249,7 @@ pub struct MaskWorker {
     /// The requests by place.
     states: Box<[Option<MaskedRequest>]>,
     engine: Arc<EventCount>,
+    clock: Clock,
 }
 
 struct MaskedRequest {
@@ -234,6 +280,7 @@ impl MaskWorker {
         debug_assert!(held.is_some(), "a token of place {place}, which has no request");
         let Some(held) = held else { return };
         held.tokens += 1;
+        let begun = self.clock.now();
         let next = held.state.as_mut().and_then(|state| {
             state.advance(token).ok()?;
             state.compute_mask().ok()
@@ -247,6 +294,8 @@ impl MaskWorker {
             None => held.state = None,
         }
         self.table.publish(place, held.id, mark_of(held.tokens, next.is_none()));
+        let took = self.clock.now().saturating_duration_since(begun);
+        self.table.metrics.seconds.observe(took.as_secs_f64());
         self.engine.notify();
     }
 

@@ -8,7 +8,6 @@ use crate::model::forward::StepEnd;
 use crate::model::forward::batch::Logits;
 use crate::model::logprobs::Sampled;
 use crate::sched::channel::EngineChannel;
-use crate::sched::masks::NextMask;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::EngineRequest;
 use crate::sched::slots::Slots;
@@ -82,7 +81,9 @@ impl Running {
         self.rows.clear();
         for &slot in &self.slots {
             let request = &mut slots[slot].request;
-            if !waits_for_mask(request) {
+            let tokens = request.output.len();
+            let grammar = request.grammar.as_ref();
+            if !grammar.is_some_and(|grammar| grammar.is_still_late(tokens)) {
                 push_row(request, pool, kv.layout.page_size, turn);
                 self.rows.push(slot);
             }
@@ -109,7 +110,7 @@ impl Running {
                 Err(NoToken::MaskIsLate) => {
                     // A later step computes the same row again.
                     if let Some(grammar) = &mut request.grammar {
-                        grammar.is_late = true;
+                        grammar.note_late();
                     }
                     None
                 }
@@ -124,13 +125,6 @@ impl Running {
     pub fn next_ended(&mut self) -> Option<(SlotId, FinishReason)> {
         self.ended.pop()
     }
-}
-
-/// Whether the mask of a request was late in a step before, and still is.
-fn waits_for_mask(request: &EngineRequest) -> bool {
-    request.grammar.as_ref().is_some_and(|grammar| {
-        grammar.is_late && matches!(grammar.next_mask(request.output.len()), NextMask::Late)
-    })
 }
 
 /// Pages that a request's next token needs beyond the held ones.

@@ -107,6 +107,7 @@ fn an_answer_obeys_its_grammar() {
     let mut letters = text.bytes().enumerate();
     assert!(text.len() >= 25, "{text}");
     assert!(letters.all(|(at, b)| if at % 2 == 0 { b"abcdef".contains(&b) } else { b == b' ' }));
+    assert!(server.metrics().sum("baton_grammar_mask_seconds_count", "") > 20.0);
 }
 
 #[test]

@@ -10,11 +10,12 @@ use baton::model::grammar::{GrammarCompiler, GrammarSource, GrammarState};
 use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
 use baton::model::tokenizer::Tokenizer;
+use baton::obs::registry::Registry;
 use baton::sched::channel::{EngineChannel, events_per_turn};
 use baton::sched::config::SchedConfig;
 use baton::sched::decode::DecodeWorker;
 use baton::sched::engine::Engine;
-use baton::sched::masks::{self, MaskClient, MaskWorker, RequestGrammar};
+use baton::sched::masks::{self, MaskClient, MaskMetrics, MaskWorker, RequestGrammar};
 use baton::sched::messages::{
     EngineCommand, EngineEvent, FinishReason, RequestEvent, TransferEvent,
 };
@@ -26,6 +27,7 @@ use baton::sched::worker::{Activity, KvMemory, Worker};
 use baton::sim::model::{PseudoModel, VOCAB, Watch, layout};
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::seal_thread;
+use baton::sys::clock::Clock;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::handle::{DestinationHandle, SourceHandle};
 use baton::transfer::pages::PageLists;
@@ -300,7 +302,9 @@ impl Rig {
         let model = PseudoModel::new(watch.clone(), setup.config.batch_limits().logits);
         let channel = EngineChannel::new(inbox, outbox, quiet_bell());
         let places = (workers.len(), setup.slots);
-        let masks = masks::masks(places, VOCAB as usize, quiet_bell(), quiet_bell());
+        let metrics = MaskMetrics::register(&mut Registry::default());
+        let bells = (quiet_bell(), quiet_bell());
+        let masks = masks::masks(places, VOCAB as usize, bells, (metrics, Clock::default()));
         let fronts = stats.into_iter().map(|(stats, status, pages)| Front {
             status,
             free: (0..setup.slots as u32).map(SlotId).collect(),

@@ -5,7 +5,8 @@ use crate::api::tokenize::DetokenizeRequest;
 use crate::ids::WorkerId;
 use crate::model::grammar::GrammarCompiler;
 use crate::model::tokenizer::Tokenizer;
-use crate::sched::masks;
+use crate::obs::registry::Registry;
+use crate::sched::masks::{self, MaskMetrics};
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::panic_of;
 use crate::sys::clock::Clock;
@@ -27,7 +28,8 @@ impl RequestTable {
             placement: Placement::Mixed(Vec::new()),
         };
         let bell = || Arc::new(EventCount::new(|| ()));
-        let (masks, _) = masks::masks((0, 0), 1, bell(), bell());
+        let metrics = MaskMetrics::register(&mut Registry::default());
+        let (masks, _) = masks::masks((0, 0), 1, (bell(), bell()), (metrics, Clock::default()));
         RequestTable::new(config, text, queue, Vec::new(), masks)
     }
 }

@@ -11,8 +11,10 @@ use std::sync::LazyLock;
 const BYTES: usize = 256;
 /// The id that ends a text.
 const END: u32 = BYTES as u32;
-/// Memory of the compiler in bytes: its limits on states and symbols allow some ten megabytes.
-const MEMORY: usize = 64 << 20;
+/// Memory of the compiler in bytes: its limits on states and symbols allow some ten megabytes. With
+/// overflow checks, numbers near 2^63 are a panic that it catches; the text of a backtrace takes
+/// some hundred megabytes.
+const MEMORY: usize = 512 << 20;
 /// Most tokens of a text.
 const TOKENS: usize = 60;
 

@@ -39,6 +39,38 @@ fn the_house_is_tidy() {
     assert!(complaints.is_empty(), "\n{}\n(exceptions: {})", complaints.join("\n"), list.display());
 }
 
+/// What the top level of the repository may hold, beside names that begin with a dot.
+const TOP_LEVEL: [&str; 12] = [
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "benches",
+    "build.rs",
+    "docs",
+    "fuzz",
+    "rustfmt.toml",
+    "src",
+    "tests",
+    "tools",
+];
+
+#[test]
+fn the_top_level_has_no_stray_files() {
+    let mut git = std::process::Command::new("git");
+    let listed = git.args(["-C", env!("CARGO_MANIFEST_DIR"), "ls-files"]).output();
+    let Some(listed) = listed.ok().filter(|listed| listed.status.success()) else {
+        return eprintln!("SKIPPED: this is no checkout of git");
+    };
+    let listed = listed.stdout;
+    let listed = String::from_utf8(listed).expect("names are UTF-8");
+    let tops: std::collections::BTreeSet<&str> =
+        listed.lines().filter_map(|path| path.split('/').next()).collect();
+    let is_known = |name: &&str| name.starts_with('.') || TOP_LEVEL.contains(name);
+    let stray: Vec<&str> = tops.into_iter().filter(|name| !is_known(name)).collect();
+    assert!(stray.is_empty(), "{stray:?} do not belong to the top level");
+}
+
 /// What is wrong beside the list of exceptions.
 fn complaints(known: &str, counts: &Counts<'_>) -> Vec<String> {
     let mut complaints = Vec::new();

@@ -497,6 +497,14 @@ impl Handoff {
         }
     }
 
+    /// Whether a prefill worker would refuse a request for this room, because the room is over.
+    pub fn is_over(&self, worker: WorkerId, room: Room) -> bool {
+        match &self.endpoints[worker.index()].kind {
+            EndpointKind::Prefill { manager, .. } => manager.is_over(room),
+            EndpointKind::Decode { .. } | EndpointKind::Mixed => false,
+        }
+    }
+
     /// The offer of destinations of this process.
     pub fn offer(&self) -> &TransportCapabilities {
         &self.outbox.offer

@@ -245,6 +245,11 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
+    /// Whether a request for `room` would be refused, because the room is over.
+    pub fn is_over(&self, room: Room) -> bool {
+        matches!(self.entries.get(&room), Some(Entry::Draining { .. } | Entry::Over))
+    }
+
     /// Adds a Destination, or an Interest, for `room`.
     pub fn arrive(
         &mut self,

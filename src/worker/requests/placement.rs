@@ -2,7 +2,7 @@
 //!
 //! Thread: `ctl`. This module takes slots. All other changes are in [`RequestTable::start_leg`].
 
-use super::{ChoiceInput, Context, LegKind, NewLeg, RequestTable};
+use super::{ChoiceInput, Context, LegKind, NewLeg, RequestTable, error_of};
 use crate::api::{ApiError, BootstrapParams, GenerateRequest, KeptKv, kv_transfer};
 use crate::cause::Cause;
 use crate::config::{BOOTSTRAP_PORT, FirstToken};
@@ -151,6 +151,10 @@ impl RequestTable {
             // for decode's pages.
             let is_claimed = active.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
             let room = kept.room(place.choice);
+            // The engine can be faster than the refusal of its hand-off.
+            if cx.handoff.is_over(worker, room) {
+                return Err(error_of(Cause::OtherLeg));
+            }
             let mut request = self.build_request(place, worker, room, Some(1), cx)?;
             request.keep = !is_claimed;
             self.start_leg(place.leg(LegKind::KvKept), request, cx);

@@ -280,6 +280,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.rooms.refuse(room, now);
     }
 
+    /// Whether a request for this room would be refused, because the room is over.
+    pub fn is_over(&self, room: Room) -> bool {
+        self.rooms.is_over(room)
+    }
+
     /// Rooms without a request here, while writes are under way, or the destination has not
     /// confirmed that it has everything. If their link ended now, they would fail there.
     pub fn unconfirmed_rooms(&self) -> usize {

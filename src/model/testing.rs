@@ -11,15 +11,25 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 /// The real model. If it has not been fetched, prints a message and returns `None`, or fails if
 /// `BATON_REQUIRE_MODEL=1` is set.
 pub(crate) fn smollm2() -> Option<PathBuf> {
+    fetched("SmolLM2-135M-Instruct.Q4_1.gguf", "tools/quickstart", "BATON_REQUIRE_MODEL")
+}
+
+/// The test suite of JSON Schema, or `None`, or fails if `BATON_REQUIRE_VENV=1` is set.
+pub(crate) fn schema_suite() -> Option<PathBuf> {
+    fetched("json-schema-suite-4.26.0", "tools/schema-suite", "BATON_REQUIRE_VENV")
+}
+
+/// A file or folder of the cache.
+fn fetched(name: &str, tool: &str, variable: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    let path = cache?.join("baton/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = cache?.join("baton").join(name);
     if path.exists() {
         return Some(path);
     }
-    let required = std::env::var("BATON_REQUIRE_MODEL").is_ok_and(|value| value == "1");
-    assert!(!required, "{} is missing", path.display());
-    eprintln!("SKIPPED: {} is missing; tools/quickstart fetches it", path.display());
+    let is_required = std::env::var(variable).is_ok_and(|value| value == "1");
+    assert!(!is_required, "{} is missing", path.display());
+    eprintln!("SKIPPED: {} is missing; {tool} fetches it", path.display());
     None
 }
 

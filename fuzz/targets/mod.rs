@@ -13,6 +13,7 @@ macro_rules! targets {
 }
 
 targets! {
+    answer,
     chat_body,
     completion_body,
     entry,

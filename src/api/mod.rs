@@ -2,7 +2,7 @@
 //! smaller endpoints.
 //!
 //! Thread: any. Owns: field names, ranges and defaults; one [`GenerateRequest`] for all three
-//! endpoints; the JSON of answers ([`render`]) and of errors ([`error`]); stop strings ([`stop`]).
+//! endpoints; the JSON of answers ([`render`]) and of errors ([`error`]).
 //! Invariants: an unsupported field of OpenAI is refused with an error that names it, and never
 //! ignored. `limits` bounds the memory that a body can take. No input panics. Not here: HTTP,
 //! tokenising, checks against the model (vocabulary, context length).
@@ -19,13 +19,12 @@ pub mod render;
 pub mod request;
 pub mod resume;
 pub mod routed_body;
-pub mod stop;
 pub mod structured_output;
 pub mod tokenize;
+pub mod tools;
 
 pub use bootstrap::BootstrapParams;
 pub use error::{ApiError, ErrorCode};
 pub use kv_transfer::{Keep, KeptKv, KvTransferParams, PrefillAddress};
 pub use render::{Choice, Renderer};
 pub use request::{ApiEndpoint, GenerateRequest, Prompts, Sampling};
-pub use stop::StopMatcher;

@@ -1,6 +1,7 @@
 //! A model: its files, its configuration, its tokenizer and chat template, the forward pass over
 //! paged KV, and the sampler.
 
+pub mod answer;
 pub mod chat;
 pub mod config;
 pub mod dummy;

@@ -12,3 +12,4 @@ pub mod rng;
 pub mod seal;
 pub mod sync;
 pub mod team;
+pub mod text_matcher;

@@ -1,20 +1,28 @@
-//! Stop strings in a text that arrives in pieces.
+//! Finds strings in a text that arrives in pieces, such as stop strings and tags.
 //!
 //! Owns: the text that must be held back. Invariants: the match that completes first wins; if
 //! several complete at the same byte, the longest wins. So the result does not depend on the
 //! pieces. Text that can be part of a match is not released. Cuts are between characters, because a
-//! stop string starts with a whole character. After construction only the caller's buffer
-//! allocates.
+//! string starts with a whole character. After construction only the caller's buffer allocates.
+
+/// A string that was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TextMatch {
+    /// Its index in the list of strings.
+    pub index: usize,
+    /// The number of bytes of the last piece up to its end.
+    pub end: usize,
+}
 
 /// Watches one text.
 #[derive(Clone, Debug)]
-pub struct StopMatcher {
+pub struct TextMatcher {
     needles: Vec<Needle>,
-    /// The end of the text so far, if it can be the start of a stop string.
+    /// The end of the text so far, if it can be the start of a match.
     held: String,
 }
 
-/// One stop string, and the length of its prefix with which the text ends (algorithm of Knuth,
+/// One string, and the length of its prefix with which the text ends (algorithm of Knuth,
 /// Morris and Pratt).
 #[derive(Clone, Debug)]
 struct Needle {
@@ -24,27 +32,26 @@ struct Needle {
     matched: usize,
 }
 
-impl StopMatcher {
-    /// A matcher for `stops`. Empty ones are ignored.
-    pub fn new(stops: &[String]) -> Self {
-        let needles: Vec<_> =
-            stops.iter().filter(|stop| !stop.is_empty()).map(|stop| Needle::new(stop)).collect();
+impl TextMatcher {
+    /// A matcher for `strings`, none of them empty.
+    pub fn new<S: AsRef<str>>(strings: &[S]) -> Self {
+        let needles: Vec<_> = strings.iter().map(|string| Needle::new(string.as_ref())).collect();
         let longest = needles.iter().map(|needle| needle.bytes.len()).max().unwrap_or(0);
         Self { needles, held: String::with_capacity(longest) }
     }
 
-    /// Takes the next piece and appends to `out` the text that can be released. If a stop string
-    /// completes, returns its index; the text ends before it, and the rest is dropped.
-    pub fn push(&mut self, piece: &str, out: &mut String) -> Option<usize> {
+    /// Takes the next piece and appends to `out` the text that can be released. At a match, `out`
+    /// has the text before it, the rest of the piece is not taken, and the matcher starts anew.
+    pub fn push(&mut self, piece: &str, out: &mut String) -> Option<TextMatch> {
         for (i, &byte) in piece.as_bytes().iter().enumerate() {
             self.needles.iter_mut().for_each(|needle| needle.advance(byte));
             let complete =
                 self.needles.iter().enumerate().filter(|(_, needle)| needle.is_complete());
-            if let Some((stop, needle)) = complete.max_by_key(|(_, needle)| needle.bytes.len()) {
+            if let Some((index, needle)) = complete.max_by_key(|(_, needle)| needle.bytes.len()) {
                 let keep = self.held.len() + i + 1 - needle.bytes.len();
                 self.release(piece, keep, out);
                 self.reset();
-                return Some(stop);
+                return Some(TextMatch { index, end: i + 1 });
             }
         }
         let doubtful = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
@@ -53,7 +60,7 @@ impl StopMatcher {
         None
     }
 
-    /// The text ended without a stop string: releases what was held back.
+    /// The text ended without a match: releases what was held back.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.reset();
@@ -76,14 +83,15 @@ impl StopMatcher {
 }
 
 impl Needle {
-    fn new(stop: &str) -> Self {
+    fn new(string: &str) -> Self {
+        debug_assert!(!string.is_empty(), "an empty string is everywhere");
         let mut needle = Self {
-            bytes: stop.as_bytes().into(),
-            shorter: vec![0; stop.len() + 1].into(),
+            bytes: string.as_bytes().into(),
+            shorter: vec![0; string.len() + 1].into(),
             matched: 0,
         };
-        // The table results from matching the stop string against itself, shifted by one byte.
-        for at in 1..stop.len() {
+        // The table results from matching the string against itself, shifted by one byte.
+        for at in 1..string.len() {
             needle.advance(needle.bytes[at]);
             needle.shorter[at + 1] = needle.matched;
         }
@@ -117,14 +125,14 @@ mod tests {
 
     /// The text shown after each piece, and the stop string found.
     fn run(stop: &[String], pieces: &[&str]) -> (Vec<String>, Option<usize>) {
-        let mut matcher = StopMatcher::new(stop);
+        let mut matcher = TextMatcher::new(stop);
         let mut shown = Vec::new();
         for piece in pieces {
             let mut out = String::new();
             let found = matcher.push(piece, &mut out);
             shown.push(out);
-            if found.is_some() {
-                return (shown, found);
+            if let Some(found) = found {
+                return (shown, Some(found.index));
             }
         }
         let mut out = String::new();
@@ -194,7 +202,7 @@ mod tests {
             pieces in prop::collection::vec("[abé]{0,4}", 0..12),
             stop in prop::collection::vec("[abé]{1,4}", 1..4),
         ) {
-            let mut matcher = StopMatcher::new(&stop);
+            let mut matcher = TextMatcher::new(&stop);
             let (mut text, mut shown) = (String::new(), String::new());
             for piece in &pieces {
                 text.push_str(piece);

@@ -282,8 +282,7 @@ const _: () = assert!(2 * (HTTP_BODY_MAX + HTTP_BODY_ADDED) <= HTTP_BODIES_MAX);
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests with prompts that wait for tokenisation.
 pub const TOKENISE_QUEUE_MAX: usize = 1024;
-/// Bytes of text, or ids, of a prompt that is tokenised before longer prompts. It takes about 30
-/// ms, and most prompts are shorter.
+/// Bytes of text, or ids, of a prompt that does not wait for longer ones: about 30 ms of work.
 pub const TOKENISE_SHORT: usize = 64 << 10;
 /// Longest source of a grammar in bytes: schemas of large interfaces as OpenAPI have some ten
 /// thousand. It bounds recursion in the compiler, which follows references between rules.
@@ -292,6 +291,8 @@ pub const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 pub const GRAMMAR_DEPTH_MAX: usize = 256;
 /// Most texts of a choice: more than any list of labels.
 pub const GRAMMAR_CHOICES_MAX: usize = 4096;
+/// Most tools of a request: the limit of OpenAI is 128, and large agents come near it.
+pub const TOOLS_MAX: usize = 1024;
 /// Symbols in the rules of a compiled grammar: some ten megabytes.
 pub const GRAMMAR_SYMBOLS_MAX: usize = 200_000;
 /// Work of the compiler on regular expressions, in its own units: about 20 ms.
@@ -307,8 +308,7 @@ pub const GRAMMAR_ROW_ITEMS_MAX: usize = 2_000;
 pub const GRAMMAR_LEXER_STATES_MAX: usize = 10_000;
 /// Longest error text of a grammar's compiler in bytes, because it can quote the grammar.
 pub const GRAMMAR_ERROR_BYTES_MAX: usize = 400;
-/// Stack of a thread that compiles a grammar or computes masks. The deepest grammar within
-/// [`GRAMMAR_BYTES_MAX`] has some thousand levels. Only used pages take memory.
+/// Stack of a thread that compiles a grammar or computes masks, for some thousand levels.
 pub const GRAMMAR_STACK: usize = 256 << 20;
 /// How long a drain waits for running requests. Each request ends at its own deadline before that.
 /// A request that does not end is stuck.

@@ -2,7 +2,7 @@
 //! token is allowed. A text that ends is JSON, if it must be.
 
 use baton::limits::{GRAMMAR_BYTES_MAX, GRAMMAR_ERROR_BYTES_MAX, GRAMMAR_STACK};
-use baton::model::grammar::{GrammarCompiler, GrammarSource};
+use baton::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource};
 use baton::model::tokenizer::Tokenizer;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -44,7 +44,7 @@ pub fn run(data: &[u8]) {
 
 fn walk(source: &GrammarSource) {
     let (tokenizer, compiler) = &*PARTS;
-    let mut state = match compiler.compile(tokenizer, source) {
+    let mut state = match compiler.compile(tokenizer, source, GrammarContext::default()) {
         Ok(state) => state,
         Err(error) => {
             return assert!(error.to_string().len() <= GRAMMAR_ERROR_BYTES_MAX + 3, "{error}");

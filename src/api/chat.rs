@@ -6,6 +6,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
 use super::request::{ApiEndpoint, ChatPrompt, Dialect, GenerateRequest, Prompts, Sampling};
+use super::tools;
 use crate::limits::TOP_LOGPROBS_MAX;
 use serde_json::{Map, Value};
 
@@ -23,7 +24,6 @@ const UNSUPPORTED: &[Neutral<'_>] = &[
     ("logit_bias", &["{}"]),
     ("modalities", &["[\"text\"]"]),
     ("moderation", &[]),
-    ("parallel_tool_calls", &["true"]),
     ("prediction", &[]),
     ("service_tier", &["\"auto\"", "\"default\""]),
     ("store", &["false"]),
@@ -46,10 +46,20 @@ const ACCEPTED: &[&str] =
 pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     fields.refuse(UNSUPPORTED)?;
+    let (tools, forced) = tools::read(&mut fields)?;
     let conversation =
         conversation(&mut fields)?.ok_or_else(|| fields.invalid("messages", "is missing"))?;
-    let mut request =
-        GenerateRequest::read(ApiEndpoint::Chat, Prompts::Chat(conversation), &mut fields)?;
+    let prompts = Prompts::Chat(conversation.with_tools(tools.as_ref()));
+    let mut request = GenerateRequest::read(ApiEndpoint::Chat, prompts, &mut fields)?;
+    request.tools = tools;
+    if let Some(forced) = forced {
+        if let Some(structured) = &request.structured {
+            let why = format!("and `{}` exclude each other", structured.field);
+            return Err(fields.invalid("tool_choice", why));
+        }
+        request.structured = Some(forced);
+    }
+    request.separate_reasoning = fields.flag("separate_reasoning", true)?;
     request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
     let logprobs = fields.flag("logprobs", false)?;
@@ -74,6 +84,7 @@ pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<ChatPrompt>
     let messages = messages.into_iter().enumerate().map(|(i, message)| normalise(message, i));
     Ok(Some(ChatPrompt {
         messages: messages.collect::<Result<_, _>>()?,
+        tools: Vec::new(),
         add_generation_prompt: fields.flag("add_generation_prompt", true)?,
         template_kwargs: fields
             .tree("chat_template_kwargs", "must be an object")?
@@ -102,6 +113,11 @@ fn normalise(mut message: Map<String, Value>, index: usize) -> Result<Value, Api
         }
     }
     message.insert("content".into(), Value::String(content));
+    tools::parse_arguments(&mut message, index)?;
+    // vLLM's name of the field that templates read.
+    if let Some(reasoning) = message.remove("reasoning") {
+        message.entry("reasoning_content").or_insert(reasoning);
+    }
     Ok(Value::Object(message))
 }
 
@@ -157,14 +173,19 @@ mod tests {
                 r#"[{"role":"system","content":"be"},
                 {"role":"user","name":"u",
                 "content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
-                {"role":"assistant","content":null,"tool_calls":[{"id":"c"}]},
-                {"role":"assistant","content":[{"type":"refusal","refusal":"no"}],"audio":null},
+                {"role":"assistant","content":null,"reasoning":"r",
+                "tool_calls":[{"id":"c","function":{"name":"f","arguments":"{\"x\": 1}"}},
+                {"function":{"name":"g","arguments":""}}]},
+                {"role":"assistant","tool_calls":[],"audio":null,
+                "content":[{"type":"refusal","refusal":"no"}]},
                 {"role":"tool","content":"4","tool_call_id":"c"}]"#
             ),
             Ok(vec![
                 json!({"role":"system","content":"be"}),
                 json!({"role":"user","name":"u","content":"a\nb"}),
-                json!({"role":"assistant","content":"","tool_calls":[{"id":"c"}]}),
+                json!({"role":"assistant","content":"","reasoning_content":"r","tool_calls":[
+                    {"id":"c","function":{"name":"f","arguments":{"x":1}}},
+                    {"function":{"name":"g","arguments":{}}}]}),
                 json!({"role":"assistant","content":"no","audio":null}),
                 json!({"role":"tool","content":"4","tool_call_id":"c"}),
             ])
@@ -194,6 +215,20 @@ mod tests {
                 r#"[{"role":"assistant","content":"a","function_call":{}}]"#,
                 "messages[0].function_call",
             ),
+            (r#"[{"role":"assistant","tool_calls":{}}]"#, "messages[0].tool_calls"),
+            (
+                r#"[{"role":"assistant","tool_calls":[{"id":"c"}]}]"#,
+                "messages[0].tool_calls[0].function",
+            ),
+            (
+                r#"[{"role":"assistant","tool_calls":[{"function":{"arguments":"{}"}}]}]"#,
+                "messages[0].tool_calls[0].function.name",
+            ),
+            (
+                r#"[{"role":"assistant",
+                "tool_calls":[{"function":{"name":"f","arguments":"{"}}]}]"#,
+                "messages[0].tool_calls[0].function.arguments",
+            ),
         ] {
             let error = messages(json).expect_err(json);
             assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{error}");
@@ -209,13 +244,10 @@ mod tests {
             ("functions", "[{}]"),
             ("logit_bias", "{\"1\":1}"),
             ("modalities", "[\"text\",\"audio\"]"),
-            ("parallel_tool_calls", "false"),
             ("prediction", "{}"),
             ("reasoning_effort", "\"high\""),
             ("service_tier", "\"flex\""),
             ("store", "true"),
-            ("tool_choice", "\"required\""),
-            ("tools", "[{\"type\":\"function\"}]"),
             ("verbosity", "\"low\""),
             ("web_search_options", "{}"),
             ("chat_template", "\"x\""),

@@ -9,10 +9,12 @@ use super::fields::{Fields, Neutral, OneOrMany, first_item};
 use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
 use super::resume::{self, Resume};
 use super::structured_output::{self, StructuredOutput};
+use super::tools::Tools;
 use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX,
     STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
 };
+use crate::model::answer::{AnswerRules, AnswerStyle};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
@@ -78,10 +80,19 @@ impl Prompts {
 pub struct ChatPrompt {
     /// Objects with a string `role` and a string `content`; other keys come from the client.
     pub messages: Vec<Value>,
+    /// Tools that the model can call, as OpenAI writes them.
+    pub tools: Vec<Value>,
     /// Whether the template opens the assistant's turn.
     pub add_generation_prompt: bool,
     /// More variables for the template, such as `enable_thinking`.
     pub template_kwargs: Map<String, Value>,
+}
+
+impl ChatPrompt {
+    /// The same conversation with these tools.
+    pub(super) fn with_tools(self, tools: Option<&Tools>) -> ChatPrompt {
+        ChatPrompt { tools: tools.map_or(Vec::new(), |tools| tools.definitions.clone()), ..self }
+    }
 }
 
 /// Parameters for the choice of a token from logits.
@@ -145,6 +156,10 @@ pub struct GenerateRequest {
     pub ignore_eos: bool,
     /// What the answer must be, if the client says so.
     pub structured: Option<StructuredOutput>,
+    /// Tools that the model can call.
+    pub tools: Option<Tools>,
+    /// Whether reasoning is not a part of the content.
+    pub separate_reasoning: bool,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// Number of alternatives for each logprob; `None`: no logprobs.
@@ -197,7 +212,6 @@ pub(super) struct Dialect {
 const ADDED: &[Neutral<'_>] = &[
     ("no_stop_trim", &["false"]),
     ("spaces_between_special_tokens", &["true"]),
-    ("separate_reasoning", &["true", "false"]),
     ("stream_reasoning", &["true", "false"]),
     ("routed_dp_rank", &["0", "-1"]),
     ("data_parallel_rank", &["0", "-1"]),
@@ -224,6 +238,8 @@ impl GenerateRequest {
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             structured: structured_output::read(fields)?,
+            tools: None,
+            separate_reasoning: true,
             skip_special_tokens: true,
             logprobs: None,
             logprob_text: false,
@@ -284,6 +300,18 @@ impl GenerateRequest {
         }
         self.skip_special_tokens = fields.flag("skip_special_tokens", true)?;
         Ok(())
+    }
+
+    /// How the answer is read. `None`: all of its text is content.
+    pub fn answer_rules(&self, style: &AnswerStyle) -> Option<AnswerRules> {
+        if self.endpoint != ApiEndpoint::Chat {
+            return None;
+        }
+        let (functions, is_single) = match &self.tools {
+            Some(tools) => (tools.functions.clone(), !tools.is_parallel),
+            None => ([].into(), false),
+        };
+        style.rules(&functions, is_single, self.separate_reasoning)
     }
 
     /// Reads the fields that depend on the number of choices, and records the unread fields.

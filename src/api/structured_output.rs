@@ -109,9 +109,10 @@ fn with_blanks(source: GrammarSource, blanks: Option<&str>) -> Option<GrammarSou
     let schema = match source {
         GrammarSource::JsonObject => r#"{"type":"object"}"#.into(),
         GrammarSource::JsonSchema(schema) => schema,
-        GrammarSource::Regex(_) | GrammarSource::Choice(_) | GrammarSource::Grammar(_) => {
-            return None;
-        }
+        GrammarSource::Regex(_)
+        | GrammarSource::Choice(_)
+        | GrammarSource::Grammar(_)
+        | GrammarSource::Calls(_) => return None,
     };
     let mut schema: serde_json::Map<String, Value> = serde_json::from_str(&schema).ok()?;
     let options = match blanks {

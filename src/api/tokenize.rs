@@ -4,6 +4,7 @@ use super::chat;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::ChatPrompt;
+use super::tools;
 use serde::Serialize;
 
 /// The input of `/tokenize`.
@@ -35,9 +36,10 @@ impl TokenizeRequest {
     /// A field is missing or malformed.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
+        let (tools, _) = tools::read(&mut fields)?;
         let subject = match (fields.text("prompt")?, chat::conversation(&mut fields)?) {
             (Some(prompt), None) => Subject::Prompt(prompt),
-            (None, Some(conversation)) => Subject::Chat(conversation),
+            (None, Some(conversation)) => Subject::Chat(conversation.with_tools(tools.as_ref())),
             (Some(_), Some(_)) => {
                 return Err(fields.invalid("prompt", "and `messages` exclude each other"));
             }

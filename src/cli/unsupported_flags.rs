@@ -16,7 +16,7 @@ const BY_COMMAND: &str = "the command selects the role: baton serve, prefill, de
 const NO_CLIENT_CERTIFICATES: &str =
     "workers do not check client certificates; they can require a key (--api-key-file)";
 const WORKERS_TOKENISE: &str = "the workers tokenise";
-const NO_PARSERS: &str = "tools and reasoning parsers are not supported";
+const WORKERS_PARSE: &str = "the workers parse answers; give them the flag";
 const NO_HISTORY: &str = "conversations are not stored";
 const CHANGES: &str =
     "changes to the set of workers need a proof of the cluster key, see --cluster-key-file";
@@ -116,9 +116,8 @@ const NAMES: &[(&str, &str)] = &[
     ("--tokenizer-cache-l0-max-entries", WORKERS_TOKENISE),
     ("--tokenizer-cache-enable-l1", WORKERS_TOKENISE),
     ("--tokenizer-cache-l1-max-memory", WORKERS_TOKENISE),
-    ("--reasoning-parser", NO_PARSERS),
-    ("--tool-call-parser", NO_PARSERS),
-    ("--mcp-config-path", NO_PARSERS),
+    ("--enable-auto-tool-choice", "tools are always on; see --tool-call-parser"),
+    ("--mcp-config-path", "servers of tools are not supported; clients call them"),
     ("--backend", "workers use SGLang's HTTP interface; omit the flag"),
     ("--history-backend", NO_HISTORY),
     ("--oracle-wallet-path", NO_HISTORY),
@@ -149,6 +148,8 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Flags that `baton router` has and the other commands do not.
 const ROUTERS: &[(&str, &str)] = &[
+    ("--reasoning-parser", WORKERS_PARSE),
+    ("--tool-call-parser", WORKERS_PARSE),
     ("--pd-disaggregation", BY_COMMAND),
     ("--model-path", "give MODEL without a flag"),
     ("--tokenizer-path", OWN_TEXTS),

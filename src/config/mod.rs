@@ -6,6 +6,7 @@
 pub mod error;
 mod forecast;
 mod kernels;
+pub mod parsers;
 pub mod registry;
 mod routing;
 pub mod secret;
@@ -21,6 +22,7 @@ pub use routing::{
 pub use worker::ClusterWorkerConfig;
 pub(crate) use worker::NO_NAMES;
 
+use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::Secret;
 use crate::config::values::{ByteSize, WorkerUrl};
@@ -168,6 +170,10 @@ pub struct ServedModelConfig {
     pub max_model_len: Option<u32>,
     /// Source of the weights.
     pub load_format: LoadFormat,
+    /// Parser of tool calls in its answers.
+    pub tool_call_parser: ToolCallParser,
+    /// Parser of reasoning in its answers.
+    pub reasoning_parser: ReasoningParser,
 }
 
 /// An HTTP port for clients.

@@ -7,12 +7,13 @@ use super::helpers::Helpers;
 use super::model::LoadedModel;
 use super::thread_cpus::start_on;
 use crate::api::Sampling;
-use crate::config::WorkerConfig;
+use crate::config::{ServedModelConfig, WorkerConfig};
 use crate::ids::{Role, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
 use crate::limits::{GRAMMAR_STACK, HTTP_BODY_ADDED, SESSIONS_MAX};
+use crate::model::answer::AnswerStyle;
 use crate::model::config::Architecture;
 use crate::model::files::ModelFiles;
 use crate::model::forward::Forward;
@@ -445,7 +446,9 @@ pub fn build_service(
         (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
     let grammars = GrammarCompiler::new(loaded.sched.vocab as usize, &files.config.eos);
     let clock = reactor.clock();
-    let text = Arc::new(TextProcessor { tokenizer, chat, context, clock, grammars });
+    let ServedModelConfig { tool_call_parser, reasoning_parser, .. } = config.model;
+    let style = AnswerStyle::new(chat.as_ref(), &tokenizer, tool_call_parser, reasoning_parser);
+    let text = Arc::new(TextProcessor { tokenizer, chat, context, clock, grammars, style });
     let queue = helpers.start_tokeniser(text.clone(), ctl.clone()).map_err(io)?;
     let sched = &loaded.sched;
     let terms = ServingConfig {

@@ -7,11 +7,13 @@
 
 use crate::api::render::{Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage};
 use crate::api::resume::{ChoiceEnd, ChoiceProgress, Mark};
-use crate::api::{ApiError, GenerateRequest, Prompts, StopMatcher};
+use crate::api::{ApiError, GenerateRequest, Prompts};
 use crate::http::sse;
+use crate::model::answer::{AnswerParts, AnswerReader, AnswerRules, ReasoningStart};
 use crate::model::logprobs::Sampled;
 use crate::model::tokenizer::{Detokenizer, Tokenizer};
 use crate::sched::messages::FinishReason;
+use crate::stdx::text_matcher::{TextMatch, TextMatcher};
 use std::sync::Arc;
 
 /// One answer. It exists from the time when the prompts are tokenised.
@@ -34,12 +36,15 @@ struct ChoiceState {
     rid: String,
     prompt: Arc<[u32]>,
     detokenizer: Detokenizer,
-    stop: StopMatcher,
+    stop: TextMatcher,
     /// Stop token ids, which have no text.
     silent: Vec<u32>,
     eos: Vec<u32>,
-    /// Text since the last chunk, or since the start if the answer is complete or cumulative.
-    text: String,
+    /// Parts since the last chunk, or since the start if the answer is complete or cumulative.
+    parts: AnswerParts,
+    /// Separates reasoning and tool calls from content; `None`: all text is content.
+    reader: Option<AnswerReader>,
+    reasoning_tokens: u32,
     ids: Vec<u32>,
     positions: Vec<Position>,
     /// Number of characters with logprobs in earlier chunks.
@@ -63,6 +68,8 @@ pub struct PreparedPrompt {
     pub echo: Option<String>,
     /// Name for `/abort_request` and `/generate`.
     pub rid: String,
+    /// Where the prompt left the reasoning.
+    pub reasoning: ReasoningStart,
 }
 
 /// The next action of the caller after a token.
@@ -77,12 +84,14 @@ pub enum PushOutcome {
 }
 
 impl ResponseBuilder {
-    /// An answer with one choice per prompt and sample, ordered by prompt. `eos` are the model's
-    /// end-of-sequence tokens.
+    /// An answer with one choice per prompt and sample, ordered by prompt. `rules` say how
+    /// reasoning and tool calls are found; without rules, all text is content. `eos` are the
+    /// model's end-of-sequence tokens.
     pub fn new(
         request: &GenerateRequest,
         renderer: Renderer,
         prompts: &[PreparedPrompt],
+        rules: Option<&AnswerRules>,
         eos: &[u32],
         id: String,
     ) -> ResponseBuilder {
@@ -90,11 +99,17 @@ impl ResponseBuilder {
         let state = |prompted: &PreparedPrompt| ChoiceState {
             rid: prompted.rid.clone(),
             prompt: prompted.ids.clone(),
-            detokenizer: Detokenizer::new(request.skip_special_tokens),
-            stop: StopMatcher::new(&request.stop),
+            detokenizer: Detokenizer::new(request.skip_special_tokens)
+                .with_tags(rules.map(|rules| rules.tags.clone())),
+            stop: TextMatcher::new(&request.stop),
             silent: ending.iter().chain(&request.stop_token_ids).copied().collect(),
             eos: ending.to_vec(),
-            text: prompted.echo.clone().unwrap_or_default(),
+            parts: AnswerParts {
+                content: prompted.echo.clone().unwrap_or_default(),
+                ..AnswerParts::default()
+            },
+            reader: rules.map(|rules| AnswerReader::new(rules, prompted.reasoning)),
+            reasoning_tokens: 0,
             ids: Vec::new(),
             positions: Vec::new(),
             sent_chars: 0,
@@ -204,11 +219,14 @@ impl ResponseBuilder {
         }
         let mut piece = String::new();
         state.detokenizer.push(tokenizer, sampled.token, &mut piece);
-        if let Some(stop) = state.stop.push(&piece, &mut state.text) {
-            let finish = Finish::StopString(self.stops[stop].clone());
+        let stop = state.push_text(&piece);
+        state.reasoning_tokens +=
+            u32::from(state.reader.as_ref().is_some_and(|r| r.is_reasoning()));
+        if let Some(stop) = stop {
+            let finish = Finish::StopString(self.stops[stop.index].clone());
             return PushOutcome::Stop(finish);
         }
-        let due = !state.text.is_empty() || self.logprobs || self.return_token_ids;
+        let due = !state.parts.is_empty() || self.logprobs || self.return_token_ids;
         if self.stream && due {
             self.emit(choice, None, out);
         }
@@ -252,11 +270,13 @@ impl ResponseBuilder {
         };
         let mut rest = String::new();
         state.detokenizer.finish(&mut rest);
-        let matched = state.stop.push(&rest, &mut state.text);
+        let matched = state.push_text(&rest);
         let finish = match matched {
-            Some(stop) => Finish::StopString(self.stops[stop].clone()),
+            Some(stop) => Finish::StopString(self.stops[stop.index].clone()),
             None => {
-                state.stop.finish(&mut state.text);
+                let mut held = String::new();
+                state.stop.finish(&mut held);
+                state.read(&held);
                 finish
             }
         };
@@ -264,7 +284,11 @@ impl ResponseBuilder {
     }
 
     fn end(&mut self, choice: usize, finish: Finish, timings: Option<&Timings>, out: &mut Vec<u8>) {
-        self.choices[choice].finish = Some(finish);
+        let state = &mut self.choices[choice];
+        if let Some(reader) = &mut state.reader {
+            reader.finish(&mut state.parts);
+        }
+        state.finish = Some(finish);
         self.open -= 1;
         if self.stream {
             self.emit(choice, timings, out);
@@ -315,6 +339,7 @@ impl ResponseBuilder {
         let mut counted: Option<&Arc<[u32]>> = None;
         for state in &self.choices {
             usage.completion += state.generated;
+            usage.reasoning += state.reasoning_tokens;
             if counted.is_none_or(|prompt| !Arc::ptr_eq(prompt, &state.prompt)) {
                 usage.prompt += state.prompt.len() as u32;
                 usage.cached += state.cached;
@@ -329,7 +354,10 @@ impl ResponseBuilder {
         Choice {
             index,
             rid: &state.rid,
-            text: &state.text,
+            text: &state.parts.content,
+            reasoning: &state.parts.reasoning,
+            calls: &state.parts.calls,
+            has_call: state.reader.as_ref().is_some_and(AnswerReader::has_call),
             token_ids: &state.ids,
             positions: &state.positions,
             text_offset: state.sent_chars,
@@ -339,6 +367,7 @@ impl ResponseBuilder {
                 prompt: state.prompt.len() as u32,
                 completion: state.generated,
                 cached: state.cached,
+                reasoning: state.reasoning_tokens,
             },
         }
     }
@@ -357,7 +386,7 @@ impl ResponseBuilder {
             let sent =
                 state.positions.iter().map(|position| position.chosen.text().chars().count());
             state.sent_chars += sent.sum::<usize>();
-            state.text.clear();
+            state.parts.clear();
             state.ids.clear();
             state.positions.clear();
             state.marked = 0;
@@ -387,6 +416,27 @@ impl ResponseBuilder {
     fn mark(&self, choice: usize, progress: ChoiceProgress, out: &mut Vec<u8>) {
         let mark = Mark { created: self.renderer.created(), choice, progress };
         sse::write_comment(out, &serde_json::to_vec(&mark).expect("numbers are JSON"));
+    }
+}
+
+impl ChoiceState {
+    /// Takes text. Returns the stop string that it completes.
+    fn push_text(&mut self, piece: &str) -> Option<TextMatch> {
+        if self.reader.is_none() {
+            return self.stop.push(piece, &mut self.parts.content);
+        }
+        let mut passed = String::new();
+        let found = self.stop.push(piece, &mut passed);
+        self.read(&passed);
+        found
+    }
+
+    /// Takes text that has no stop string.
+    fn read(&mut self, text: &str) {
+        match &mut self.reader {
+            Some(reader) => reader.push(text, &mut self.parts),
+            None => self.parts.content.push_str(text),
+        }
     }
 }
 

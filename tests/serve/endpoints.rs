@@ -597,3 +597,47 @@ fn a_long_text_delays_no_other_request() {
     let ids = server.post("/tokenize", &json!({"prompt": "a mat"})).ok()["tokens"].clone();
     assert_eq!(server.post("/detokenize", &json!({"tokens": ids})).ok()["prompt"], "a mat");
 }
+
+#[test]
+fn reasoning_is_apart_from_content() {
+    const THINK: &str = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n\
+                         </think>\n\n{% else %}<think>\n{% endif %}";
+    let server = Server::start_template(THINK, &[]);
+    let ask = |more: Value| server.post("/v1/chat/completions", &chat(more)).ok();
+    let message = |answer: &Value| answer["choices"][0]["message"].clone();
+    let thinks = ask(json!({}));
+    let thought = message(&thinks)["reasoning_content"].as_str().unwrap().to_owned();
+    assert!(!thought.is_empty());
+    assert_eq!(message(&thinks)["content"], Value::Null);
+    assert_eq!(message(&thinks)["reasoning"], json!(thought));
+    let details = &thinks["usage"]["completion_tokens_details"];
+    assert_eq!(details["reasoning_tokens"], thinks["usage"]["completion_tokens"]);
+    let whole = message(&ask(json!({"separate_reasoning": false})));
+    assert_eq!((&whole["content"], whole.get("reasoning")), (&json!(thought), None));
+    let events = server.post("/v1/chat/completions", &chat(json!({"stream": true}))).events();
+    let deltas = events.iter().map(|event| &event["choices"][0]["delta"]);
+    let streamed: String = deltas.filter_map(|delta| delta["reasoning_content"].as_str()).collect();
+    assert_eq!(streamed, thought);
+    let quiet = json!({"chat_template_kwargs": {"enable_thinking": false}});
+    let silent = message(&ask(quiet.clone()));
+    assert!(!silent["content"].as_str().unwrap().is_empty() && silent.get("reasoning").is_none());
+    // A grammar holds behind the reasoning. This model never ends its own.
+    let choice = json!({"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": false});
+    let answer = ask(choice.clone());
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(message(&answer)["reasoning"], json!(thought));
+    let answer = message(&ask(with(quiet, choice)));
+    assert!(["yes", "no"].contains(&answer["content"].as_str().unwrap()), "{answer}");
+    let flags = ["--reasoning-parser", "none"];
+    let server = Server::start_template(THINK, &flags);
+    let answer = server.post("/v1/chat/completions", &chat(json!({}))).ok();
+    assert_eq!(message(&answer)["content"], json!(thought));
+}
+
+#[test]
+fn a_worker_without_a_parser_refuses_tools() {
+    let server = Server::start(&["--mixed", "--tool-call-parser", "none"]);
+    let tools = json!({"tools": [{"type": "function", "function": {"name": "f"}}]});
+    let reply = server.post("/v1/chat/completions", &chat(tools));
+    assert_eq!((reply.status(), &reply.json()["error"]["param"]), (400, &json!("tools")));
+}

@@ -90,8 +90,30 @@ fn each_error_has_its_status_and_names_its_field() {
             chats,
             chat(json!({"tools": [{"type": "function"}]})),
             400,
+            "invalid_value",
+            Some("tools[0].function"),
+        ),
+        (
+            chats,
+            chat(json!({"tools": [{"type": "web_search"}]})),
+            400,
             "unsupported_field",
-            Some("tools"),
+            Some("tools[0].type"),
+        ),
+        (
+            chats,
+            chat(json!({"tool_choice": "required"})),
+            400,
+            "invalid_value",
+            Some("tool_choice"),
+        ),
+        (
+            chats,
+            chat(json!({"tool_choice": "required", "tools": [{"type": "function", "function": {
+                "name": "f", "parameters": {"uniqueItems": true, "type": "array"}}}]})),
+            400,
+            "invalid_value",
+            Some("tool_choice"),
         ),
         (
             chats,

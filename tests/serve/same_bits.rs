@@ -61,7 +61,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Requests with a grammar.
-fn structured() -> [Case; 3] {
+fn structured() -> [Case; 4] {
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"},
         "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}},
         "required": ["name", "sizes"], "additionalProperties": false});
@@ -85,13 +85,23 @@ fn structured() -> [Case; 3] {
                 "sampling_params": {"temperature": 0, "max_new_tokens": 25,
                 "ebnf": "root ::= ([a-f] \" \"){30}"}}),
         },
+        Case {
+            path: "/v1/chat/completions",
+            body: json!({"messages": [{"role": "user", "content": "Go north, then east."}],
+                "max_tokens": 90, "seed": 5, "temperature": 40, "logprobs": true, "n": 2,
+                "tool_choice": "required", "tools": [{"type": "function", "function": {
+                "name": "walk", "parameters": {"type": "object", "properties": {
+                "to": {"enum": ["north", "east"]}, "steps": {"type": "integer", "maximum": 9}},
+                "required": ["to"]}}}]}),
+        },
     ]
 }
 
 #[test]
 fn an_answer_obeys_its_grammar() {
     let server = Server::start(&["--threads", "2"]);
-    let [chat, choice, generate] = structured().map(|case| server.post(case.path, &case.body).ok());
+    let [chat, choice, generate, calls] =
+        structured().map(|case| server.post(case.path, &case.body).ok());
     let message = &chat["choices"][0];
     if message["finish_reason"] == "stop" {
         let text = message["message"]["content"].as_str().unwrap();
@@ -107,6 +117,21 @@ fn an_answer_obeys_its_grammar() {
     let mut letters = text.bytes().enumerate();
     assert!(text.len() >= 25, "{text}");
     assert!(letters.all(|(at, b)| if at % 2 == 0 { b"abcdef".contains(&b) } else { b == b' ' }));
+    for choice in calls["choices"].as_array().unwrap() {
+        let message = &choice["message"];
+        let is_whole = choice["finish_reason"] == "tool_calls";
+        let (last, others) = message["tool_calls"].as_array().unwrap().split_last().unwrap();
+        for call in others.iter().chain(is_whole.then_some(last)) {
+            assert_eq!(
+                (&call["type"], &call["function"]["name"]),
+                (&json!("function"), &json!("walk"))
+            );
+            let arguments = call["function"]["arguments"].as_str().unwrap();
+            let arguments: Value = serde_json::from_str(arguments).expect(arguments);
+            assert!(["north", "east"].contains(&arguments["to"].as_str().unwrap()));
+        }
+        assert_eq!(message["content"], Value::Null, "{message}");
+    }
     assert!(server.metrics().sum("baton_grammar_mask_seconds_count", "") > 20.0);
 }
 
@@ -154,7 +179,14 @@ fn essence(case: &Case, reply: &Reply) -> String {
         });
     }
     let begin = text.find("\"choices\":").unwrap();
-    text[begin..text.rfind(",\"usage\":").unwrap()].to_owned()
+    without_call_ids(&text[begin..text.rfind(",\"usage\":").unwrap()])
+}
+
+/// The same text without ids of tool calls, which no two answers share.
+fn without_call_ids(text: &str) -> String {
+    let mut parts = text.split("\"call_");
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |said, part| said + "\"" + part.split_once('"').unwrap().1)
 }
 
 /// A stream's chunks put together, choice by choice: texts and lists are concatenated.
@@ -180,6 +212,10 @@ fn joined(case: &Case, reply: &Reply) -> Value {
             merge(&mut choices[index], chunk);
         }
     }
+    for choice in &mut choices {
+        let calls = choice.pointer_mut("/delta/tool_calls").and_then(Value::as_array_mut);
+        calls.into_iter().flatten().for_each(|call| call["id"] = json!("any"));
+    }
     json!(choices)
 }
 
@@ -188,6 +224,14 @@ fn merge(whole: &mut Value, piece: &Value) {
         let slot = &mut whole[name.as_str()];
         match (slot, new) {
             (Value::String(text), Value::String(more)) if name != "role" => text.push_str(more),
+            (Value::Array(list), Value::Array(more)) if name == "tool_calls" => {
+                for part in more {
+                    match list.iter_mut().find(|call| call["index"] == part["index"]) {
+                        Some(call) => merge(call, part),
+                        None => list.push(part.clone()),
+                    }
+                }
+            }
             (Value::Array(list), Value::Array(more)) => list.extend(more.iter().cloned()),
             (slot @ Value::Object(_), Value::Object(_)) => merge(slot, new),
             (slot @ Value::Null, new) => *slot = new.clone(),
@@ -213,6 +257,15 @@ fn whole(case: &Case, reply: &Reply) -> Value {
         let choice = choice.as_object_mut().unwrap();
         if let Some(mut message) = choice.shift_remove("message") {
             message.as_object_mut().unwrap().shift_remove("refusal");
+            // A stream begins with an empty text, and counts its calls.
+            if message["content"].is_null() {
+                message["content"] = json!("");
+            }
+            let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+            for (index, call) in calls.into_iter().flatten().enumerate() {
+                call["index"] = json!(index);
+                call["id"] = json!("any");
+            }
             choice.insert("delta".into(), message);
         }
     }

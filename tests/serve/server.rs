@@ -40,6 +40,22 @@ pub struct Server {
 /// A model's directory, deleted together with its server.
 struct Made(PathBuf);
 
+impl Made {
+    /// A copy of the usual model.
+    fn copy() -> Made {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("baton-serve-{}-{number}", std::process::id());
+        let made = Made(std::env::temp_dir().join(name));
+        std::fs::create_dir(&made.0).unwrap();
+        for entry in std::fs::read_dir(fixture(MODEL)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), made.0.join(entry.file_name())).unwrap();
+        }
+        made
+    }
+}
+
 impl Drop for Made {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
@@ -52,17 +68,20 @@ impl Server {
         Server::start_model(&fixture(MODEL), flags)
     }
 
+    /// The usual model with this text at the end of its chat template.
+    pub fn start_template(more: &str, flags: &[&str]) -> Server {
+        let made = Made::copy();
+        let path = made.0.join("chat_template.jinja");
+        let template = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, template.trim_end().to_owned() + more).unwrap();
+        let mut server = Server::start_model(&made.0, flags);
+        server._made = Some(made);
+        server
+    }
+
     /// The usual model with a context that is long enough for a request of [`endless`].
     pub fn start_long(flags: &[&str]) -> Server {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let made =
-            Made(std::env::temp_dir().join(format!("baton-serve-{}-{number}", std::process::id())));
-        std::fs::create_dir(&made.0).unwrap();
-        for entry in std::fs::read_dir(fixture(MODEL)).unwrap() {
-            let entry = entry.unwrap();
-            std::fs::copy(entry.path(), made.0.join(entry.file_name())).unwrap();
-        }
+        let made = Made::copy();
         let config = std::fs::read_to_string(fixture(MODEL).join("config.json")).unwrap();
         let config = config.replace(
             r#""max_position_embeddings": 512"#,

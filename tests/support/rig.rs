@@ -6,7 +6,7 @@ use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use baton::kv::prefix::Salt;
 use baton::kv::region::Region;
 use baton::kv::tier::Tier;
-use baton::model::grammar::{GrammarCompiler, GrammarSource, GrammarState};
+use baton::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
 use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
 use baton::model::tokenizer::Tokenizer;
@@ -115,7 +115,7 @@ fn compile(source: &GrammarSource) -> GrammarState {
         let tokenizer = Tokenizer::of_bytes(VOCAB as usize, Path::new("none")).unwrap();
         (tokenizer, GrammarCompiler::new(VOCAB as usize, &[END]))
     });
-    PARTS.1.compile(&PARTS.0, source).unwrap()
+    PARTS.1.compile(&PARTS.0, source, GrammarContext::default()).unwrap()
 }
 
 /// The events of one leg.

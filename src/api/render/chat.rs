@@ -1,6 +1,7 @@
 //! Responses of `/v1/chat/completions`.
 
 use super::{Choice, Matched, Position, Renderer, Timings, TokenLogprob, Usage, write};
+use crate::model::answer::CallPart;
 use serde::Serialize;
 use std::borrow::Cow;
 
@@ -25,8 +26,12 @@ struct Form<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(flatten)]
+    reasoning: Option<Reasoning<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call<'a>>,
 }
 
 #[derive(Serialize)]
@@ -35,6 +40,62 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(flatten)]
+    reasoning: Option<Reasoning<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call<'a>>,
+}
+
+/// Reasoning under both of its names: vLLM's newer one, and that of DeepSeek and SGLang.
+#[derive(Serialize)]
+struct Reasoning<'a> {
+    reasoning: &'a str,
+    reasoning_content: &'a str,
+}
+
+impl<'a> Reasoning<'a> {
+    fn of(choice: &Choice<'a>) -> Option<Self> {
+        let text = choice.reasoning;
+        (!text.is_empty()).then_some(Self { reasoning: text, reasoning_content: text })
+    }
+}
+
+/// A tool call, or a part of it. Only the first part has an id, a type and a name.
+#[derive(Serialize)]
+struct Call<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: Function<'a>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+/// The tool calls of a choice. Parts of a stream say which call they belong to.
+fn calls<'a>(renderer: &Renderer, choice: &Choice<'a>, is_stream: bool) -> Vec<Call<'a>> {
+    let form = |part: &'a CallPart| Call {
+        index: is_stream.then_some(part.index),
+        id: part.name.is_some().then(|| renderer.call_id(choice, part.index)),
+        kind: part.name.is_some().then_some("function"),
+        function: Function { name: part.name.as_deref(), arguments: &part.arguments },
+    };
+    choice.calls.iter().map(form).collect()
+}
+
+/// Why a choice ended. A call of a tool is a reason of its own.
+fn finish_reason(choice: &Choice<'_>) -> Option<&'static str> {
+    match choice.finish?.reason() {
+        "stop" if choice.has_call => Some("tool_calls"),
+        reason => Some(reason),
+    }
 }
 
 #[derive(Serialize)]
@@ -78,7 +139,7 @@ fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
         message: None,
         delta: None,
         logprobs: renderer.logprobs.map(|count| logprobs(choice.positions, count)),
-        finish_reason: choice.finish.map(|finish| finish.reason()),
+        finish_reason: finish_reason(choice),
         stop_reason: choice.finish.and_then(Matched::of),
         token_ids: renderer.token_ids(choice),
     }
@@ -92,7 +153,16 @@ pub(super) fn body(
     timings: Option<&Timings>,
 ) {
     let forms = choices.iter().map(|choice| Form {
-        message: Some(Message { role: ROLE, content: choice.text, refusal: None }),
+        message: Some(Message {
+            role: ROLE,
+            // Without any text beside reasoning or calls, there is no content.
+            content: Some(choice.text).filter(|text| {
+                !text.is_empty() || choice.calls.is_empty() && choice.reasoning.is_empty()
+            }),
+            refusal: None,
+            reasoning: Reasoning::of(choice),
+            tool_calls: calls(renderer, choice, false),
+        }),
         ..form(renderer, choice)
     });
     let mut envelope = renderer.envelope(OBJECT, forms.collect(), Some(Some(usage)), timings);
@@ -104,7 +174,12 @@ pub(super) fn opening(renderer: &Renderer, out: &mut Vec<u8>, index: usize) {
     let form = Form {
         index,
         message: None,
-        delta: Some(Delta { role: Some(ROLE), content: Some("") }),
+        delta: Some(Delta {
+            role: Some(ROLE),
+            content: Some(""),
+            reasoning: None,
+            tool_calls: Vec::new(),
+        }),
         logprobs: None,
         finish_reason: None,
         stop_reason: None,
@@ -120,7 +195,13 @@ pub(super) fn chunk(
     timings: Option<&Timings>,
 ) {
     let content = Some(choice.text).filter(|text| !text.is_empty());
-    let form = Form { delta: Some(Delta { role: None, content }), ..form(renderer, choice) };
+    let delta = Delta {
+        role: None,
+        content,
+        reasoning: Reasoning::of(choice),
+        tool_calls: calls(renderer, choice, true),
+    };
+    let form = Form { delta: Some(delta), ..form(renderer, choice) };
     let mut envelope = renderer.envelope(CHUNK, vec![form], renderer.no_usage(), timings);
     envelope.prompt_token_ids = renderer.prompt_ids(choice);
     write(out, &envelope);

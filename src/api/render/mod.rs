@@ -15,8 +15,16 @@ mod generate;
 
 use super::kv_transfer::KeptKv;
 use super::request::{ApiEndpoint, GenerateRequest};
+use crate::model::answer::CallPart;
+use crate::stdx::hex::to_hex;
 use serde::{Serialize, Serializer};
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
+
+/// Characters of the id of a tool call behind `call_`, as in OpenAI's answers.
+const CALL_ID_LENGTH: usize = 24;
+/// Templates of Mistral refuse ids of any other length.
+const SHORT_CALL_ID_LENGTH: usize = 9;
 
 /// The data of the last event of a stream.
 pub const DONE: &[u8] = b"[DONE]";
@@ -83,6 +91,8 @@ pub struct Usage {
     pub completion: u32,
     /// Prompt tokens that were not computed.
     pub cached: u32,
+    /// Generated tokens that are reasoning.
+    pub reasoning: u32,
 }
 
 impl Serialize for Usage {
@@ -92,17 +102,26 @@ impl Serialize for Usage {
             prompt_tokens: u32,
             completion_tokens: u32,
             total_tokens: u32,
-            prompt_tokens_details: Details,
+            prompt_tokens_details: PromptDetails,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            completion_tokens_details: Option<CompletionDetails>,
         }
         #[derive(Serialize)]
-        struct Details {
+        struct PromptDetails {
             cached_tokens: u32,
         }
+        #[derive(Serialize)]
+        struct CompletionDetails {
+            reasoning_tokens: u32,
+        }
+        let reasoning_tokens = self.reasoning;
         Form {
             prompt_tokens: self.prompt,
             completion_tokens: self.completion,
             total_tokens: self.prompt.saturating_add(self.completion),
-            prompt_tokens_details: Details { cached_tokens: self.cached },
+            prompt_tokens_details: PromptDetails { cached_tokens: self.cached },
+            completion_tokens_details: (reasoning_tokens > 0)
+                .then_some(CompletionDetails { reasoning_tokens }),
         }
         .serialize(serializer)
     }
@@ -154,8 +173,14 @@ pub struct Choice<'a> {
     pub index: usize,
     /// The prompt's request id, or the request's.
     pub rid: &'a str,
-    /// The text.
+    /// The text, without reasoning and tool calls.
     pub text: &'a str,
+    /// The reasoning.
+    pub reasoning: &'a str,
+    /// The tool calls, or their new parts.
+    pub calls: &'a [CallPart],
+    /// Whether the choice has a tool call so far.
+    pub has_call: bool,
     /// Generated token ids, including a final end-of-sequence token.
     pub token_ids: &'a [u32],
     /// One for each of `token_ids` if logprobs are requested, otherwise empty.
@@ -183,6 +208,8 @@ pub struct Renderer {
     include_usage: bool,
     batch: bool,
     kept: Option<KeptKv>,
+    /// Characters of the id of a tool call, behind its prefix.
+    call_id_length: usize,
 }
 
 /// The fields of OpenAI's responses and chunks, with their choices.
@@ -225,7 +252,23 @@ impl Renderer {
             include_usage: request.include_usage,
             batch: request.batch || request.samples > 1,
             kept: None,
+            call_id_length: CALL_ID_LENGTH,
         }
+    }
+
+    /// The same, with ids of tool calls that templates of Mistral accept.
+    pub fn with_short_call_ids(self) -> Self {
+        Self { call_id_length: SHORT_CALL_ID_LENGTH, ..self }
+    }
+
+    /// The id of a tool call. It is the same on the workers of a failover. Calls of other answers
+    /// have other ids, even if the client repeats the id of its request.
+    fn call_id(&self, choice: &Choice<'_>, index: usize) -> String {
+        let Usage { prompt, .. } = choice.usage;
+        let what = (&self.id, self.created, prompt, choice.index, index);
+        let hash = to_hex(&Sha256::digest(format!("{what:?}")));
+        let prefix = if self.call_id_length == CALL_ID_LENGTH { "call_" } else { "" };
+        format!("{prefix}{}", &hash[..self.call_id_length])
     }
 
     /// Adds the place of kept KV to the response.
@@ -394,17 +437,20 @@ mod tests {
             index: 0,
             rid: "r",
             text: "é!",
+            reasoning: "",
+            calls: &[],
+            has_call: false,
             token_ids: &[7, 9, 5],
             positions,
             text_offset: 2,
             prompt_ids: Some(&[1, 2]),
             finish,
-            usage: Usage { prompt: 2, completion: 3, cached: 1 },
+            usage: Usage { prompt: 2, completion: 3, cached: 1, reasoning: 0 },
         }
     }
 
     fn usage() -> Usage {
-        Usage { prompt: 2, completion: 3, cached: 1 }
+        Usage { prompt: 2, completion: 3, cached: 1, reasoning: 0 }
     }
 
     fn renderer(request: Result<GenerateRequest, super::super::ApiError>) -> Renderer {

@@ -18,6 +18,7 @@ pub use sim::{
     LoadFlags, PlaceFlags, SimCommand, SimEngine, SimFlags, SimFlow, SimTransfer, WorkloadFlags,
 };
 
+use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
 use crate::config::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer,
@@ -223,6 +224,13 @@ pub(super) struct ModelFlags {
     /// tests with any model size
     #[arg(long, value_enum, default_value_t)]
     pub(super) load_format: LoadFormat,
+    /// How the model writes tool calls. auto takes what its chat template shows; none refuses tools
+    #[arg(long, value_enum, default_value_t, value_name = "NAME")]
+    pub(super) tool_call_parser: ToolCallParser,
+    /// How the model writes reasoning. auto takes what its chat template shows; none leaves
+    /// reasoning in the content
+    #[arg(long, value_enum, default_value_t, value_name = "NAME")]
+    pub(super) reasoning_parser: ReasoningParser,
 }
 
 #[derive(Args, Debug)]

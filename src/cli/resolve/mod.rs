@@ -420,14 +420,28 @@ fn value(flag: &'static str, value: impl ToString, limit: impl Into<String>) -> 
 }
 
 fn model(flags: ModelFlags) -> Result<ServedModelConfig, ConfigError> {
-    let ModelFlags { model: path, mut served_model_name, max_model_len, load_format } = flags;
+    let ModelFlags {
+        model: path,
+        mut served_model_name,
+        max_model_len,
+        load_format,
+        tool_call_parser,
+        reasoning_parser,
+    } = flags;
     if served_model_name.iter().any(|name| name.trim().is_empty()) {
         return Err(value("--served-model-name", "\"\"", "must not be empty"));
     }
     if served_model_name.is_empty() {
         served_model_name = default_names(&path);
     }
-    Ok(ServedModelConfig { path, served_names: served_model_name, max_model_len, load_format })
+    Ok(ServedModelConfig {
+        path,
+        served_names: served_model_name,
+        max_model_len,
+        load_format,
+        tool_call_parser,
+        reasoning_parser,
+    })
 }
 
 /// The name of the file or directory, then MODEL as typed (vLLM's default name).

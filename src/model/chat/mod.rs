@@ -7,6 +7,9 @@
 
 mod json;
 mod strftime;
+mod tools;
+
+pub use tools::describe_tools;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
@@ -85,6 +88,11 @@ impl ChatTemplate {
     /// The template as in the model's files.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Whether it shows tools to the model.
+    pub fn takes_tools(&self) -> bool {
+        self.source.contains("tools")
     }
 
     /// The template and its special tokens as one text. Equal texts render equally.

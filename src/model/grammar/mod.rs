@@ -7,15 +7,22 @@
 //! Not here: the table of masks that the engine reads (`sched::masks`), fields of requests
 //! (`api::structured_output`). The parser is the crate `llguidance`.
 
+mod calls;
 mod gbnf;
+#[cfg(test)]
+mod schema_tests;
+#[cfg(test)]
+mod tests;
 mod vocabulary;
 
 use crate::limits::{
     GRAMMAR_DEPTH_MAX, GRAMMAR_ERROR_BYTES_MAX, GRAMMAR_ITEMS_MAX, GRAMMAR_LEXER_FUEL,
     GRAMMAR_LEXER_STATES_MAX, GRAMMAR_ROW_ITEMS_MAX, GRAMMAR_STEP_FUEL, GRAMMAR_SYMBOLS_MAX,
 };
+use crate::model::answer::{ReasoningFormat, ReasoningStart, ToolFormat, special_token};
 use crate::model::tokenizer::Tokenizer;
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+pub use calls::CallGrammar;
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
@@ -31,7 +38,7 @@ pub const WHITESPACE_OPTIONS: &str = "x-guidance";
 const BLANKS: &str = r"[ \t]{1,20}|\r?\n(\r?\n)?[ \t]{0,40}";
 
 /// What an answer must be.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum GrammarSource {
     /// Any JSON object.
     JsonObject,
@@ -43,6 +50,18 @@ pub enum GrammarSource {
     Choice(Vec<String>),
     /// A text of this grammar: in the GBNF of llama.cpp if it has `::=`, else in Lark.
     Grammar(String),
+    /// Tool calls in the format of the model.
+    Calls(CallGrammar),
+}
+
+/// What a grammar must know of the prompt and the model.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct GrammarContext {
+    /// The format of tool calls.
+    pub tools: ToolFormat,
+    /// Where the prompt left the reasoning, if the answer can begin with reasoning, which has no
+    /// grammar.
+    pub reasoning: Option<ReasoningStart>,
 }
 
 /// Why a grammar cannot be used.
@@ -106,11 +125,14 @@ impl GrammarCompiler {
         &self,
         tokenizer: &Tokenizer,
         source: &GrammarSource,
+        context: GrammarContext,
     ) -> Result<GrammarState, GrammarError> {
         let factory = self.factory.get_or_init(|| self.make_factory(tokenizer));
         let factory = factory.as_ref().map_err(GrammarError::clone)?;
         check_depth(source)?;
-        let matcher = Matcher::new(factory.create_parser(parse(source)?));
+        let grammar = parse(source, tokenizer, context.tools)?;
+        let grammar = after_reasoning(grammar, tokenizer, context.reasoning);
+        let matcher = Matcher::new(factory.create_parser(grammar));
         match matcher.get_error() {
             Some(error) => Err(GrammarError::new(error)),
             None => Ok(GrammarState { matcher, words: self.vocab.div_ceil(32) }),
@@ -147,9 +169,10 @@ fn check_depth(source: &GrammarSource) -> Result<(), GrammarError> {
     let text = match source {
         GrammarSource::Regex(text) | GrammarSource::Grammar(text) => text,
         // Its JSON has a bound of its own.
-        GrammarSource::JsonSchema(_) | GrammarSource::JsonObject | GrammarSource::Choice(_) => {
-            return Ok(());
-        }
+        GrammarSource::JsonSchema(_)
+        | GrammarSource::JsonObject
+        | GrammarSource::Choice(_)
+        | GrammarSource::Calls(_) => return Ok(()),
     };
     let mut depth = 0_usize;
     for byte in text.bytes() {
@@ -166,7 +189,11 @@ fn check_depth(source: &GrammarSource) -> Result<(), GrammarError> {
     Ok(())
 }
 
-fn parse(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
+fn parse(
+    source: &GrammarSource,
+    tokenizer: &Tokenizer,
+    tools: ToolFormat,
+) -> Result<TopLevelGrammar, GrammarError> {
     Ok(match source {
         GrammarSource::JsonObject => of_schema(json!({"type": "object"})),
         GrammarSource::JsonSchema(schema) => {
@@ -181,7 +208,42 @@ fn parse(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
             TopLevelGrammar::from_lark(gbnf::to_lark(text)?)
         }
         GrammarSource::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
+        GrammarSource::Calls(calls) => {
+            TopLevelGrammar::from_lark(calls::to_lark(calls, tools, tokenizer))
+        }
     })
+}
+
+/// The same grammar behind reasoning, if the answer can begin with reasoning.
+fn after_reasoning(
+    mut grammar: TopLevelGrammar,
+    tokenizer: &Tokenizer,
+    start: Option<ReasoningStart>,
+) -> TopLevelGrammar {
+    let opening = match start {
+        None | Some(ReasoningStart::Over) => return grammar,
+        Some(ReasoningStart::Inside) => String::new(),
+        Some(ReasoningStart::Outside) => match special_token(tokenizer, ReasoningFormat::TAGS[0]) {
+            Some(id) => format!("<[{id}]> "),
+            None => format!("{} ", json!(ReasoningFormat::TAGS[0])),
+        },
+    };
+    let optional = if opening.is_empty() { "" } else { "?" };
+    let thoughts = match special_token(tokenizer, ReasoningFormat::TAGS[1]) {
+        Some(id) => format!("thoughts: /(?s:.*)/ <[{id}]>"),
+        None => format!("thoughts[suffix={}]: /(?s:.*)/", json!(ReasoningFormat::TAGS[1])),
+    };
+    // Models write an empty line behind the tag.
+    let whole = format!("start: ({opening}thoughts /\\n{{0,2}}/){optional} @answer\n{thoughts}\n");
+    for part in &mut grammar.grammars {
+        part.name = Some("answer".into());
+    }
+    grammar.grammars.insert(0, GrammarWithLexer::from_lark(whole));
+    grammar
+}
+
+fn blank_options() -> Value {
+    json!({"whitespace_pattern": BLANKS})
 }
 
 /// The grammar of a JSON schema. If the schema does not set its whitespace, [`BLANKS`] does.
@@ -190,7 +252,7 @@ fn of_schema(mut schema: Value) -> TopLevelGrammar {
         schema = json!({});
     }
     if let Some(fields) = schema.as_object_mut() {
-        fields.entry(WHITESPACE_OPTIONS).or_insert_with(|| json!({"whitespace_pattern": BLANKS}));
+        fields.entry(WHITESPACE_OPTIONS).or_insert_with(blank_options);
     }
     TopLevelGrammar::from_json_schema(schema)
 }
@@ -239,154 +301,5 @@ impl GrammarState {
         // The parser's masks have a bit more.
         mask.truncate(self.words);
         Ok(mask)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::testing::fixture;
-    use crate::stdx::rng::Rng;
-
-    fn tokenizer() -> Tokenizer {
-        Tokenizer::from_hf(&fixture("llama-f32")).unwrap()
-    }
-
-    fn ids_of(mask: &[u32]) -> Vec<u32> {
-        let is_allowed = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
-        (0..mask.len() as u32 * 32).filter(is_allowed).collect()
-    }
-
-    /// A text of the grammar, from random tokens; `None` if it did not end.
-    fn text_of(source: &GrammarSource, seed: u64) -> Option<String> {
-        let tokenizer = tokenizer();
-        let compiler = GrammarCompiler::new(tokenizer.vocab_size(), &[2]);
-        let mut state = compiler.compile(&tokenizer, source).unwrap();
-        let (mut ids, mut dice) = (Vec::new(), Rng::new(seed));
-        for _ in 0..400 {
-            let mask = state.compute_mask().unwrap();
-            let allowed = ids_of(&mask);
-            // Ends as soon as it can.
-            let id = if allowed.contains(&2) { 2 } else { dice.pick(&allowed) };
-            state.advance(id).unwrap();
-            if id == 2 {
-                assert_eq!(state.compute_mask().unwrap(), {
-                    let mut only = vec![0; mask.len()];
-                    only[0] = 1 << 2;
-                    only
-                });
-                return Some(tokenizer.decode(&ids, false));
-            }
-            ids.push(id);
-        }
-        None
-    }
-
-    #[test]
-    fn each_kind_of_grammar_limits_the_text() {
-        let schema = r#"{"type":"object","properties":{"a":{"enum":[1,"x"]}},"required":["a"],
-            "additionalProperties":false}"#;
-        let gbnf = "root ::= \"<\" [a-c]{2} \">\"".to_owned();
-        let lark = "start: \"<\" /[a-c]/ /[a-c]/ \">\"".to_owned();
-        for seed in 0..20 {
-            let text = |source| text_of(&source, seed).unwrap();
-            let json: serde_json::Value =
-                serde_json::from_str(&text(GrammarSource::JsonSchema(schema.into()))).unwrap();
-            assert!(json == json!({"a": 1}) || json == json!({"a": "x"}), "{json}");
-            let choice = text(GrammarSource::Choice(vec!["yes".into(), "n\"o".into()]));
-            assert!(["yes", "n\"o"].contains(&&*choice), "{choice}");
-            let digits = text(GrammarSource::Regex("[0-9]{3}-x".into()));
-            assert!(digits.len() == 5 && digits.ends_with("-x"), "{digits}");
-            for source in
-                [GrammarSource::Grammar(gbnf.clone()), GrammarSource::Grammar(lark.clone())]
-            {
-                let text = text(source);
-                let inner = text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap();
-                assert!(inner.len() == 2 && inner.bytes().all(|b| b"abc".contains(&b)), "{text}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_error_names_the_keyword() {
-        let tokenizer = tokenizer();
-        let compiler = GrammarCompiler::new(tokenizer.vocab_size(), &[2]);
-        let error = |source| compiler.compile(&tokenizer, &source).unwrap_err().to_string();
-        let schema = r#"{"type":"array","uniqueItems":true}"#;
-        let told = error(GrammarSource::JsonSchema(schema.into()));
-        assert!(told.contains("uniqueItems"), "{told}");
-        let told = error(GrammarSource::Regex("a(".into()));
-        assert!(!told.is_empty() && told.len() < 500, "{told}");
-        let told = GrammarCompiler::new(tokenizer.vocab_size(), &[])
-            .compile(&tokenizer, &GrammarSource::JsonObject);
-        assert!(told.unwrap_err().to_string().contains("end-of-sequence"));
-    }
-
-    /// A grammar of rules that each refer to the next, and its last rule.
-    fn chain(count: usize, rule: impl Fn(usize) -> String, last: &str) -> String {
-        (0..count).map(rule).collect::<String>() + last
-    }
-
-    #[test]
-    fn a_hostile_grammar_is_refused_or_has_bounded_work() {
-        let nested = |open: &str, close: &str, count: usize| {
-            format!("start: {}\"a\"{}", open.repeat(count), close.repeat(count))
-        };
-        let rules = chain(3000, |i| format!("a{i} ::= a{} | \"x\"\n", i + 1), "a3000 ::= \"y\"");
-        let terminals = chain(3500, |i| format!("A{i}: A{} \"x\"\n", i + 1), "A3500: \"y\"\n");
-        let doubling = chain(40, |i| format!("A{i}: A{0} A{0}\n", i + 1), "A40: \"y\"\n");
-        let next = |i| format!("\"d{i}\":{{\"$ref\":\"#/$defs/d{}\"}},", i + 1);
-        let refs = chain(1800, next, "\"d1800\":{\"type\":\"null\"}");
-        let either =
-            |i| format!("{{\"anyOf\":[{{\"required\":[\"a{i}\"]}},{{\"required\":[\"b{i}\"]}}]}},");
-        let many = |i| format!("\"p{i}\":{{\"type\":\"object\"}},");
-        let sources = [
-            GrammarSource::Grammar(format!("root ::= a0\n{rules}")),
-            GrammarSource::Grammar(format!("start: A0\n{terminals}")),
-            GrammarSource::Grammar(format!("start: A0\n{doubling}")),
-            GrammarSource::Grammar(nested("(", ")", 250)),
-            GrammarSource::Grammar(nested("(", ")", 9000)),
-            GrammarSource::Grammar("start: s\ns: s s | \"a\" | \"\"".into()),
-            GrammarSource::Regex("(((a{1,100}){1,100}){1,100}){1,100}".into()),
-            GrammarSource::Regex("(.*a.{20}|.*b.{20}|.*c.{20}).*".into()),
-            GrammarSource::JsonSchema(format!("{{\"$defs\":{{{refs}}},\"$ref\":\"#/$defs/d0\"}}")),
-            GrammarSource::JsonSchema("{\"$ref\":\"#\"}".into()),
-            GrammarSource::JsonSchema(format!("{{\"allOf\":[{}]}}", chain(14, either, "{}"))),
-            GrammarSource::JsonSchema(format!(
-                "{{\"properties\":{{{}}}}}",
-                chain(1100, many, "\"x\":{}")
-            )),
-            GrammarSource::JsonSchema("{\"type\":\"string\",\"minLength\":1000000}".into()),
-            GrammarSource::JsonSchema("{\"minimum\":-1e300,\"maximum\":1e300}".into()),
-            GrammarSource::JsonSchema(format!(
-                "{}{{}}{}",
-                "{\"items\":".repeat(200),
-                "}".repeat(200)
-            )),
-        ];
-        let run = move || {
-            let tokenizer = tokenizer();
-            let compiler = GrammarCompiler::new(tokenizer.vocab_size(), &[2]);
-            let mut states = Vec::new();
-            for source in sources {
-                let Ok(mut state) = compiler.compile(&tokenizer, &source) else { continue };
-                let mut dice = Rng::new(1);
-                for _ in 0..40 {
-                    let Ok(mask) = state.compute_mask() else { break };
-                    let allowed = ids_of(&mask);
-                    assert!(!allowed.is_empty(), "{source:?}");
-                    if state.advance(dice.pick(&allowed)).is_err() {
-                        break;
-                    }
-                }
-                states.push(state);
-            }
-            states
-        };
-        // The compiler recurses, so the test has the stack that production has.
-        let thread = std::thread::Builder::new().stack_size(crate::limits::GRAMMAR_STACK);
-        let states = thread.spawn(run).unwrap().join().unwrap();
-        // `ctl` drops some states. It has a usual stack.
-        assert!(states.len() > 5);
     }
 }

@@ -2,12 +2,15 @@
 
 use super::Tokenizer;
 use super::pieces::Decoding;
+use std::sync::Arc;
 
 /// Converts the ids of one text. It keeps the bytes of an unfinished character until the next id.
 /// The cost of an id depends only on its own bytes.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     skip_special: bool,
+    /// Special tokens that have text nevertheless.
+    tags: Option<Arc<[u32]>>,
     started: bool,
     /// At most three bytes between calls.
     pending: Vec<u8>,
@@ -16,13 +19,19 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// A detokenizer for one text. `skip_special` omits special tokens.
     pub fn new(skip_special: bool) -> Detokenizer {
-        Detokenizer { skip_special, started: false, pending: Vec::new() }
+        Detokenizer { skip_special, tags: None, started: false, pending: Vec::new() }
+    }
+
+    /// The same, but these special tokens always have text.
+    pub fn with_tags(self, tags: Option<Arc<[u32]>>) -> Detokenizer {
+        Detokenizer { tags, ..self }
     }
 
     /// Appends the text that is complete after `id`. A malformed sequence becomes U+FFFD as soon as
     /// it is detected.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, text: &mut String) {
-        if self.skip_special && tokenizer.is_special(id) {
+        let is_tag = || self.tags.as_ref().is_some_and(|tags| tags.contains(&id));
+        if self.skip_special && tokenizer.is_special(id) && !is_tag() {
             return;
         }
         let mut bytes = tokenizer.token_bytes(id);

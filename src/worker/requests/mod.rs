@@ -19,7 +19,7 @@ mod timings;
 pub use placement::Placement;
 
 use crate::api::bootstrap::SOURCE_PARAM;
-use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, kv_transfer};
+use crate::api::{ApiEndpoint, ApiError, ErrorCode, GenerateRequest, Prompts, kv_transfer};
 use crate::cause::Cause;
 use crate::http::response::Response;
 use crate::ids::{RequestId, RequestKey};
@@ -260,10 +260,11 @@ impl RequestTable {
         let task = TextTask::Prompts(PromptTask {
             prompts,
             endpoint: request.endpoint,
-            grammar: request
-                .structured
-                .take()
-                .map(|grammar| GrammarTask { grammar, answered: answered(&request, choices) }),
+            grammar: request.structured.take().map(|grammar| GrammarTask {
+                grammar,
+                answered: answered(&request, choices),
+                can_reason: request.endpoint == ApiEndpoint::Chat,
+            }),
         });
         let ticket = match self.queue.submit(TextJob { key, task }) {
             Ok(ticket) => ticket,

@@ -4,17 +4,18 @@
 //! Thread: `ctl`. Invariant: all choices are resumed before one of them is placed. Not here: the
 //! tokeniser (`text`), the choice of workers (`placement`).
 
-use super::active_request::{ChoiceInput, FirstTokenState};
-use super::{ChoicePlace, Context, RequestTable};
+use super::active_request::{ActiveRequest, ChoiceInput, FirstTokenState};
+use super::{ChoicePlace, Context, RequestTable, ServingConfig};
 use crate::api::render::Renderer;
 use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, resume};
 use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
 use crate::ids::RequestKey;
+use crate::model::answer::{ReasoningStart, ToolFormat};
 use crate::net::ConnId;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
-use crate::worker::text::{self, TextOutput, prompt_param};
+use crate::worker::text::{self, TextOutput, TextProcessor, prompt_param};
 use std::sync::Arc;
 
 impl RequestTable {
@@ -93,25 +94,11 @@ impl RequestTable {
             return self.fail_request(key, &error, Cause::Refused, cx);
         }
         let Some(active) = self.active.get_mut(&key) else { return };
-        let request = &active.request;
-        let echoed =
-            if request.echo { echoes(prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
-        let prompted: Vec<PreparedPrompt> = ids
-            .into_iter()
-            .enumerate()
-            .map(|(index, ids)| PreparedPrompt {
-                ids: ids.into(),
-                echo: echoed.get(index).cloned(),
-                rid: request.rids.get(index).cloned().unwrap_or_else(|| active.id.clone()),
-            })
-            .collect();
-        let begun = request.resume.as_ref().and_then(|resume| resume.created);
+        let begun = active.request.resume.as_ref().and_then(|resume| resume.created);
         let created = begun.unwrap_or_else(|| cx.reactor.since_epoch().as_secs());
-        let kept = active.kept.clone();
-        let renderer =
-            Renderer::new(request, &active.id, created, &self.config.names[0]).with_kept(kept);
-        let response =
-            ResponseBuilder::new(request, renderer, &prompted, &self.config.eos, active.id.clone());
+        let (response, prompted) =
+            build_response(active, (prompts, ids), &self.text, &self.config, created);
+        let request = &active.request;
         active.response = Some(response);
         active.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
         active.first_tokens = vec![FirstTokenState::default(); active.timings.len()];
@@ -205,4 +192,37 @@ impl RequestTable {
         }
         Ok(())
     }
+}
+
+/// The answer of a request that has no token yet, and its prompts. It begins at `created` seconds
+/// of Unix time.
+fn build_response(
+    active: &ActiveRequest,
+    (prompts, ids): (&Prompts, Vec<Vec<u32>>),
+    text: &TextProcessor,
+    config: &ServingConfig,
+    created: u64,
+) -> (ResponseBuilder, Vec<PreparedPrompt>) {
+    let (request, style) = (&active.request, &text.style);
+    let echoed = if request.echo { echoes(prompts, &ids, &text.tokenizer) } else { Vec::new() };
+    let rules = request.answer_rules(style);
+    let prepare = |(index, ids): (usize, Vec<u32>)| PreparedPrompt {
+        reasoning: match rules {
+            Some(_) => style.reasoning_after(&ids, &text.tokenizer),
+            None => ReasoningStart::Over,
+        },
+        ids: ids.into(),
+        echo: echoed.get(index).cloned(),
+        rid: request.rids.get(index).cloned().unwrap_or_else(|| active.id.clone()),
+    };
+    let prompted: Vec<PreparedPrompt> = ids.into_iter().enumerate().map(prepare).collect();
+    let renderer = Renderer::new(request, &active.id, created, &config.names[0]);
+    let mut renderer = renderer.with_kept(active.kept.clone());
+    if style.tools == Some(ToolFormat::Mistral) {
+        renderer = renderer.with_short_call_ids();
+    }
+    let id = active.id.clone();
+    let response =
+        ResponseBuilder::new(request, renderer, &prompted, rules.as_ref(), &config.eos, id);
+    (response, prompted)
 }

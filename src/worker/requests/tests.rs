@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::api::tokenize::DetokenizeRequest;
+use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::ids::WorkerId;
+use crate::model::answer::AnswerStyle;
 use crate::model::grammar::GrammarCompiler;
 use crate::model::tokenizer::Tokenizer;
 use crate::obs::registry::Registry;
@@ -19,7 +21,13 @@ impl RequestTable {
         let tokenizer = Tokenizer::from_hf(&model).unwrap();
         let grammars = GrammarCompiler::new(tokenizer.vocab_size(), &[]);
         let (chat, clock) = (None, Clock::default());
-        let text = Arc::new(TextProcessor { tokenizer, chat, context: 64, clock, grammars });
+        let style = AnswerStyle::new(
+            chat.as_ref(),
+            &tokenizer,
+            ToolCallParser::Auto,
+            ReasoningParser::Auto,
+        );
+        let text = Arc::new(TextProcessor { tokenizer, chat, context: 64, clock, grammars, style });
         let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
         let config = ServingConfig {
             names: vec!["llama".into()],

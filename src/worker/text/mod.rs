@@ -16,8 +16,9 @@ use crate::api::tokenize::{
 use crate::api::{ApiEndpoint, ApiError, ErrorCode, Prompts, resume};
 use crate::cause::Cause;
 use crate::ids::RequestKey;
+use crate::model::answer::AnswerStyle;
 use crate::model::chat::{self, ChatTemplate};
-use crate::model::grammar::{GrammarCompiler, GrammarError, GrammarState};
+use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarError, GrammarState};
 use crate::model::tokenizer::Tokenizer;
 use crate::sys::clock::Clock;
 use serde::Serialize;
@@ -36,6 +37,8 @@ pub struct TextProcessor {
     pub clock: Clock,
     /// Compiles grammars.
     pub grammars: GrammarCompiler,
+    /// How the model writes its answers.
+    pub style: AnswerStyle,
 }
 
 /// A task with the id of its result.
@@ -65,6 +68,8 @@ pub struct GrammarTask {
     pub grammar: StructuredOutput,
     /// By choice: the ids that its client already has.
     pub answered: Vec<Vec<u32>>,
+    /// Whether the answer can begin with reasoning, which has no grammar.
+    pub can_reason: bool,
 }
 
 /// The grammar of one choice before its first token.
@@ -96,7 +101,13 @@ impl TextTask {
     /// Size of the input: bytes of text, or number of ids.
     fn size(&self) -> usize {
         let of_chat = |chat: &ChatPrompt| {
-            chat.messages.iter().chain(chat.template_kwargs.values()).map(text_size).sum()
+            let tools = chat.tools.iter();
+            chat.messages
+                .iter()
+                .chain(chat.template_kwargs.values())
+                .chain(tools)
+                .map(text_size)
+                .sum()
         };
         match self {
             TextTask::Prompts(PromptTask { prompts, .. }) => match prompts {
@@ -151,7 +162,8 @@ impl TextProcessor {
         match task {
             TextTask::Prompts(PromptTask { prompts, endpoint, grammar }) => {
                 let ids = self.ids_while(&prompts, endpoint, is_wanted)?;
-                let grammars = grammar.map(|task| self.prepare_grammars(&task)).transpose()?;
+                let grammars =
+                    grammar.map(|task| self.prepare_grammars(&task, &ids)).transpose()?;
                 Ok(TextOutput::Ids(prompts, ids, grammars.unwrap_or_default()))
             }
             TextTask::Tokenize(asked) => self.tokenize(&asked),
@@ -226,11 +238,22 @@ impl TextProcessor {
         }
     }
 
-    /// The grammar of each choice, behind the ids that its client has.
-    fn prepare_grammars(&self, task: &GrammarTask) -> Result<Vec<PreparedGrammar>, ApiError> {
+    /// The grammar of each choice, behind the ids that its client has. `prompts` are their ids.
+    fn prepare_grammars(
+        &self,
+        task: &GrammarTask,
+        prompts: &[Vec<u32>],
+    ) -> Result<Vec<PreparedGrammar>, ApiError> {
         let StructuredOutput { field, source } = &task.grammar;
         let refused = |why: GrammarError| ApiError::invalid(field.clone(), why);
-        let fresh = self.grammars.compile(&self.tokenizer, source).map_err(refused)?;
+        // Only a chat reasons, and it has one prompt.
+        let reasons = task.can_reason && self.style.reasoning.is_some();
+        let prompt = prompts.first().filter(|_| reasons);
+        let context = GrammarContext {
+            tools: self.style.tools.unwrap_or_default(),
+            reasoning: prompt.map(|ids| self.style.reasoning_after(ids, &self.tokenizer)),
+        };
+        let fresh = self.grammars.compile(&self.tokenizer, source, context).map_err(refused)?;
         let prepare = |answered: &Vec<u32>| {
             let mut state = Box::new(fresh.fork());
             let strays =
@@ -256,9 +279,21 @@ impl TextProcessor {
             let message = "this model has no chat template; use /v1/completions";
             return Err(ApiError::new(400, ErrorCode::NoChatTemplate, message));
         };
+        let tools = &conversation.tools[..];
+        if !tools.is_empty() && self.style.tools.is_none() {
+            return Err(ApiError::unsupported("tools"));
+        }
+        let described;
+        let (messages, tools) = match template.takes_tools() {
+            true => (&conversation.messages, tools),
+            false => {
+                described = chat::describe_tools(&conversation.messages, tools);
+                (&described, &[][..])
+            }
+        };
         let rendered = template.render(&chat::Conversation {
-            messages: &conversation.messages,
-            tools: None,
+            messages,
+            tools: (!tools.is_empty()).then_some(tools),
             variables: Some(&conversation.template_kwargs),
             add_generation_prompt: conversation.add_generation_prompt,
             now: self.clock.since_epoch(),
@@ -288,10 +323,17 @@ pub fn prompt_param(endpoint: ApiEndpoint, prompts: &Prompts) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::parsers::{ReasoningParser, ToolCallParser};
 
     fn processor(tokenizer: Tokenizer, chat: Option<ChatTemplate>) -> TextProcessor {
         let grammars = GrammarCompiler::new(tokenizer.vocab_size(), &[2]);
-        TextProcessor { tokenizer, chat, context: 64, clock: Clock::default(), grammars }
+        let style = AnswerStyle::new(
+            chat.as_ref(),
+            &tokenizer,
+            ToolCallParser::Auto,
+            ReasoningParser::Auto,
+        );
+        TextProcessor { tokenizer, chat, context: 64, clock: Clock::default(), grammars, style }
     }
 
     #[test]
@@ -321,6 +363,7 @@ mod tests {
         let message = serde_json::json!({"role": "user", "content": "x"});
         let conversation = ChatPrompt {
             messages: vec![message],
+            tools: Vec::new(),
             add_generation_prompt: true,
             template_kwargs: serde_json::Map::new(),
         };

@@ -210,6 +210,7 @@ impl Cluster {
             salt: None,
             sampling: SamplingParams::GREEDY,
             grammar: None,
+            rules: None,
             top_logprobs: 0,
             max_new: 1,
             stop_tokens: Vec::new(),

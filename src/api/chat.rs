@@ -21,7 +21,6 @@ const DIALECT: Dialect = Dialect {
 const UNSUPPORTED: &[Neutral<'_>] = &[
     ("audio", &[]),
     ("function_call", &["\"none\"", "\"auto\""]),
-    ("logit_bias", &["{}"]),
     ("modalities", &["[\"text\"]"]),
     ("moderation", &[]),
     ("prediction", &[]),
@@ -242,7 +241,6 @@ mod tests {
             ("audio", "{}"),
             ("function_call", "{\"name\":\"f\"}"),
             ("functions", "[{}]"),
-            ("logit_bias", "{\"1\":1}"),
             ("modalities", "[\"text\",\"audio\"]"),
             ("prediction", "{}"),
             ("reasoning_effort", "\"high\""),
@@ -252,8 +250,7 @@ mod tests {
             ("web_search_options", "{}"),
             ("chat_template", "\"x\""),
             ("continue_final_message", "true"),
-            ("bad_words", "[\"a\"]"),
-            ("include_stop_str_in_output", "true"),
+            ("truncate_prompt_tokens", "5"),
         ] {
             let error = with(&format!("\"{field}\":{value}")).expect_err(field);
             assert_eq!(

@@ -14,7 +14,7 @@ const DIALECT: Dialect = Dialect {
 };
 
 /// Fields of OpenAI that are not supported, with the values that have no effect.
-const UNSUPPORTED: &[Neutral<'_>] = &[("suffix", &["\"\""]), ("logit_bias", &["{}"])];
+const UNSUPPORTED: &[Neutral<'_>] = &[("suffix", &["\"\""])];
 
 /// Reads a body. Sampling fields that are absent take their values from `defaults`.
 ///
@@ -124,7 +124,7 @@ mod tests {
                 && request.stream
                 && request.include_usage
         );
-        assert!(request.return_token_ids && request.return_timings);
+        assert!(request.return_token_ids && request.return_timings && request.includes_stop);
         assert_eq!(request.logprobs, Some(0));
         assert_eq!(
             (request.rids, request.cache_salt.as_deref()),
@@ -132,7 +132,7 @@ mod tests {
         );
         let rooms: Vec<_> = request.bootstrap.unwrap().iter().map(|b| b.room.0).collect();
         assert_eq!(rooms, [4, 5]);
-        assert_eq!(request.unknown, ["stream_options.every", "no_stop_trim", "foo"]);
+        assert_eq!(request.unknown, ["stream_options.every", "foo"]);
     }
 
     #[test]
@@ -181,8 +181,12 @@ mod tests {
             ("max_tokens", "0"),
             ("max_tokens", "-1"),
             ("max_tokens", "4294967296"),
-            ("min_tokens", "1"),
             ("min_tokens", "17"),
+            ("bad_words", "[\"\"]"),
+            ("allowed_token_ids", "[]"),
+            ("include_stop_str_in_output", "1"),
+            ("return_tokens_as_token_ids", "1"),
+            ("stream_options.continuous_usage_stats", "1"),
             ("stop", "7"),
             ("stop", "\"\""),
             ("stop", "[\"\"]"),
@@ -197,7 +201,7 @@ mod tests {
             ("stream_options", "true"),
             ("stream_options.include_usage", "1"),
             ("suffix", "\"x\""),
-            ("logit_bias", "{\"5\":1}"),
+            ("logit_bias", "{\"5\":101}"),
             ("best_of", "2"),
             ("rid", "[\"a\",\"b\"]"),
             ("rid", "\"\""),

@@ -26,8 +26,7 @@ const UNSUPPORTED: &[Neutral<'_>] = &[
 ];
 
 /// Unsupported fields inside `sampling_params`.
-const UNSUPPORTED_SAMPLING: &[Neutral<'_>] =
-    &[("structural_tag", &[]), ("stop_regex", &["[]"]), ("logit_bias", &["{}"])];
+const UNSUPPORTED_SAMPLING: &[Neutral<'_>] = &[("structural_tag", &[]), ("stop_regex", &["[]"])];
 
 /// Fields that SGLang's router adds, with the values that have no effect.
 const ADDED: &[Neutral<'_>] = &[
@@ -73,7 +72,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         return Err(ApiError::invalid(other.field, why));
     }
     request.read_sampling(&mut sampling, &DIALECT, defaults)?;
-    sampling.ignore(&[("no_stop_trim", &["false"]), ("spaces_between_special_tokens", &["true"])]);
+    sampling.ignore(&[("spaces_between_special_tokens", &["true"])]);
     request.unknown.extend(sampling.rest());
     let top = fields.integer("top_logprobs_num", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);
     request.logprobs = fields.flag("return_logprob", false)?.then_some(top);
@@ -142,8 +141,12 @@ mod tests {
             ),
             (r#"{"text":"a","regex":"a","sampling_params":{"regex":"a"}}"#, "regex"),
             (
-                r#"{"text":"a","sampling_params":{"min_new_tokens":1}}"#,
+                r#"{"text":"a","sampling_params":{"min_new_tokens":129}}"#,
                 "sampling_params.min_new_tokens",
+            ),
+            (
+                r#"{"text":"a","sampling_params":{"logit_bias":{"a":1}}}"#,
+                "sampling_params.logit_bias",
             ),
             (r#"{"text":"a","image_data":"x"}"#, "image_data"),
             (r#"{"text":"a","top_logprobs_num":21}"#, "top_logprobs_num"),

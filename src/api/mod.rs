@@ -20,6 +20,7 @@ pub mod request;
 pub mod resume;
 pub mod routed_body;
 pub mod structured_output;
+pub mod token_rules;
 pub mod tokenize;
 pub mod tools;
 

@@ -9,6 +9,7 @@ use super::fields::{Fields, Neutral, OneOrMany, first_item};
 use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
 use super::resume::{self, Resume};
 use super::structured_output::{self, StructuredOutput};
+use super::token_rules::{self, TokenRuleFields};
 use super::tools::Tools;
 use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX,
@@ -22,11 +23,9 @@ use std::time::Duration;
 /// support. The server refuses them at every endpoint.
 const OBEYED: &[Neutral<'_>] = &[
     ("structural_tag", &[]),
-    ("bad_words", &["[]"]),
     ("use_beam_search", &["false"]),
     ("prompt_logprobs", &["0"]),
     ("truncate_prompt_tokens", &["-1"]),
-    ("include_stop_str_in_output", &["false"]),
     ("lora_path", &[]),
     ("custom_logit_processor", &[]),
     ("return_hidden_states", &["false"]),
@@ -146,8 +145,14 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// Maximum tokens to generate, at least 1; `None`: until the context is full.
     pub max_tokens: Option<u32>,
-    /// Minimum tokens before the answer can end: 0, or 1 if the request keeps KV.
+    /// Tokens before the answer can end.
     pub min_tokens: u32,
+    /// Rules about tokens.
+    pub rules: TokenRuleFields,
+    /// Whether the stop string or stop token that ends the answer is a part of it.
+    pub includes_stop: bool,
+    /// Whether the tokens of logprobs have the form `token_id:ID`.
+    pub tokens_as_ids: bool,
     /// Strings that end the answer. They are not part of it.
     pub stop: Vec<String>,
     /// Token ids that end the answer.
@@ -172,6 +177,8 @@ pub struct GenerateRequest {
     pub stream: bool,
     /// Whether the stream ends with the usage.
     pub include_usage: bool,
+    /// Whether each chunk of the stream has the usage so far.
+    pub continuous_usage: bool,
     /// Whether token ids are returned besides text.
     pub return_token_ids: bool,
     /// Whether stage times are returned.
@@ -210,7 +217,6 @@ pub(super) struct Dialect {
 
 /// Fields that SGLang's router adds or that engines know, with the values that have no effect here.
 const ADDED: &[Neutral<'_>] = &[
-    ("no_stop_trim", &["false"]),
     ("spaces_between_special_tokens", &["true"]),
     ("stream_reasoning", &["true", "false"]),
     ("routed_dp_rank", &["0", "-1"]),
@@ -234,6 +240,9 @@ impl GenerateRequest {
             sampling: Sampling::default(),
             max_tokens: None,
             min_tokens: 0,
+            rules: TokenRuleFields::default(),
+            includes_stop: false,
+            tokens_as_ids: fields.flag("return_tokens_as_token_ids", false)?,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             ignore_eos: false,
@@ -246,6 +255,7 @@ impl GenerateRequest {
             echo: false,
             stream: fields.flag("stream", false)?,
             include_usage: false,
+            continuous_usage: false,
             return_token_ids: fields.flag("return_token_ids", false)?,
             return_timings: fields.flag("return_timings", false)?,
             batch: false,
@@ -287,6 +297,9 @@ impl GenerateRequest {
         self.max_tokens = self.max_tokens.or(dialect.default_length);
         let most = self.max_tokens.unwrap_or(u32::MAX);
         self.min_tokens = fields.integer(dialect.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
+        self.rules = token_rules::read(fields)?;
+        self.includes_stop = fields.flag("include_stop_str_in_output", false)?;
+        self.includes_stop |= fields.flag("no_stop_trim", false)?;
         self.stop = stops(fields)?;
         if let Some(raw) = fields.take("stop_token_ids") {
             let must = format!("must be a list of at most {STOP_IDS_MAX} token ids");
@@ -328,13 +341,6 @@ impl GenerateRequest {
             }
             Some(KvTransfer::Take(met)) => self.bootstrap = Some(met),
         }
-        // A request that keeps KV always gets one token.
-        if self.min_tokens > u32::from(self.keeps_kv.is_some()) {
-            return Err(ApiError::unsupported(match self.endpoint {
-                ApiEndpoint::Generate => "sampling_params.min_new_tokens",
-                ApiEndpoint::Completions | ApiEndpoint::Chat => "min_tokens",
-            }));
-        }
         self.prefill = kv_transfer::read_prefill(&mut fields)?;
         if self.prefill.is_some() && (self.bootstrap.is_some() || self.keeps_kv.is_some()) {
             let why = "excludes `bootstrap_room` and `kv_transfer_params`";
@@ -354,6 +360,8 @@ impl GenerateRequest {
             // Requests padding that hides lengths from observers of encrypted traffic. It has no
             // effect here.
             options.flag("include_obfuscation", false)?;
+            let is_continuous = options.flag("continuous_usage_stats", false)?;
+            self.continuous_usage = self.include_usage && is_continuous;
             self.unknown.extend(options.rest());
         }
         Ok(())

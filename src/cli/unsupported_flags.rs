@@ -16,7 +16,6 @@ const BY_COMMAND: &str = "the command selects the role: baton serve, prefill, de
 const NO_CLIENT_CERTIFICATES: &str =
     "workers do not check client certificates; they can require a key (--api-key-file)";
 const WORKERS_TOKENISE: &str = "the workers tokenise";
-const WORKERS_PARSE: &str = "the workers parse answers; give them the flag";
 const NO_HISTORY: &str = "conversations are not stored";
 const CHANGES: &str =
     "changes to the set of workers need a proof of the cluster key, see --cluster-key-file";
@@ -148,8 +147,6 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Flags that `baton router` has and the other commands do not.
 const ROUTERS: &[(&str, &str)] = &[
-    ("--reasoning-parser", WORKERS_PARSE),
-    ("--tool-call-parser", WORKERS_PARSE),
     ("--pd-disaggregation", BY_COMMAND),
     ("--model-path", "give MODEL without a flag"),
     ("--tokenizer-path", OWN_TEXTS),

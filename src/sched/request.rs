@@ -5,7 +5,7 @@
 
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
 use crate::kv::prefix::{Salt, Sequence};
-use crate::model::sampler::SamplingParams;
+use crate::model::sampler::{SamplingParams, TokenRules};
 use crate::sched::masks::RequestGrammar;
 use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::Range;
@@ -45,6 +45,8 @@ pub struct EngineRequest {
     pub sampling: SamplingParams,
     /// The grammar that limits its tokens, if it has one.
     pub grammar: Option<RequestGrammar>,
+    /// Rules about its tokens.
+    pub rules: Option<Box<TokenRules>>,
     /// Alternatives per position, 0 to 20.
     pub top_logprobs: usize,
     /// Most ids to generate, at least 1. A prefill worker always generates one.

@@ -8,7 +8,7 @@ use crate::kv::region::Region;
 use crate::model::forward::batch::Batch;
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::model::logprobs::Sampled;
-use crate::model::sampler::{Sampler, TokenHistory};
+use crate::model::sampler::{Sampler, TokenHistory, TokenLimits};
 use crate::sched::channel::EngineChannel;
 use crate::sched::masks::{NextMask, RequestGrammar};
 use crate::sched::messages::EngineCommand;
@@ -170,7 +170,8 @@ impl TurnContext<'_> {
         let position = (request.prompt.len() + request.output.len()) as u32;
         let (logits, params, top) =
             (self.forward.logits(index), &request.sampling, request.top_logprobs);
-        self.sampler.sample(logits, mask, params, context, position, top)
+        let limits = TokenLimits { mask, rules: request.rules.as_deref() };
+        self.sampler.sample(logits, limits, params, context, position, top)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::model::{Fold, VOCAB};
 use crate::kv::prefix::Salt;
-use crate::model::sampler::{Sampler, SamplingParams, TokenHistory};
+use crate::model::sampler::{Sampler, SamplingParams, TokenHistory, TokenLimits};
 use crate::stdx::rng::Rng;
 use std::collections::VecDeque;
 
@@ -104,8 +104,10 @@ impl Workload {
         loop {
             let logits: Vec<f32> = fold.logits().collect();
             let context = TokenHistory { prompt: &order.prompt, resumed: &[], output: &output };
-            let token =
-                self.sampler.sample(&logits, None, &order.sampling, context, position, 0).token;
+            let token = self
+                .sampler
+                .sample(&logits, TokenLimits::default(), &order.sampling, context, position, 0)
+                .token;
             output.push(token);
             if order.stop_tokens.contains(&token) || output.len() == order.max_new as usize {
                 return output;

@@ -28,6 +28,10 @@ pub struct ResponseBuilder {
     marked: bool,
     open: usize,
     stops: Vec<String>,
+    /// Whether a stop string is a part of the answer.
+    includes_stop: bool,
+    /// Tokens of a choice before a stop string can end it.
+    min_tokens: u32,
     id: String,
 }
 
@@ -37,7 +41,7 @@ struct ChoiceState {
     prompt: Arc<[u32]>,
     detokenizer: Detokenizer,
     stop: TextMatcher,
-    /// Stop token ids, which have no text.
+    /// Ids at the end that have no text.
     silent: Vec<u32>,
     eos: Vec<u32>,
     /// Parts since the last chunk, or since the start if the answer is complete or cumulative.
@@ -102,7 +106,10 @@ impl ResponseBuilder {
             detokenizer: Detokenizer::new(request.skip_special_tokens)
                 .with_tags(rules.map(|rules| rules.tags.clone())),
             stop: TextMatcher::new(&request.stop),
-            silent: ending.iter().chain(&request.stop_token_ids).copied().collect(),
+            silent: match request.includes_stop {
+                true => ending.to_vec(),
+                false => ending.iter().chain(&request.stop_token_ids).copied().collect(),
+            },
             eos: ending.to_vec(),
             parts: AnswerParts {
                 content: prompted.echo.clone().unwrap_or_default(),
@@ -134,6 +141,8 @@ impl ResponseBuilder {
             return_token_ids: request.return_token_ids,
             marked: request.stream && request.resume.is_some(),
             stops: request.stop.clone(),
+            includes_stop: request.includes_stop,
+            min_tokens: request.min_tokens,
             id,
         }
     }
@@ -219,10 +228,19 @@ impl ResponseBuilder {
         }
         let mut piece = String::new();
         state.detokenizer.push(tokenizer, sampled.token, &mut piece);
-        let stop = state.push_text(&piece);
+        let stop = match state.generated <= self.min_tokens {
+            true => {
+                state.read(&piece);
+                None
+            }
+            false => state.push_text(&piece),
+        };
         state.reasoning_tokens +=
             u32::from(state.reader.as_ref().is_some_and(|r| r.is_reasoning()));
         if let Some(stop) = stop {
+            if self.includes_stop {
+                state.read(&self.stops[stop.index]);
+            }
             let finish = Finish::StopString(self.stops[stop.index].clone());
             return PushOutcome::Stop(finish);
         }
@@ -272,7 +290,12 @@ impl ResponseBuilder {
         state.detokenizer.finish(&mut rest);
         let matched = state.push_text(&rest);
         let finish = match matched {
-            Some(stop) => Finish::StopString(self.stops[stop.index].clone()),
+            Some(stop) => {
+                if self.includes_stop {
+                    state.read(&self.stops[stop.index]);
+                }
+                Finish::StopString(self.stops[stop.index].clone())
+            }
             None => {
                 let mut held = String::new();
                 state.stop.finish(&mut held);
@@ -318,7 +341,9 @@ impl ResponseBuilder {
         }
         for index in (0..self.choices.len()).filter(|&index| !self.choices[index].opened) {
             let mut data = Vec::new();
-            if self.renderer.opening(&mut data, index) {
+            // The tokens so far belong to later events.
+            let usage = Usage { completion: 0, reasoning: 0, ..self.view(index).usage };
+            if self.renderer.opening(&mut data, index, usage) {
                 if self.marked {
                     self.mark(index, ChoiceProgress::default(), out);
                 }

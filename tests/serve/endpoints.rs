@@ -625,7 +625,7 @@ fn reasoning_is_apart_from_content() {
     let choice = json!({"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": false});
     let answer = ask(choice.clone());
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
-    assert_eq!(message(&answer)["reasoning"], json!(thought));
+    assert!(message(&answer)["reasoning"].is_string() && message(&answer)["content"].is_null());
     let answer = message(&ask(with(quiet, choice)));
     assert!(["yes", "no"].contains(&answer["content"].as_str().unwrap()), "{answer}");
     let flags = ["--reasoning-parser", "none"];
@@ -640,4 +640,69 @@ fn a_worker_without_a_parser_refuses_tools() {
     let tools = json!({"tools": [{"type": "function", "function": {"name": "f"}}]});
     let reply = server.post("/v1/chat/completions", &chat(tools));
     assert_eq!((reply.status(), &reply.json()["error"]["param"]), (400, &json!("tools")));
+}
+
+#[test]
+fn rules_decide_which_tokens_come() {
+    for layout in [&["--mixed"][..], &[]] {
+        let server = Server::start(layout);
+        let id = |text: &str| {
+            let body = json!({"prompt": text, "add_special_tokens": false});
+            server.post("/tokenize", &body).ok()["tokens"][0].as_u64().unwrap()
+        };
+        let (a, b) = (id("a"), id("b"));
+        let ask = |more: Value| {
+            let more = with(json!({"return_token_ids": true, "max_tokens": 8}), more);
+            server.post("/v1/completions", &completion(more)).ok()["choices"][0].clone()
+        };
+        let ids = |choice: &Value| -> Vec<u64> {
+            list(&choice["token_ids"]).iter().map(|id| id.as_u64().unwrap()).collect()
+        };
+        let plain = ids(&ask(json!({})))[0];
+        let bias = json!({"logit_bias": {plain.to_string(): -100, a.to_string(): 100}});
+        assert_ne!(ids(&ask(bias))[0], plain);
+        let one = json!({"allowed_token_ids": [a], "temperature": 1, "seed": 1});
+        assert_eq!(ids(&ask(one.clone())), vec![a; 8]);
+        let both = json!({"allowed_token_ids": [a, b],
+            "logit_bias": {a.to_string(): 100, b.to_string(): -100}});
+        assert_eq!(ids(&ask(both.clone())), vec![a; 8]);
+        assert_eq!(ids(&ask(with(both.clone(), json!({"bad_words": ["a"]})))), vec![b; 8]);
+        let pairs = ids(&ask(with(both.clone(), json!({"bad_words": ["ab a"]}))));
+        assert_eq!(pairs, vec![a; 8], "only the whole word is forbidden");
+        // The token that ends the answer comes as soon as it may.
+        let ends = with(both.clone(), json!({"stop_token_ids": [a]}));
+        assert_eq!(ids(&ask(ends.clone())), [a]);
+        let late = ask(with(ends.clone(), json!({"min_tokens": 3})));
+        assert_eq!((ids(&late), &late["text"]), (vec![b, b, b, a], &json!("bbb")));
+        let kept = ask(with(ends, json!({"min_tokens": 3, "include_stop_str_in_output": true})));
+        assert_eq!(kept["text"], "bbba");
+        let text = with(both, json!({"bad_words": ["a"], "stop": "bb", "min_tokens": 4}));
+        assert_eq!(ask(text.clone())["text"], "bbbb");
+        let whole = with(text, json!({"no_stop_trim": true}));
+        assert_eq!(ask(whole)["text"], "bbbbbb");
+        let params = with(one, json!({"max_new_tokens": 3, "min_new_tokens": 2}));
+        let body = json!({"input_ids": [5, 6], "sampling_params": params});
+        assert_eq!(server.post("/generate", &body).ok()["output_ids"], json!([a, a, a]));
+    }
+}
+
+#[test]
+fn tokens_and_usage_come_in_the_form_that_is_asked() {
+    let server = Server::start(&[]);
+    let more = json!({"logprobs": 2, "return_tokens_as_token_ids": true, "max_tokens": 4,
+        "return_token_ids": true});
+    let choice = server.post("/v1/completions", &completion(more)).ok()["choices"][0].clone();
+    let named = |id: &Value| json!(format!("token_id:{id}"));
+    let names: Vec<Value> = list(&choice["token_ids"]).iter().map(named).collect();
+    assert_eq!(list(&choice["logprobs"]["tokens"]), &names);
+    assert!(choice["logprobs"]["top_logprobs"][0].get(names[0].as_str().unwrap()).is_some());
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let more = json!({"stream": true, "stream_options": options, "max_tokens": 4, "logprobs": true,
+        "return_tokens_as_token_ids": true});
+    let events = server.post("/v1/chat/completions", &chat(more)).events();
+    let counts: Vec<u64> =
+        events.iter().map(|event| event["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+    assert!(counts.is_sorted() && counts[0] == 0 && counts.last() == Some(&4), "{counts:?}");
+    let name = events[1]["choices"][0]["logprobs"]["content"][0]["token"].as_str().unwrap();
+    assert!(name.starts_with("token_id:"), "{name}");
 }

@@ -81,9 +81,9 @@ fn each_error_has_its_status_and_names_its_field() {
         ),
         (
             completions,
-            json!({"prompt": "a", "logit_bias": {"5": 1}}),
+            json!({"prompt": "a", "logit_bias": {"50000": 1}}),
             400,
-            "unsupported_field",
+            "invalid_value",
             Some("logit_bias"),
         ),
         (

@@ -56,6 +56,13 @@ fn cases() -> Vec<Case> {
             "rid": ["a", "b"], "sampling_params": {"temperature": 0, "max_new_tokens": 21,
             "ignore_eos": true}}),
     });
+    cases.push(Case {
+        path: "/v1/completions",
+        body: json!({"prompt": ids(6, 44), "max_tokens": 30, "min_tokens": 12, "temperature": 40,
+            "seed": 8, "n": 2, "logprobs": 2, "return_token_ids": true,
+            "logit_bias": {"2": 60, "40": 20, "77": -100}, "bad_words": ["e", "th"],
+            "repetition_penalty": 1.2, "stop_token_ids": [40]}),
+    });
     cases.extend(structured());
     cases
 }

@@ -159,6 +159,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         salt: wanted.salt,
         sampling: wanted.sampling,
         grammar: None,
+        rules: None,
         top_logprobs: wanted.top_logprobs,
         max_new: wanted.max_new,
         stop_tokens: wanted.stop_tokens.clone(),

@@ -119,15 +119,21 @@ struct Token<'a> {
 }
 
 impl<'a> Token<'a> {
-    fn of(token: &'a TokenLogprob) -> Self {
-        Self { token: token.text(), logprob: token.logprob, bytes: &token.bytes }
+    fn of(renderer: &Renderer, token: &'a TokenLogprob) -> Self {
+        let name = renderer.token_name(token);
+        Self { token: name, logprob: token.logprob, bytes: &token.bytes }
     }
 }
 
-fn logprobs<'a>(positions: &'a [Position], alternatives: usize) -> Logprobs<'a> {
+fn logprobs<'a>(
+    renderer: &Renderer,
+    positions: &'a [Position],
+    alternatives: usize,
+) -> Logprobs<'a> {
+    let form = |token: &'a TokenLogprob| Token::of(renderer, token);
     let content = positions.iter().map(|Position { chosen, top }| Content {
-        chosen: Token::of(chosen),
-        top_logprobs: top.iter().take(alternatives).map(Token::of).collect(),
+        chosen: form(chosen),
+        top_logprobs: top.iter().take(alternatives).map(form).collect(),
     });
     Logprobs { content: content.collect(), refusal: None }
 }
@@ -138,7 +144,7 @@ fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
         index: choice.index,
         message: None,
         delta: None,
-        logprobs: renderer.logprobs.map(|count| logprobs(choice.positions, count)),
+        logprobs: renderer.logprobs.map(|count| logprobs(renderer, choice.positions, count)),
         finish_reason: finish_reason(choice),
         stop_reason: choice.finish.and_then(Matched::of),
         token_ids: renderer.token_ids(choice),
@@ -170,7 +176,7 @@ pub(super) fn body(
     write(out, &envelope);
 }
 
-pub(super) fn opening(renderer: &Renderer, out: &mut Vec<u8>, index: usize) {
+pub(super) fn opening(renderer: &Renderer, out: &mut Vec<u8>, index: usize, usage: Usage) {
     let form = Form {
         index,
         message: None,
@@ -185,7 +191,7 @@ pub(super) fn opening(renderer: &Renderer, out: &mut Vec<u8>, index: usize) {
         stop_reason: None,
         token_ids: None,
     };
-    write(out, &renderer.envelope(CHUNK, vec![form], renderer.no_usage(), None));
+    write(out, &renderer.envelope(CHUNK, vec![form], renderer.chunk_usage(usage), None));
 }
 
 pub(super) fn chunk(
@@ -202,7 +208,8 @@ pub(super) fn chunk(
         tool_calls: calls(renderer, choice, true),
     };
     let form = Form { delta: Some(delta), ..form(renderer, choice) };
-    let mut envelope = renderer.envelope(CHUNK, vec![form], renderer.no_usage(), timings);
+    let mut envelope =
+        renderer.envelope(CHUNK, vec![form], renderer.chunk_usage(choice.usage), timings);
     envelope.prompt_token_ids = renderer.prompt_ids(choice);
     write(out, &envelope);
 }

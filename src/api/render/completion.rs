@@ -1,6 +1,6 @@
 //! Responses of `/v1/completions`.
 
-use super::{Choice, Matched, Position, Renderer, Timings, TokenLogprob, Usage, write};
+use super::{Choice, Matched, Position, Renderer, Timings, Usage, write};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -29,36 +29,37 @@ struct Logprobs<'a> {
 }
 
 /// A map from text to logprob: the chosen token and the best alternatives.
-struct Top<'a>(Vec<&'a TokenLogprob>);
+struct Top<'a>(Vec<(Cow<'a, str>, f32)>);
 
 impl Serialize for Top<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        for (i, token) in self.0.iter().enumerate() {
+        for (i, (name, logprob)) in self.0.iter().enumerate() {
             // Tokens that are parts of a character can have equal texts; the first one wins.
-            if self.0[..i].iter().all(|earlier| earlier.text() != token.text()) {
-                map.serialize_entry(&token.text(), &token.logprob)?;
+            if self.0[..i].iter().all(|(earlier, _)| earlier != name) {
+                map.serialize_entry(name, logprob)?;
             }
         }
         map.end()
     }
 }
 
-fn logprobs<'a>(positions: &'a [Position], alternatives: usize, mut offset: usize) -> Logprobs<'a> {
+fn logprobs<'a>(renderer: &Renderer, choice: &Choice<'a>, alternatives: usize) -> Logprobs<'a> {
+    let mut offset = choice.text_offset;
     let mut form = Logprobs {
         tokens: vec![],
         token_logprobs: vec![],
         top_logprobs: vec![],
         text_offset: vec![],
     };
-    for Position { chosen, top } in positions {
-        let text = chosen.text();
+    for Position { chosen, top } in choice.positions {
         form.text_offset.push(offset);
-        offset += text.chars().count();
-        form.tokens.push(text);
+        offset += chosen.text().chars().count();
+        form.tokens.push(renderer.token_name(chosen));
         form.token_logprobs.push(chosen.logprob);
         let others = top.iter().take(alternatives).filter(|token| token.id != chosen.id);
-        form.top_logprobs.push(Top(std::iter::once(chosen).chain(others).collect()));
+        let named = |token| (renderer.token_name(token), token.logprob);
+        form.top_logprobs.push(Top(std::iter::once(chosen).chain(others).map(named).collect()));
     }
     form
 }
@@ -67,9 +68,7 @@ fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
     Form {
         index: choice.index,
         text: choice.text,
-        logprobs: renderer
-            .logprobs
-            .map(|count| logprobs(choice.positions, count, choice.text_offset)),
+        logprobs: renderer.logprobs.map(|count| logprobs(renderer, choice, count)),
         finish_reason: choice.finish.map(|finish| finish.reason()),
         stop_reason: choice.finish.and_then(Matched::of),
         token_ids: renderer.token_ids(choice),
@@ -95,5 +94,5 @@ pub(super) fn chunk(
     timings: Option<&Timings>,
 ) {
     let forms = vec![form(renderer, choice)];
-    write(out, &renderer.envelope(OBJECT, forms, renderer.no_usage(), timings));
+    write(out, &renderer.envelope(OBJECT, forms, renderer.chunk_usage(choice.usage), timings));
 }

@@ -206,6 +206,8 @@ pub struct Renderer {
     logprob_text: bool,
     return_token_ids: bool,
     include_usage: bool,
+    continuous_usage: bool,
+    tokens_as_ids: bool,
     batch: bool,
     kept: Option<KeptKv>,
     /// Characters of the id of a tool call, behind its prefix.
@@ -250,6 +252,8 @@ impl Renderer {
             logprob_text: request.logprob_text,
             return_token_ids: request.return_token_ids,
             include_usage: request.include_usage,
+            continuous_usage: request.continuous_usage,
+            tokens_as_ids: request.tokens_as_ids,
             batch: request.batch || request.samples > 1,
             kept: None,
             call_id_length: CALL_ID_LENGTH,
@@ -314,10 +318,10 @@ impl Renderer {
     }
 
     /// Appends the chunk that opens a choice. Returns `false` if the endpoint has no such chunk.
-    pub fn opening(&self, out: &mut Vec<u8>, index: usize) -> bool {
+    pub fn opening(&self, out: &mut Vec<u8>, index: usize, usage: Usage) -> bool {
         let opens = self.endpoint == ApiEndpoint::Chat;
         if opens {
-            chat::opening(self, out, index);
+            chat::opening(self, out, index, usage);
         }
         opens
     }
@@ -365,10 +369,18 @@ impl Renderer {
         }
     }
 
-    /// The usage in all chunks except the last: null if the last chunk has the usage, otherwise
-    /// absent.
-    fn no_usage(&self) -> Option<Option<Usage>> {
-        self.include_usage.then_some(None)
+    /// The usage in all chunks except the last: that so far if the request asks for it, null if the
+    /// last chunk has the usage, otherwise absent.
+    fn chunk_usage(&self, so_far: Usage) -> Option<Option<Usage>> {
+        self.include_usage.then(|| self.continuous_usage.then_some(so_far))
+    }
+
+    /// The name of a token in logprobs.
+    fn token_name<'a>(&self, token: &'a TokenLogprob) -> Cow<'a, str> {
+        match self.tokens_as_ids {
+            true => Cow::Owned(format!("token_id:{}", token.id)),
+            false => token.text(),
+        }
     }
 
     fn token_ids<'a>(&self, choice: &Choice<'a>) -> Option<&'a [u32]> {
@@ -532,7 +544,7 @@ mod tests {
         let renderer = completion(
             r#","stream":true,"stream_options":{"include_usage":true},"return_token_ids":true"#,
         );
-        assert!(!renderer.opening(&mut Vec::new(), 0));
+        assert!(!renderer.opening(&mut Vec::new(), 0, usage()));
         let chunk =
             json(|out| renderer.chunk(out, &choice(&[], Some(&Finish::EndOfSequence(5))), None));
         assert_eq!(
@@ -574,7 +586,7 @@ mod tests {
         let renderer = chat(r#","stream":true,"stream_options":{"include_usage":true}"#);
         let head = r#"{"id":"chatcmpl-r","object":"chat.completion.chunk","created":7,"model":"m","choices":["#;
         assert_eq!(
-            json(|out| assert!(renderer.opening(out, 1))),
+            json(|out| assert!(renderer.opening(out, 1, usage()))),
             format!(
                 r#"{head}{{"index":1,"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null,"stop_reason":null}}],"usage":null}}"#
             )

@@ -7,8 +7,11 @@
 //! logits never panic and never produce a non-finite number. A masked token is never chosen.
 
 mod exp;
+mod rules;
 #[cfg(test)]
 mod tests;
+
+pub use rules::{TokenLimits, TokenRules};
 
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::model::logprobs::{Sampled, TopLogprobs};
@@ -91,25 +94,21 @@ impl Sampler {
         }
     }
 
-    /// Chooses the token at `position` (of the whole sequence) from `logits`, one per id. A `mask`
-    /// allows the tokens with bit `id % 32` of word `id / 32`, at least one; the others count as
-    /// impossible, also for logprobs. Also returns the `top_logprobs` likeliest tokens.
+    /// Chooses the token at `position` (of the whole sequence) from `logits`, one per id. A mask
+    /// allows at least one token; the others count as impossible, also for logprobs. Rules have no
+    /// effect on logprobs, and none at all if they and the mask leave no token. Also returns the
+    /// `top_logprobs` likeliest tokens.
     pub fn sample(
         &mut self,
         logits: &[f32],
-        mask: Option<&[AtomicU32]>,
+        limits: TokenLimits<'_>,
         params: &SamplingParams,
         context: TokenHistory<'_>,
         position: u32,
         top_logprobs: usize,
     ) -> Sampled {
         assert_eq!(logits.len(), self.logits.len());
-        for (to, &from) in self.logits.iter_mut().zip(logits) {
-            *to = finite(from);
-        }
-        if let Some(mask) = mask {
-            forbid(&mut self.logits, mask);
-        }
+        self.start(logits, limits.mask);
         let (likeliest, max) = argmax(&self.logits);
         let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
         let logprob =
@@ -120,16 +119,36 @@ impl Sampler {
         let penalised = params.repetition_penalty != 1.0
             || params.presence_penalty != 0.0
             || params.frequency_penalty != 0.0;
+        if let Some(rules) = limits.rules {
+            rules.add_bias(&mut self.logits);
+        }
         if penalised {
             self.penalise(params, context);
         }
-        let (likeliest, max) = if penalised { argmax(&self.logits) } else { (likeliest, max) };
+        if let Some(rules) = limits.rules {
+            rules.forbid(&mut self.logits, &context);
+            if self.logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+                self.start(logits, limits.mask);
+            }
+        }
+        let is_changed = penalised || limits.rules.is_some();
+        let (likeliest, max) = if is_changed { argmax(&self.logits) } else { (likeliest, max) };
         let token = if params.temperature > 0.0 {
             self.draw(params, max, uniform(params.seed, position))
         } else {
             likeliest
         };
         Sampled { token, logprob: logprob(finite(logits[token as usize])), top }
+    }
+
+    /// Takes logits and a mask.
+    fn start(&mut self, logits: &[f32], mask: Option<&[AtomicU32]>) {
+        for (to, &from) in self.logits.iter_mut().zip(logits) {
+            *to = finite(from);
+        }
+        if let Some(mask) = mask {
+            forbid(&mut self.logits, mask);
+        }
     }
 
     fn penalise(&mut self, params: &SamplingParams, context: TokenHistory<'_>) {

@@ -3,8 +3,10 @@
 use super::*;
 use proptest::prelude::*;
 
+const FREE: TokenLimits<'_> = TokenLimits { mask: None, rules: None };
+
 fn sample(logits: &[f32], params: SamplingParams, position: u32) -> Sampled {
-    Sampler::new(logits.len()).sample(logits, None, &params, TokenHistory::default(), position, 0)
+    Sampler::new(logits.len()).sample(logits, FREE, &params, TokenHistory::default(), position, 0)
 }
 
 const WARM: SamplingParams = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
@@ -22,7 +24,7 @@ fn logprobs_are_of_the_unscaled_softmax() {
     let params = SamplingParams { temperature: 0.01, repetition_penalty: 9.0, ..WARM };
     let sampled = Sampler::new(3).sample(
         &logits,
-        None,
+        FREE,
         &params,
         TokenHistory { prompt: &[2], resumed: &[], output: &[2] },
         5,
@@ -41,7 +43,7 @@ fn logprobs_are_of_the_unscaled_softmax() {
 fn penalties_count_the_right_tokens() {
     let mut sampler = Sampler::new(4);
     let mut choose = |params, context| {
-        sampler.sample(&[5.0, 4.9, 4.0, -1.0], None, &params, context, 0, 0).token
+        sampler.sample(&[5.0, 4.9, 4.0, -1.0], FREE, &params, context, 0, 0).token
     };
     let output = TokenHistory { prompt: &[0, 0, 0], resumed: &[], output: &[1, 1, 7] };
     let frequency = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::GREEDY };
@@ -106,7 +108,7 @@ fn odd_logits_and_parameters_are_harmless() {
                 let context =
                     TokenHistory { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
                 let sampled =
-                    Sampler::new(logits.len()).sample(logits, None, &params, context, 0, 50);
+                    Sampler::new(logits.len()).sample(logits, FREE, &params, context, 0, 50);
                 assert!((sampled.token as usize) < logits.len());
                 assert!(sampled.logprob.is_finite() && sampled.logprob <= 1e-6);
                 assert!(sampled.top.as_slice().iter().all(|(_, logprob)| logprob.is_finite()));
@@ -154,7 +156,7 @@ proptest! {
         let left = left_by_sorting(&logits, &params);
         let mut sampler = Sampler::new(logits.len());
         let mut at = |share| {
-            sampler.sample(&logits, None, &params, TokenHistory::default(), position, 0);
+            sampler.sample(&logits, FREE, &params, TokenHistory::default(), position, 0);
             sampler.logits.copy_from_slice(&logits);
             let max = argmax(&logits).1;
             sampler.draw(&params, max, share)
@@ -162,7 +164,7 @@ proptest! {
         prop_assert_eq!(at(0.0), left[0]);
         prop_assert_eq!(at(1.0 - 1e-12), *left.last().unwrap());
         let history = TokenHistory::default();
-        let token = sampler.sample(&logits, None, &params, history, position, 0).token;
+        let token = sampler.sample(&logits, FREE, &params, history, position, 0).token;
         prop_assert!(left.contains(&token));
     }
 
@@ -172,7 +174,7 @@ proptest! {
     ) {
         let logits: Vec<f32> = steps.iter().map(|&s| s as f32).collect();
         let sampled = Sampler::new(logits.len())
-            .sample(&logits, None, &SamplingParams::GREEDY, TokenHistory::default(), 0, count);
+            .sample(&logits, FREE, &SamplingParams::GREEDY, TokenHistory::default(), 0, count);
         let all = left_by_sorting(&logits, &SamplingParams { min_p: 0.0, ..WARM });
         let expected = &all[..count.min(20).min(all.len())];
         let ids: Vec<u32> = sampled.top.as_slice().iter().map(|entry| entry.0).collect();
@@ -204,7 +206,7 @@ fn a_mask_makes_the_other_tokens_impossible() {
         for seed in 0..200 {
             let params = SamplingParams { seed, ..params };
             let allowed = mask(&[3, 5, 35]);
-            let sampled = sampler.sample(&logits, Some(&allowed), &params, history, 9, 4);
+            let sampled = sampler.sample(&logits, masked(&allowed), &params, history, 9, 4);
             assert!([3, 5, 35].contains(&sampled.token), "{params:?}: {}", sampled.token);
             // The logprobs are those of the tokens that are allowed.
             let total: f64 = [3, 5, 35].iter().map(|&id: &usize| f64::from(logits[id]).exp()).sum();
@@ -215,6 +217,37 @@ fn a_mask_makes_the_other_tokens_impossible() {
     }
     // The only allowed token can have the lowest logit.
     let lowest = [f32::NEG_INFINITY, f32::NAN, 1.0];
-    let sampled = Sampler::new(3).sample(&lowest, Some(&mask(&[1])[..1]), &WARM, history, 0, 0);
+    let sampled = Sampler::new(3).sample(&lowest, masked(&mask(&[1])[..1]), &WARM, history, 0, 0);
     assert_eq!(sampled.token, 1);
+}
+
+fn masked(mask: &[AtomicU32]) -> TokenLimits<'_> {
+    TokenLimits { mask: Some(mask), rules: None }
+}
+
+#[test]
+fn rules_limit_the_choice_and_not_the_logprobs() {
+    let logits = [5.0, 4.0, 3.0, 2.0];
+    let plain = sample(&logits, SamplingParams::GREEDY, 0);
+    let history = TokenHistory { prompt: &[0], resumed: &[2], output: &[3] };
+    let choose = |rules: TokenRules| {
+        let limits = TokenLimits { mask: None, rules: Some(&rules) };
+        let sampled =
+            Sampler::new(4).sample(&logits, limits, &SamplingParams::GREEDY, history, 0, 4);
+        assert_eq!(sampled.top.as_slice()[0], (0, plain.logprob), "{rules:?}");
+        sampled.token
+    };
+    let none = TokenRules::default;
+    assert!(none().is_empty());
+    assert_eq!(choose(none()), 0);
+    assert_eq!(choose(TokenRules { bias: vec![(2, 9.0), (77, 1.0)], ..none() }), 2);
+    assert_eq!(choose(TokenRules { bias: vec![(0, -100.0)], ..none() }), 1);
+    assert_eq!(choose(TokenRules { allowed: vec![0b1100], ..none() }), 2);
+    assert_eq!(choose(TokenRules { banned: vec![vec![0], vec![3, 1]], ..none() }), 2);
+    assert_eq!(choose(TokenRules { banned: vec![vec![2, 3, 0]], ..none() }), 1);
+    assert_eq!(choose(TokenRules { banned: vec![vec![1, 3, 0], vec![0, 2, 3, 0]], ..none() }), 0);
+    assert_eq!(choose(TokenRules { min_tokens: 3, ends: vec![0, 1], ..none() }), 2);
+    assert_eq!(choose(TokenRules { min_tokens: 2, ends: vec![0, 1], ..none() }), 0);
+    let all = vec![vec![0], vec![1], vec![2], vec![3]];
+    assert_eq!(choose(TokenRules { banned: all, ..none() }), 0, "they leave no token");
 }

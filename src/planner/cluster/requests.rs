@@ -188,6 +188,7 @@ impl LoadCluster<'_> {
             salt: Some(Salt::default()),
             sampling: SamplingParams::GREEDY,
             grammar: None,
+            rules: None,
             top_logprobs: 0,
             max_new,
             stop_tokens: Vec::new(),

@@ -7,6 +7,7 @@ use super::Context;
 use super::remote_prefill::PendingPrefill;
 use crate::api::{GenerateRequest, KeptKv};
 use crate::ids::RequestId;
+use crate::model::sampler::TokenRules;
 use crate::net::ConnId;
 use crate::worker::response::ResponseBuilder;
 use crate::worker::stages::ChoiceTimes;
@@ -33,6 +34,8 @@ pub(super) struct ActiveRequest {
     pub(super) pending_prefill: Option<Box<PendingPrefill>>,
     /// By choice: its grammar, until the leg that generates takes it. Empty without grammars.
     pub(super) grammars: Vec<Option<PreparedGrammar>>,
+    /// Rules about tokens, without the shortest length.
+    pub(super) rules: TokenRules,
     pub(super) legs: Vec<RequestId>,
     pub(super) timings: Vec<ChoiceTimes>,
     /// For each choice: its first token, and which leg has sent it.
@@ -52,6 +55,18 @@ pub(super) enum FirstTokenState {
 }
 
 impl ActiveRequest {
+    /// The ids that end a choice, and its rules about tokens, if they have an effect.
+    pub(super) fn stop_tokens_and_rules(&self, eos: &[u32]) -> (Vec<u32>, Option<Box<TokenRules>>) {
+        let ending = if self.request.ignore_eos { &[][..] } else { eos };
+        let ends: Vec<u32> = ending.iter().chain(&self.request.stop_token_ids).copied().collect();
+        let min_tokens = self.request.min_tokens;
+        let mut rules = TokenRules { min_tokens, ..self.rules.clone() };
+        if min_tokens > 0 {
+            rules.ends.clone_from(&ends);
+        }
+        (ends, (!rules.is_empty()).then(|| Box::new(rules)))
+    }
+
     /// Whether each choice has sent a token, or its client had the full answer before this request.
     pub(super) fn have_all_begun(&self) -> bool {
         let Some(response) = &self.response else { return false };

@@ -23,6 +23,7 @@ use crate::api::{ApiEndpoint, ApiError, ErrorCode, GenerateRequest, Prompts, kv_
 use crate::cause::Cause;
 use crate::http::response::Response;
 use crate::ids::{RequestId, RequestKey};
+use crate::model::sampler::TokenRules;
 use crate::net::{ConnId, Reactor};
 use crate::peer::handoff::Handoff;
 use crate::sched::masks::MaskClient;
@@ -260,6 +261,7 @@ impl RequestTable {
         let task = TextTask::Prompts(PromptTask {
             prompts,
             endpoint: request.endpoint,
+            rules: std::mem::take(&mut request.rules),
             grammar: request.structured.take().map(|grammar| GrammarTask {
                 grammar,
                 answered: answered(&request, choices),
@@ -282,6 +284,7 @@ impl RequestTable {
             kept,
             pending_prefill: ask.map(|ask| Box::new(PendingPrefill::new(ask))),
             grammars: Vec::new(),
+            rules: TokenRules::default(),
             legs: Vec::new(),
             timings: Vec::new(),
             first_tokens: Vec::new(),

@@ -328,8 +328,7 @@ impl RequestTable {
         let ChoiceInput { ids, resumed } = place.input;
         debug_assert!(*resumed as usize <= ids.len(), "resumed tokens are a part of the input");
         let asked = &active.request;
-        let deadline = active.arrived + asked.patience;
-        let home = cx.handoff.worker_mut(worker);
+        let (deadline, home) = (active.arrived + asked.patience, cx.handoff.worker_mut(worker));
         let room_left =
             home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
         let max_new =
@@ -340,7 +339,7 @@ impl RequestTable {
         debug_assert!(max_new > 0, "a choice without a token to generate is not placed");
         let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(ApiError::queue_full)?;
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
-        let ending = if asked.ignore_eos { &[][..] } else { &self.config.eos };
+        let (stop_tokens, rules) = active.stop_tokens_and_rules(&self.config.eos);
         self.next_request += 1;
         let mut request = Box::new(EngineRequest {
             id: RequestId(self.next_request),
@@ -361,9 +360,10 @@ impl RequestTable {
             }),
             sampling: sampling(asked, place.sample, cx.reactor.entropy()),
             grammar: None,
+            rules,
             top_logprobs: asked.logprobs.unwrap_or(0),
             max_new,
-            stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
+            stop_tokens,
             ignore_eos: asked.ignore_eos,
             deadline,
             stamps: Stamps::new(

@@ -15,7 +15,7 @@ use crate::model::answer::{ReasoningStart, ToolFormat};
 use crate::net::ConnId;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
-use crate::worker::text::{self, TextOutput, TextProcessor, prompt_param};
+use crate::worker::text::{self, PreparedPrompts, TextOutput, TextProcessor, prompt_param};
 use std::sync::Arc;
 
 impl RequestTable {
@@ -57,9 +57,11 @@ impl RequestTable {
                 );
             }
             (Err(error), Some(conn)) => cx.send_error(conn, &error),
-            (Ok(TextOutput::Ids(prompts, ids, grammars)), _) => {
+            (Ok(TextOutput::Prompts(prepared)), _) => {
+                let PreparedPrompts { prompts, ids, grammars, rules } = *prepared;
                 if let Some(active) = self.active.get_mut(&key) {
                     active.grammars = grammars.into_iter().map(Some).collect();
+                    active.rules = rules;
                 }
                 self.handle_tokens(key, &prompts, ids, cx);
             }

@@ -10,6 +10,7 @@ pub use queue::{JobGuard, TextQueue, TextWorker};
 
 use crate::api::request::ChatPrompt;
 use crate::api::structured_output::StructuredOutput;
+use crate::api::token_rules::TokenRuleFields;
 use crate::api::tokenize::{
     DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
 };
@@ -19,6 +20,7 @@ use crate::ids::RequestKey;
 use crate::model::answer::AnswerStyle;
 use crate::model::chat::{self, ChatTemplate};
 use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarError, GrammarState};
+use crate::model::sampler::TokenRules;
 use crate::model::tokenizer::Tokenizer;
 use crate::sys::clock::Clock;
 use serde::Serialize;
@@ -59,6 +61,8 @@ pub struct PromptTask {
     pub endpoint: ApiEndpoint,
     /// What the answer must be.
     pub grammar: Option<GrammarTask>,
+    /// Rules about tokens.
+    pub rules: TokenRuleFields,
 }
 
 /// A grammar to compile.
@@ -146,12 +150,24 @@ pub struct TextResult {
     pub made: Result<TextOutput, ApiError>,
 }
 
+/// What a request for text needs of the tokeniser.
+#[derive(Debug)]
+pub struct PreparedPrompts {
+    /// The prompts, which `echo` needs.
+    pub prompts: Prompts,
+    /// One list of ids for each prompt.
+    pub ids: Vec<Vec<u32>>,
+    /// The grammar of each choice, if the request has one.
+    pub grammars: Vec<PreparedGrammar>,
+    /// Rules about tokens, without the shortest length.
+    pub rules: TokenRules,
+}
+
 /// The output of a task.
 #[derive(Debug)]
 pub enum TextOutput {
-    /// For prompts: the prompts, which `echo` needs, one list of ids for each, and the grammar of
-    /// each choice, if the request has one.
-    Ids(Prompts, Vec<Vec<u32>>, Vec<PreparedGrammar>),
+    /// For prompts.
+    Prompts(Box<PreparedPrompts>),
     /// For other tasks: the body of the answer, as JSON.
     Body(Vec<u8>),
 }
@@ -160,11 +176,14 @@ impl TextProcessor {
     /// Runs a task while `is_wanted` holds.
     fn work(&self, task: TextTask, is_wanted: &dyn Fn() -> bool) -> Result<TextOutput, ApiError> {
         match task {
-            TextTask::Prompts(PromptTask { prompts, endpoint, grammar }) => {
+            TextTask::Prompts(PromptTask { prompts, endpoint, grammar, rules }) => {
                 let ids = self.ids_while(&prompts, endpoint, is_wanted)?;
                 let grammars =
                     grammar.map(|task| self.prepare_grammars(&task, &ids)).transpose()?;
-                Ok(TextOutput::Ids(prompts, ids, grammars.unwrap_or_default()))
+                let grammars = grammars.unwrap_or_default();
+                let rules = self.prepare_rules(&rules)?;
+                let prepared = PreparedPrompts { prompts, ids, grammars, rules };
+                Ok(TextOutput::Prompts(Box::new(prepared)))
             }
             TextTask::Tokenize(asked) => self.tokenize(&asked),
             TextTask::Detokenize(asked) => {
@@ -236,6 +255,41 @@ impl TextProcessor {
             true => Err(ApiError::invalid(param, "has no tokens")),
             false => Ok(lists),
         }
+    }
+
+    /// Checks ids of rules against the vocabulary, and finds the ids of bad words.
+    fn prepare_rules(&self, fields: &TokenRuleFields) -> Result<TokenRules, ApiError> {
+        let TokenRuleFields { path, bias, allowed, bad_words } = fields;
+        let vocab = self.tokenizer.vocab_size();
+        let check = |name: &str, mut ids: &mut dyn Iterator<Item = u32>| match (&mut ids)
+            .find(|&id| id as usize >= vocab)
+        {
+            Some(id) => Err(ApiError::invalid(
+                format!("{path}{name}"),
+                format!("holds the id {id}; the vocabulary has {vocab} ids"),
+            )),
+            None => Ok(()),
+        };
+        check("logit_bias", &mut bias.iter().map(|&(id, _)| id))?;
+        check("allowed_token_ids", &mut allowed.iter().copied())?;
+        let mut mask = vec![0; if allowed.is_empty() { 0 } else { vocab.div_ceil(32) }];
+        for &id in allowed {
+            mask[id as usize / 32] |= 1 << (id % 32);
+        }
+        let mut banned: Vec<Vec<u32>> = Vec::new();
+        for word in bad_words {
+            let word = word.trim_start();
+            // A word at the beginning of a text and one behind a space have other ids.
+            for text in [word.to_owned(), format!(" {word}")] {
+                let ids = self.tokenizer.encode(&text, false).map_err(|error| {
+                    ApiError::invalid(format!("{path}bad_words"), error.to_string())
+                })?;
+                if !ids.is_empty() && !banned.contains(&ids) {
+                    banned.push(ids);
+                }
+            }
+        }
+        Ok(TokenRules { bias: bias.clone(), allowed: mask, banned, min_tokens: 0, ends: vec![] })
     }
 
     /// The grammar of each choice, behind the ids that its client has. `prompts` are their ids.

@@ -415,6 +415,7 @@ impl<C: Cancel> BenchWorker<C> {
             salt: None,
             sampling: SamplingParams::GREEDY,
             grammar: None,
+            rules: None,
             top_logprobs: 0,
             max_new: 1,
             stop_tokens: Vec::new(),

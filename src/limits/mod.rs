@@ -3,6 +3,10 @@
 //! Not here: sizes that follow from a format or an algorithm; they are in the module that uses
 //! them.
 
+mod text;
+
+pub use text::*;
+
 use std::time::Duration;
 
 /// Longest HTTP request head in bytes. Common proxies send well under 16 KiB.
@@ -284,32 +288,6 @@ pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 pub const TOKENISE_QUEUE_MAX: usize = 1024;
 /// Bytes of text, or ids, of a prompt that does not wait for longer ones: about 30 ms of work.
 pub const TOKENISE_SHORT: usize = 64 << 10;
-/// Longest source of a grammar in bytes: schemas of large interfaces as OpenAPI have some ten
-/// thousand. It bounds recursion in the compiler, which follows references between rules.
-pub const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-/// Most open parentheses at a time in a grammar. The compiler recurses into each.
-pub const GRAMMAR_DEPTH_MAX: usize = 256;
-/// Most texts of a choice: more than any list of labels.
-pub const GRAMMAR_CHOICES_MAX: usize = 4096;
-/// Most tools of a request: the limit of OpenAI is 128, and large agents come near it.
-pub const TOOLS_MAX: usize = 1024;
-/// Symbols in the rules of a compiled grammar: some ten megabytes.
-pub const GRAMMAR_SYMBOLS_MAX: usize = 200_000;
-/// Work of the compiler on regular expressions, in its own units: about 20 ms.
-pub const GRAMMAR_LEXER_FUEL: u64 = 1_000_000;
-/// Work on regular expressions for one mask, in the same units: about 15 ms. A usual mask takes a
-/// hundredth of that.
-pub const GRAMMAR_STEP_FUEL: u64 = 200_000;
-/// Parser items for one mask: about 3 ms. A usual mask takes a hundredth of that.
-pub const GRAMMAR_ITEMS_MAX: usize = 50_000;
-/// Parser items after one byte. Grammars that are not ambiguous have less than a hundred.
-pub const GRAMMAR_ROW_ITEMS_MAX: usize = 2_000;
-/// States of a grammar's lexer, of 1 to 2 kB each. Usual schemas have some hundred.
-pub const GRAMMAR_LEXER_STATES_MAX: usize = 10_000;
-/// Longest error text of a grammar's compiler in bytes, because it can quote the grammar.
-pub const GRAMMAR_ERROR_BYTES_MAX: usize = 400;
-/// Stack of a thread that compiles a grammar or computes masks, for some thousand levels.
-pub const GRAMMAR_STACK: usize = 256 << 20;
 /// How long a drain waits for running requests. Each request ends at its own deadline before that.
 /// A request that does not end is stuck.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);

@@ -75,6 +75,8 @@ codes! {
     Unavailable = "unavailable";
     /// The field, or its value, is not supported.
     UnsupportedField = "unsupported_field";
+    /// The body is compressed.
+    UnsupportedMedia = "unsupported_media";
     /// There is no worker of this id.
     WorkerNotFound = "worker_not_found";
 }
@@ -147,7 +149,7 @@ impl ApiError {
 
     /// The field `param`, or its value, belongs to the API but is not supported.
     pub fn unsupported(param: impl Into<String>) -> Self {
-        let error = Self::invalid(param, "is not supported by this server with the value given");
+        let error = Self::invalid(param, "with this value is not implemented in this version");
         Self { code: ErrorCode::UnsupportedField, ..error }
     }
 
@@ -155,6 +157,19 @@ impl ApiError {
     pub fn unknown(param: impl Into<String>) -> Self {
         let error = Self::invalid(param, "is not supported in this request");
         Self { code: ErrorCode::UnsupportedField, ..error }
+    }
+
+    /// The path does not exist. If a path that is spelt almost so does, by `exists`, the message
+    /// names it.
+    pub fn nothing_at(path: &str, exists: impl Fn(&str) -> bool) -> Self {
+        let bare = path.trim_end_matches('/');
+        let inner = bare.trim_start_matches("/v1");
+        let likely = [bare.to_owned(), format!("/v1{inner}"), inner.to_owned()];
+        let mut message = format!("there is nothing at {path}");
+        if let Some(right) = likely.iter().find(|likely| *likely != path && exists(likely)) {
+            message += &format!("; did you mean {right}?");
+        }
+        Self::new(404, ErrorCode::NotFound, message)
     }
 
     /// No model of this name is served here.

@@ -140,8 +140,8 @@ impl<'a> Fields<'a> {
         json: &'a str,
         must: &str,
     ) -> Result<Vec<T>, ApiError> {
-        let List { items, count } =
-            serde_json::from_str::<List<T, MAX>>(json).map_err(|_| self.invalid(name, must))?;
+        let List { items, count } = serde_json::from_str::<List<T, MAX>>(json)
+            .map_err(|error| self.explain(name, &error, must))?;
         if count > MAX {
             return Err(self.invalid(name, format!("has {count} items; at most {MAX} are allowed")));
         }
@@ -222,9 +222,22 @@ impl<'a> Fields<'a> {
         raw: &'a RawValue,
         must: &str,
     ) -> Result<T, ApiError> {
-        serde_json::from_str(raw.get()).map_err(|_| self.invalid(name, must))
+        serde_json::from_str(raw.get()).map_err(|error| self.explain(name, &error, must))
+    }
+
+    /// An error about the field `name`: half of a surrogate pair is named, else `must`.
+    pub(super) fn explain(&self, name: &str, error: &serde_json::Error, must: &str) -> ApiError {
+        let text = error.to_string();
+        match text.contains("surrogate") || text.contains("hex escape") {
+            true => self.invalid(name, HALF_PAIR),
+            false => self.invalid(name, must),
+        }
     }
 }
+
+/// What is wrong with a string such as `"\ud83d"`.
+const HALF_PAIR: &str = "has half of a surrogate pair: an escape such as \\ud83d needs its other \
+                         half, such as \\ude00";
 
 /// The value of a number without a fraction.
 fn whole(number: &serde_json::Number) -> Option<i128> {

@@ -37,11 +37,17 @@ pub struct ModelCard<'a> {
 }
 
 impl<'a> ModelCard<'a> {
-    /// The model called `id`, from the file or directory `root`, served since `created` (seconds
-    /// of Unix time) with a context of `max_model_len` tokens.
-    pub fn new(id: &'a str, root: &'a str, created: u64, max_model_len: usize) -> Self {
-        // SGLang's router recognises engines by `owned_by`, so the value is that of SGLang.
-        Self { id, object: "model", created, owned_by: "sglang", root, parent: None, max_model_len }
+    /// The model called `id`, another name of `root`, served since `created` (seconds of Unix time)
+    /// with a context of `max_model_len` tokens.
+    pub fn new(
+        (id, root): (&'a str, &'a str),
+        in_cluster: bool,
+        created: u64,
+        max_model_len: usize,
+    ) -> Self {
+        // SGLang's router recognises its engines by `owned_by`.
+        let owned_by = if in_cluster { "sglang" } else { "baton" };
+        Self { id, object: "model", created, owned_by, root, parent: None, max_model_len }
     }
 }
 
@@ -331,10 +337,10 @@ mod tests {
     fn model_lists_and_loads_have_the_fields_that_routers_read() {
         assert_eq!(
             serde_json::to_string(&ModelList::of(
-                [ModelCard::new("m", "/models/m", 7, 2048)].into_iter()
+                [ModelCard::new(("m", "n"), true, 7, 2048)].into_iter()
             ))
             .unwrap(),
-            r#"{"object":"list","data":[{"id":"m","object":"model","created":7,"owned_by":"sglang","root":"/models/m","parent":null,"max_model_len":2048}]}"#
+            r#"{"object":"list","data":[{"id":"m","object":"model","created":7,"owned_by":"sglang","root":"n","parent":null,"max_model_len":2048}]}"#
         );
         let load = Load { num_running_reqs: 3, disagg_mode: "decode", ..Load::default() };
         let json = serde_json::to_value(Loads::new(load.clone(), 1.5, "0.1")).unwrap();

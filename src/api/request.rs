@@ -457,7 +457,7 @@ pub(super) fn prompts(
     let must = "must be a string, a list of token ids, or a list of either";
     let Some(raw) = fields.take(name) else { return Ok(None) };
     let json = raw.get();
-    let broken = |_| fields.invalid(name, must);
+    let broken = |error| fields.explain(name, &error, must);
     let prompts = match first_item(json) {
         None if json.starts_with('[') => return Err(fields.invalid(name, "must not be empty")),
         None => (Prompts::Texts(vec![serde_json::from_str(json).map_err(broken)?]), false),

@@ -19,7 +19,7 @@ use crate::router::role_admin::RoleAdmin;
 use crate::router::workers::WorkerAdmin;
 use crate::routing::load::WorkerNumber;
 use crate::server::authorization::{
-    AccessKeys, authorise, is_administrative, refuse_browser_request,
+    AccessKeys, authorise, is_administrative, refuse_browser_request, refuse_compressed_body,
 };
 use crate::upstream::request::UpstreamHead;
 use serde::Serialize;
@@ -249,6 +249,7 @@ impl RouterRoutes {
         if !is_open {
             authorise(&self.keys, request)?;
         }
+        refuse_compressed_body(request)?;
         if matches!(course, Route::Drain | Route::Workers | Route::Registry | Route::Turn) {
             refuse_browser_request(request)?;
         }
@@ -416,7 +417,7 @@ fn course(request: &http::Request) -> Result<Route, ApiError> {
     }
     let allow: Vec<&str> = known().flat_map(methods).map(Method::as_str).collect();
     Err(match allow.is_empty() {
-        true => ApiError::new(404, ErrorCode::NotFound, format!("there is nothing at {path}")),
+        true => ApiError::nothing_at(path, |path| PATHS.iter().any(|(known, ..)| *known == path)),
         false => ApiError::method_not_allowed(&allow.join(", ")),
     })
 }

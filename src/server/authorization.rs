@@ -96,6 +96,18 @@ pub fn refuse_browser_request(request: &Request) -> Result<(), ApiError> {
     }
 }
 
+/// Refuses a body that is not as it is.
+pub fn refuse_compressed_body(request: &Request) -> Result<(), ApiError> {
+    match request.head.headers.get("content-encoding") {
+        None | Some("identity" | "") => Ok(()),
+        Some(coding) => Err(ApiError::new(
+            415,
+            ErrorCode::UnsupportedMedia,
+            format!("the body has the Content-Encoding {coding:?}; send it without compression"),
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

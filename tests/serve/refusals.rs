@@ -441,3 +441,37 @@ fn a_stream_that_has_begun_ends_with_an_error_event_at_its_client_s_deadline() {
     assert_eq!(error["error"]["code"], "deadline", "{last}");
     server.wait_until_idle();
 }
+
+#[test]
+fn an_error_says_what_is_meant() {
+    let server = Server::start(&["--mixed"]);
+    for (path, right) in [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/completions", "/v1/completions"),
+        ("/v1/generate", "/generate"),
+        ("/models/", "/v1/models"),
+    ] {
+        let error = &server.post(path, &json!({})).json()["error"];
+        let message = error["message"].as_str().unwrap();
+        assert_eq!(error["code"], "not_found");
+        assert!(message.ends_with(&format!("did you mean {right}?")), "{path}: {message}");
+    }
+    let error = &server.post("/nothing", &json!({})).json()["error"];
+    assert_eq!(error["message"], "there is nothing at /nothing");
+    for body in [r#"{"prompt":"\ud83d"}"#, r#"{"prompt":["a","\ude00"]}"#] {
+        let reply = server.request(Method::Post, "/v1/completions", &[], body.as_bytes());
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("half of a surrogate pair"), "{message}");
+    }
+    let encoded = [("content-encoding", "gzip")];
+    let reply = server.request(Method::Post, "/v1/completions", &encoded, b"x");
+    assert_eq!(
+        (reply.status(), &reply.json()["error"]["code"]),
+        (415, &json!("unsupported_media"))
+    );
+    let models = server.get("/v1/models").ok();
+    let names: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
+    assert_eq!(names, [&models["data"][0]["root"]], "no path, and each model once");
+    assert_eq!(models["data"][0]["owned_by"], "baton");
+}

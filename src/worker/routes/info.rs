@@ -25,8 +25,11 @@ impl WorkerRoutes {
         let about = &self.about;
         match path {
             "/v1/models" => {
-                let names = table.config().names.iter();
-                json(conn, &ModelList::of(names.map(|name| self.card(name, table))), cx)
+                let names = &table.config().names;
+                // The path is a name, too, but it is no business of clients.
+                let is_shown = |name: &&String| names.len() == 1 || **name != about.model_path;
+                let shown = names.iter().filter(is_shown);
+                json(conn, &ModelList::of(shown.map(|name| self.card(name, table))), cx)
             }
             "/server_info" | "/get_server_info" => json(conn, &self.server_info(table), cx),
             "/model_info" | "/get_model_info" => {
@@ -51,9 +54,11 @@ impl WorkerRoutes {
         }
     }
 
-    pub(super) fn card<'a>(&'a self, name: &'a str, table: &RequestTable) -> ModelCard<'a> {
+    pub(super) fn card<'a>(&'a self, name: &'a str, table: &'a RequestTable) -> ModelCard<'a> {
         let about = &self.about;
-        ModelCard::new(name, &about.model_path, about.started, table.context())
+        let in_cluster = about.handoff.is_some();
+        let root = table.config().names.first().map_or(name, String::as_str);
+        ModelCard::new((name, root), in_cluster, about.started, table.context())
     }
 
     fn server_info<'a>(&'a self, table: &'a RequestTable) -> ServerInfo<'a> {

@@ -20,7 +20,9 @@ use crate::ids::{RequestKey, Role};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
-use crate::server::authorization::{AccessKeys, authorise, refuse_browser_request};
+use crate::server::authorization::{
+    AccessKeys, authorise, refuse_browser_request, refuse_compressed_body,
+};
 use crate::server::role_change::RoleChange;
 use crate::upstream::request::UpstreamHead;
 use crate::wire::auth::Keyring;
@@ -195,6 +197,7 @@ impl WorkerRoutes {
         if !open {
             authorise(&self.keys, request)?;
         }
+        refuse_compressed_body(request)?;
         if open || matches!(path, "/v1/completions" | "/v1/chat/completions" | "/generate") {
             self.check_role(request)?;
         }
@@ -409,7 +412,15 @@ fn patience(request: &Request) -> Result<Duration, ApiError> {
 
 /// The error for a path that does not exist or does not take the method.
 fn nothing_at(path: &str) -> ApiError {
-    let allow = match path {
+    match methods_of(path) {
+        Some(allow) => ApiError::method_not_allowed(allow),
+        None => ApiError::nothing_at(path, |path| methods_of(path).is_some()),
+    }
+}
+
+/// The methods that a path takes, if it exists.
+fn methods_of(path: &str) -> Option<&'static str> {
+    Some(match path {
         "/v1/completions"
         | "/v1/chat/completions"
         | "/generate"
@@ -423,9 +434,8 @@ fn nothing_at(path: &str) -> ApiError {
         "/health_generate" | "/metrics" | "/v1/models" | "/server_info" | "/get_server_info"
         | "/model_info" | "/get_model_info" | "/v1/loads" | "/get_load" | "/version" => "GET",
         _ if path.starts_with(ONE_MODEL) => "GET",
-        _ => return ApiError::new(404, ErrorCode::NotFound, format!("there is nothing at {path}")),
-    };
-    ApiError::method_not_allowed(allow)
+        _ => return None,
+    })
 }
 
 fn text(

@@ -1,8 +1,8 @@
 //! Texts of models: in each format, the parts of an answer do not depend on how the text is cut.
 
 use baton::model::answer::{
-    AnswerParts, AnswerReader, AnswerRules, ReasoningFormat, ReasoningStart, ToolFormat,
-    ToolFunction,
+    AnswerParts, AnswerReader, AnswerRules, ReasoningDelivery, ReasoningFormat, ReasoningStart,
+    ToolFormat, ToolFunction,
 };
 use serde_json::Map;
 
@@ -23,6 +23,7 @@ pub fn run(data: &[u8]) {
         functions: [function].into(),
         is_single_call: kind & 64 != 0,
         reasoning: (kind & 128 != 0).then_some(ReasoningFormat::Qwen3),
+        delivery: ReasoningDelivery::Pieces,
         tags: [].into(),
     };
     let at_once = read(&rules, [text]);

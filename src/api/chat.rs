@@ -18,7 +18,7 @@ const DIALECT: Dialect = Dialect {
 };
 
 /// Fields of OpenAI that are not supported, with the values that have no effect.
-const UNSUPPORTED: &[Neutral<'_>] = &[
+pub const REFUSED: &[Neutral<'_>] = &[
     ("audio", &[]),
     ("function_call", &["\"none\"", "\"auto\""]),
     ("modalities", &["[\"text\"]"]),
@@ -28,15 +28,10 @@ const UNSUPPORTED: &[Neutral<'_>] = &[
     ("store", &["false"]),
     ("verbosity", &["\"medium\""]),
     ("web_search_options", &[]),
-    // Fields of vLLM and SGLang that would change the prompt.
-    ("chat_template", &[]),
-    ("continue_final_message", &["false"]),
-    ("documents", &["[]"]),
+    ("add_special_tokens", &["false"]),
+    ("echo", &["false"]),
+    ("input_ids", &[]),
 ];
-
-/// Fields of OpenAI that concern only its accounts.
-const ACCEPTED: &[&str] =
-    &["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
 
 /// Reads a body. Sampling fields that are absent take their values from `defaults`.
 ///
@@ -44,7 +39,7 @@ const ACCEPTED: &[&str] =
 /// A field is missing, malformed, out of range or not supported; the error names it.
 pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
-    fields.refuse(UNSUPPORTED)?;
+    fields.refuse(REFUSED)?;
     let (tools, forced) = tools::read(&mut fields)?;
     let conversation =
         conversation(&mut fields)?.ok_or_else(|| fields.invalid("messages", "is missing"))?;
@@ -59,6 +54,8 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         request.structured = Some(forced);
     }
     request.separate_reasoning = fields.flag("separate_reasoning", true)?;
+    request.include_reasoning = fields.flag("include_reasoning", true)?;
+    request.stream_reasoning = fields.flag("stream_reasoning", true)?;
     request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
     let logprobs = fields.flag("logprobs", false)?;
@@ -67,7 +64,6 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         return Err(ApiError::invalid("top_logprobs", "needs `logprobs` to be true"));
     }
     request.logprobs = logprobs.then_some(top);
-    fields.accept(ACCEPTED);
     request.finish(fields)
 }
 

@@ -14,7 +14,7 @@ const DIALECT: Dialect = Dialect {
 };
 
 /// Fields of OpenAI that are not supported, with the values that have no effect.
-const UNSUPPORTED: &[Neutral<'_>] = &[("suffix", &["\"\""])];
+pub const REFUSED: &[Neutral<'_>] = &[("suffix", &["\"\""]), ("add_special_tokens", &["true"])];
 
 /// Reads a body. Sampling fields that are absent take their values from `defaults`.
 ///
@@ -22,6 +22,7 @@ const UNSUPPORTED: &[Neutral<'_>] = &[("suffix", &["\"\""])];
 /// A field is missing, malformed, out of range or not supported; the error names it.
 pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
+    fields.refuse(REFUSED)?;
     let (prompts, batch) = request::prompts(&mut fields, "prompt")?
         .ok_or_else(|| fields.invalid("prompt", "is missing"))?;
     let mut request = GenerateRequest::read(ApiEndpoint::Completions, prompts, &mut fields)?;
@@ -38,8 +39,6 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     if best_of.is_some_and(|best_of: usize| best_of != request.samples) {
         return Err(ApiError::unsupported("best_of"));
     }
-    fields.refuse(UNSUPPORTED)?;
-    fields.accept(&["user"]);
     request.finish(fields)
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Fields<'a> {
 }
 
 /// A field of the API, and the values for which it has no effect, as JSON without whitespace.
-pub(super) type Neutral<'s> = (&'s str, &'s [&'s str]);
+pub type Neutral<'s> = (&'s str, &'s [&'s str]);
 
 impl<'a> Fields<'a> {
     /// The fields of a whole body.
@@ -173,16 +173,6 @@ impl<'a> Fields<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Removes fields of other engines that this server ignores. If a value would have an effect in
-    /// those engines, the field is reported as ignored.
-    pub(super) fn ignore(&mut self, fields: &[Neutral<'_>]) {
-        for (name, defaults) in fields {
-            if self.take(name).is_some_and(|raw| !is_one_of(raw.get(), defaults)) {
-                self.ignored.push(format!("{}{name}", self.path));
-            }
-        }
     }
 
     /// Removes fields regardless of their values.
@@ -435,8 +425,8 @@ mod tests {
         let mut inner = fields.object("c").unwrap().unwrap();
         assert_eq!(inner.refuse(&[("e", &["[]"])]), Ok(()));
         assert_eq!(inner.rest(), ["c.d"]);
-        fields.ignore(&[("f", &["false"]), ("g", &["false"])]);
-        assert_eq!(fields.rest(), ["f"]);
+        fields.accept(&["f"]);
+        assert_eq!(fields.rest(), ["g"]);
     }
 
     fn values(tree: &Value) -> usize {

@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
+use super::peer_fields;
 use super::request::{self, ApiEndpoint, Dialect, GenerateRequest, Sampling};
 use super::structured_output;
 use crate::limits::TOP_LOGPROBS_MAX;
@@ -15,26 +16,10 @@ const DIALECT: Dialect = Dialect {
 
 /// Inputs and constraints that this server does not support. It refuses them, because an answer
 /// without them would be wrong.
-const UNSUPPORTED: &[Neutral<'_>] = &[
-    ("input_embeds", &[]),
-    ("image_data", &["[]"]),
-    ("video_data", &["[]"]),
-    ("audio_data", &["[]"]),
-    ("session_params", &[]),
+pub const REFUSED: &[Neutral<'_>] = &[
     // Prompt logprobs are not supported.
     ("logprob_start_len", &["-1"]),
-];
-
-/// Unsupported fields inside `sampling_params`.
-const UNSUPPORTED_SAMPLING: &[Neutral<'_>] = &[("structural_tag", &[]), ("stop_regex", &["[]"])];
-
-/// Fields that SGLang's router adds, with the values that have no effect.
-const ADDED: &[Neutral<'_>] = &[
-    ("log_metrics", &["true", "false"]),
-    ("background", &["false"]),
-    ("no_logs", &["true", "false"]),
-    ("return_bytes", &["false"]),
-    ("return_entropy", &["false"]),
+    ("modalities", &["[\"text\"]"]),
 ];
 
 /// Reads a body. Sampling fields that are absent take their values from `defaults`.
@@ -43,7 +28,7 @@ const ADDED: &[Neutral<'_>] = &[
 /// A field is missing, malformed, out of range or not supported; the error names it.
 pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
-    fields.refuse(UNSUPPORTED)?;
+    fields.refuse(REFUSED)?;
     let text = request::prompts(&mut fields, "text")?;
     let ids = request::prompts(&mut fields, "input_ids")?;
     let (prompts, batch) = match (text, ids) {
@@ -64,7 +49,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     let mut request = GenerateRequest::read(ApiEndpoint::Generate, prompts, &mut fields)?;
     request.batch = batch;
     let mut sampling = fields.object("sampling_params")?.unwrap_or_default();
-    sampling.refuse(UNSUPPORTED_SAMPLING)?;
+    sampling.refuse(peer_fields::REFUSED)?;
     if let Some(structured) = structured_output::read(&mut sampling)?
         && let Some(other) = request.structured.replace(structured)
     {
@@ -72,12 +57,11 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         return Err(ApiError::invalid(other.field, why));
     }
     request.read_sampling(&mut sampling, &DIALECT, defaults)?;
-    sampling.ignore(&[("spaces_between_special_tokens", &["true"])]);
+    peer_fields::IGNORED.iter().for_each(|(name, _)| sampling.accept(&[name]));
     request.unknown.extend(sampling.rest());
     let top = fields.integer("top_logprobs_num", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);
     request.logprobs = fields.flag("return_logprob", false)?.then_some(top);
     request.logprob_text = fields.flag("return_text_in_logprobs", false)?;
-    fields.ignore(ADDED);
     request.finish(fields)
 }
 

@@ -15,6 +15,7 @@ mod fields;
 pub mod generate;
 pub mod info;
 pub mod kv_transfer;
+pub mod peer_fields;
 pub mod render;
 pub mod request;
 pub mod resume;

@@ -5,8 +5,9 @@
 
 use super::bootstrap::{self, BootstrapParams};
 use super::error::ApiError;
-use super::fields::{Fields, Neutral, OneOrMany, first_item};
+use super::fields::{Fields, OneOrMany, first_item};
 use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
+use super::peer_fields;
 use super::resume::{self, Resume};
 use super::structured_output::{self, StructuredOutput};
 use super::token_rules::{self, TokenRuleFields};
@@ -15,26 +16,9 @@ use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX,
     STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
 };
-use crate::model::answer::{AnswerRules, AnswerStyle};
+use crate::model::answer::{AnswerRules, AnswerStyle, ReasoningDelivery};
 use serde_json::{Map, Value};
 use std::time::Duration;
-
-/// Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and that Baton does not
-/// support. The server refuses them at every endpoint.
-const OBEYED: &[Neutral<'_>] = &[
-    ("structural_tag", &[]),
-    ("use_beam_search", &["false"]),
-    ("prompt_logprobs", &["0"]),
-    ("truncate_prompt_tokens", &["-1"]),
-    ("lora_path", &[]),
-    ("custom_logit_processor", &[]),
-    ("return_hidden_states", &["false"]),
-    // OpenAI's chat fields. At the other endpoints they would change the answer, too.
-    ("tools", &["[]"]),
-    ("tool_choice", &["\"none\"", "\"auto\""]),
-    ("functions", &["[]"]),
-    ("reasoning_effort", &["\"none\"", "\"medium\""]),
-];
 
 /// The endpoint, which decides the form of the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,6 +149,10 @@ pub struct GenerateRequest {
     pub tools: Option<Tools>,
     /// Whether reasoning is not a part of the content.
     pub separate_reasoning: bool,
+    /// Whether the answer has its reasoning.
+    pub include_reasoning: bool,
+    /// Whether a stream has reasoning piece by piece, not as a whole.
+    pub stream_reasoning: bool,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// Number of alternatives for each logprob; `None`: no logprobs.
@@ -215,15 +203,6 @@ pub(super) struct Dialect {
     pub(super) seed: &'static [&'static str],
 }
 
-/// Fields that SGLang's router adds or that engines know, with the values that have no effect here.
-const ADDED: &[Neutral<'_>] = &[
-    ("spaces_between_special_tokens", &["true"]),
-    ("stream_reasoning", &["true", "false"]),
-    ("routed_dp_rank", &["0", "-1"]),
-    ("data_parallel_rank", &["0", "-1"]),
-    ("disagg_prefill_dp_rank", &["0", "-1"]),
-];
-
 impl GenerateRequest {
     /// Reads the fields that every body can have, except sampling. All others get their defaults.
     pub(super) fn read(
@@ -231,7 +210,7 @@ impl GenerateRequest {
         prompts: Prompts,
         fields: &mut Fields<'_>,
     ) -> Result<Self, ApiError> {
-        fields.refuse(OBEYED)?;
+        fields.refuse(peer_fields::REFUSED)?;
         let request = Self {
             endpoint,
             model: fields.name("model")?,
@@ -249,6 +228,8 @@ impl GenerateRequest {
             structured: structured_output::read(fields)?,
             tools: None,
             separate_reasoning: true,
+            include_reasoning: true,
+            stream_reasoning: true,
             skip_special_tokens: true,
             logprobs: None,
             logprob_text: false,
@@ -269,8 +250,7 @@ impl GenerateRequest {
             first_token: fields.flag(resume::FIRST_TOKEN, false)?,
             unknown: Vec::new(),
         };
-        fields.ignore(ADDED);
-        fields.accept(&["bootstrap_pair_key", "decode_tp_size"]);
+        peer_fields::IGNORED.iter().for_each(|(name, _)| fields.accept(&[name]));
         Ok(request)
     }
 
@@ -324,7 +304,12 @@ impl GenerateRequest {
             Some(tools) => (tools.functions.clone(), !tools.is_parallel),
             None => ([].into(), false),
         };
-        style.rules(&functions, is_single, self.separate_reasoning)
+        let delivery = match (self.include_reasoning, self.stream_reasoning) {
+            (false, _) => ReasoningDelivery::Left,
+            (true, false) => ReasoningDelivery::Whole,
+            (true, true) => ReasoningDelivery::Pieces,
+        };
+        style.rules(&functions, is_single, self.separate_reasoning.then_some(delivery))
     }
 
     /// Reads the fields that depend on the number of choices, and records the unread fields.

@@ -6,6 +6,7 @@ mod claims;
 mod cli;
 mod codes;
 mod events;
+mod fields;
 mod links;
 mod metrics;
 

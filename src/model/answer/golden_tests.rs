@@ -143,6 +143,7 @@ fn calls_are_read_as_a_peer_reads_them() {
             functions: functions(),
             is_single_call: false,
             reasoning: None,
+            delivery: ReasoningDelivery::Pieces,
             tags: [].into(),
         };
         let parts = read_each_way(&rules, ReasoningStart::Over, &case.text);
@@ -177,6 +178,7 @@ fn reasoning_is_read_as_a_peer_reads_it() {
                 "qwen3" => ReasoningFormat::Qwen3,
                 _ => ReasoningFormat::DeepseekR1,
             }),
+            delivery: ReasoningDelivery::Pieces,
             tags: [].into(),
         };
         for start in [ReasoningStart::Outside, ReasoningStart::Inside] {

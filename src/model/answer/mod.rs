@@ -78,6 +78,18 @@ impl AnswerParts {
     }
 }
 
+/// In which pieces reasoning is given out.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum ReasoningDelivery {
+    /// As it comes.
+    #[default]
+    Pieces,
+    /// At once, when it ends.
+    Whole,
+    /// Not at all.
+    Left,
+}
+
 /// What a reader must know of a request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AnswerRules {
@@ -89,6 +101,8 @@ pub struct AnswerRules {
     pub is_single_call: bool,
     /// How reasoning is written; `None`: reasoning is content.
     pub reasoning: Option<ReasoningFormat>,
+    /// In which pieces reasoning is given out.
+    pub delivery: ReasoningDelivery,
     /// Special tokens that must be in the text.
     pub tags: Arc<[u32]>,
 }
@@ -97,6 +111,9 @@ pub struct AnswerRules {
 #[derive(Debug)]
 pub struct AnswerReader {
     reasoning: Option<ReasoningReader>,
+    delivery: ReasoningDelivery,
+    /// Reasoning that is not given out yet.
+    held: String,
     calls: Option<Box<dyn CallReader>>,
     progress: AnswerProgress,
 }
@@ -191,7 +208,8 @@ impl AnswerReader {
         let calls = rules.tools.map(|format| format.reader(&rules.functions));
         let is_single_call = rules.is_single_call;
         let progress = AnswerProgress { is_single_call, ..AnswerProgress::default() };
-        AnswerReader { reasoning, calls, progress }
+        let delivery = rules.delivery;
+        AnswerReader { reasoning, delivery, held: String::new(), calls, progress }
     }
 
     /// Whether the text so far ends inside the reasoning.
@@ -208,16 +226,30 @@ impl AnswerReader {
     pub fn push(&mut self, text: &str, out: &mut AnswerParts) {
         let Some(reasoning) = &mut self.reasoning else { return self.push_answer(text, out) };
         let mut answer = String::new();
-        reasoning.push(text, &mut out.reasoning, &mut answer);
+        reasoning.push(text, &mut self.held, &mut answer);
+        self.give_reasoning(out);
         self.push_answer(&answer, out);
+    }
+
+    /// Moves reasoning to `out`, if it is time.
+    fn give_reasoning(&mut self, out: &mut AnswerParts) {
+        match self.delivery {
+            ReasoningDelivery::Whole if self.is_reasoning() => {}
+            ReasoningDelivery::Pieces | ReasoningDelivery::Whole => {
+                out.reasoning.push_str(&self.held);
+                self.held.clear();
+            }
+            ReasoningDelivery::Left => self.held.clear(),
+        }
     }
 
     /// Ends the answer.
     pub fn finish(&mut self, out: &mut AnswerParts) {
         let mut answer = String::new();
         if let Some(reasoning) = &mut self.reasoning {
-            reasoning.finish(&mut out.reasoning, &mut answer);
+            reasoning.finish(&mut self.held, &mut answer);
         }
+        self.give_reasoning(out);
         self.push_answer(&answer, out);
         if let Some(calls) = &mut self.calls {
             calls.finish(&mut AnswerSink { progress: &mut self.progress, out });

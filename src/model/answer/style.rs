@@ -3,7 +3,9 @@
 //!
 //! Invariant: workers of one model and with equal flags have equal styles.
 
-use super::{AnswerRules, ReasoningFormat, ReasoningStart, ToolFormat, ToolFunction};
+use super::{
+    AnswerRules, ReasoningDelivery, ReasoningFormat, ReasoningStart, ToolFormat, ToolFunction,
+};
 use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::model::chat::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
@@ -57,18 +59,19 @@ impl AnswerStyle {
         AnswerStyle { tools, reasoning, tags }
     }
 
-    /// The rules for a request with these functions. `None`: the answer is content as a whole.
+    /// The rules for a request with these functions. Without a `delivery`, reasoning is content.
+    /// `None`: the answer is content as a whole.
     pub fn rules(
         &self,
         functions: &Arc<[ToolFunction]>,
         is_single_call: bool,
-        separates_reasoning: bool,
+        delivery: Option<ReasoningDelivery>,
     ) -> Option<AnswerRules> {
         let tools = self.tools.filter(|_| !functions.is_empty());
-        let reasoning = self.reasoning.filter(|_| separates_reasoning);
+        let reasoning = self.reasoning.filter(|_| delivery.is_some());
         let functions = functions.clone();
-        let tags = self.tags.clone();
-        let rules = AnswerRules { tools, functions, is_single_call, reasoning, tags };
+        let (tags, delivery) = (self.tags.clone(), delivery.unwrap_or_default());
+        let rules = AnswerRules { tools, functions, is_single_call, reasoning, delivery, tags };
         (tools.is_some() || reasoning.is_some()).then_some(rules)
     }
 

@@ -22,6 +22,7 @@ fn rules(tools: ToolFormat) -> AnswerRules {
         functions: functions(),
         is_single_call: false,
         reasoning: Some(ReasoningFormat::Qwen3),
+        delivery: ReasoningDelivery::Pieces,
         tags: [].into(),
     }
 }
@@ -132,6 +133,26 @@ fn a_call_ends_the_reasoning() {
     let parts = read(&rules(ToolFormat::Hermes), ReasoningStart::Outside, [text]);
     assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), ("a <b> c", ""));
     assert_eq!(parts.calls[0].arguments, "{}");
+}
+
+#[test]
+fn reasoning_comes_in_pieces_whole_or_not_at_all() {
+    let pieces = ["<think>a", "b", "</think>", "c"];
+    for (delivery, expected) in [
+        (ReasoningDelivery::Pieces, ["a", "b", "", ""]),
+        (ReasoningDelivery::Whole, ["", "", "ab", ""]),
+        (ReasoningDelivery::Left, ["", "", "", ""]),
+    ] {
+        let rules = AnswerRules { delivery, ..rules(ToolFormat::Hermes) };
+        let mut reader = AnswerReader::new(&rules, ReasoningStart::Outside);
+        let found = pieces.map(|piece| {
+            let mut parts = AnswerParts::default();
+            reader.push(piece, &mut parts);
+            assert_eq!(parts.content.is_empty(), piece != "c");
+            parts.reasoning
+        });
+        assert_eq!(found, expected, "{delivery:?}");
+    }
 }
 
 #[test]

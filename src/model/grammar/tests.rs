@@ -1,7 +1,9 @@
 //! Grammars of each kind: random texts obey them, and hostile ones have bounded work.
 
 use super::*;
-use crate::model::answer::{AnswerParts, AnswerReader, AnswerRules, ToolFunction};
+use crate::model::answer::{
+    AnswerParts, AnswerReader, AnswerRules, ReasoningDelivery, ToolFunction,
+};
 use crate::model::testing::fixture;
 use crate::stdx::rng::Rng;
 use std::sync::{Arc, LazyLock};
@@ -243,6 +245,7 @@ fn forced_calls_are_read_back_in_each_format() {
                 functions,
                 is_single_call: false,
                 reasoning: reasoning.map(|_| ReasoningFormat::Qwen3),
+                delivery: ReasoningDelivery::Pieces,
                 tags: [].into(),
             };
             let start = reasoning.unwrap_or(ReasoningStart::Over);

@@ -24,6 +24,7 @@ pub fn run(data: &[u8]) {
         is_single_call: kind & 64 != 0,
         reasoning: (kind & 128 != 0).then_some(ReasoningFormat::Qwen3),
         delivery: ReasoningDelivery::Pieces,
+        has_grammar: false,
         tags: [].into(),
     };
     let at_once = read(&rules, [text]);

@@ -28,7 +28,6 @@ pub const REFUSED: &[Neutral<'_>] = &[
     ("store", &["false"]),
     ("verbosity", &["\"medium\""]),
     ("web_search_options", &[]),
-    ("add_special_tokens", &["false"]),
     ("echo", &["false"]),
     ("input_ids", &[]),
 ];
@@ -46,6 +45,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     let prompts = Prompts::Chat(conversation.with_tools(tools.as_ref()));
     let mut request = GenerateRequest::read(ApiEndpoint::Chat, prompts, &mut fields)?;
     request.tools = tools;
+    request.add_special_tokens = fields.get("add_special_tokens", "must be true or false")?;
     if let Some(forced) = forced {
         if let Some(structured) = &request.structured {
             let why = format!("and `{}` exclude each other", structured.field);
@@ -76,11 +76,18 @@ pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<ChatPrompt>
     if messages.is_empty() {
         return Err(fields.invalid("messages", "must not be empty"));
     }
+    let continues = fields.flag("continue_final_message", false)?;
+    let add_generation_prompt = fields.flag("add_generation_prompt", !continues)?;
+    if continues && add_generation_prompt {
+        let why = "and `add_generation_prompt` exclude each other";
+        return Err(fields.invalid("continue_final_message", why));
+    }
     let messages = messages.into_iter().enumerate().map(|(i, message)| normalise(message, i));
     Ok(Some(ChatPrompt {
         messages: messages.collect::<Result<_, _>>()?,
         tools: Vec::new(),
-        add_generation_prompt: fields.flag("add_generation_prompt", true)?,
+        add_generation_prompt,
+        continues,
         template_kwargs: fields
             .tree("chat_template_kwargs", "must be an object")?
             .unwrap_or_default(),
@@ -245,7 +252,6 @@ mod tests {
             ("verbosity", "\"low\""),
             ("web_search_options", "{}"),
             ("chat_template", "\"x\""),
-            ("continue_final_message", "true"),
             ("truncate_prompt_tokens", "5"),
         ] {
             let error = with(&format!("\"{field}\":{value}")).expect_err(field);

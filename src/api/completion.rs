@@ -14,7 +14,7 @@ const DIALECT: Dialect = Dialect {
 };
 
 /// Fields of OpenAI that are not supported, with the values that have no effect.
-pub const REFUSED: &[Neutral<'_>] = &[("suffix", &["\"\""]), ("add_special_tokens", &["true"])];
+pub const REFUSED: &[Neutral<'_>] = &[("suffix", &["\"\""])];
 
 /// Reads a body. Sampling fields that are absent take their values from `defaults`.
 ///
@@ -27,6 +27,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         .ok_or_else(|| fields.invalid("prompt", "is missing"))?;
     let mut request = GenerateRequest::read(ApiEndpoint::Completions, prompts, &mut fields)?;
     request.batch = batch;
+    request.add_special_tokens = fields.get("add_special_tokens", "must be true or false")?;
     request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
     request.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;

@@ -243,7 +243,7 @@ fn is_one_of(json: &str, values: &[&str]) -> bool {
 }
 
 /// An upper bound of the values in a JSON text: commas and opening brackets outside of strings.
-fn nodes(json: &str) -> usize {
+pub(super) fn nodes(json: &str) -> usize {
     let mut count = 1;
     let mut bytes = json.bytes();
     let mut quoted = false;

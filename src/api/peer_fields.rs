@@ -33,7 +33,6 @@ pub const REFUSED: &[Neutral<'_>] = &[
     ("xtc_probability", &["0", "0.0"]),
     // What the prompt is.
     ("chat_template", &[]),
-    ("continue_final_message", &["false"]),
     ("documents", &["[]"]),
     ("extra_key", &[]),
     ("input_embeds", &[]),
@@ -75,6 +74,7 @@ pub const REFUSED: &[Neutral<'_>] = &[
     ("n_probs", &["0"]),
     ("post_sampling_probs", &["false"]),
     ("prompt_logprobs", &["0"]),
+    ("reasoning_format", &["\"auto\"", "\"deepseek\""]),
     ("return_bytes", &["false"]),
     ("return_cached_tokens_details", &["false"]),
     ("return_entropy", &["false"]),
@@ -124,7 +124,6 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("no_logs", "logs have no prompts and no answers"),
     ("prompt_cache_key", "the prefix cache does not change answers"),
     ("prompt_cache_retention", "the prefix cache does not change answers"),
-    ("reasoning_format", "`separate_reasoning` decides this"),
     ("repeat_last_n", "it has an effect only together with `repeat_penalty`, which is refused"),
     ("request_id", "the header `x-request-id` has the ID"),
     ("require_reasoning", "the chat template decides whether a model reasons"),

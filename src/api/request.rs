@@ -67,6 +67,8 @@ pub struct ChatPrompt {
     pub tools: Vec<Value>,
     /// Whether the template opens the assistant's turn.
     pub add_generation_prompt: bool,
+    /// Whether the model continues the last message.
+    pub continues: bool,
     /// More variables for the template, such as `enable_thinking`.
     pub template_kwargs: Map<String, Value>,
 }
@@ -123,6 +125,8 @@ pub struct GenerateRequest {
     pub model: Option<String>,
     /// The prompts; at least one.
     pub prompts: Prompts,
+    /// Whether the tokeniser adds its special tokens; `None`: to texts, not to conversations.
+    pub add_special_tokens: Option<bool>,
     /// Number of choices for each prompt.
     pub samples: usize,
     /// How tokens are chosen.
@@ -215,13 +219,14 @@ impl GenerateRequest {
             endpoint,
             model: fields.name("model")?,
             prompts,
+            add_special_tokens: None,
             samples: 1,
             sampling: Sampling::default(),
             max_tokens: None,
             min_tokens: 0,
             rules: TokenRuleFields::default(),
             includes_stop: false,
-            tokens_as_ids: fields.flag("return_tokens_as_token_ids", false)?,
+            tokens_as_ids: false,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             ignore_eos: false,
@@ -338,8 +343,9 @@ impl GenerateRequest {
         Ok(self)
     }
 
-    /// Reads `stream_options` of the OpenAI endpoints.
+    /// Reads `stream_options` and the form of tokens, which only the OpenAI endpoints have.
     pub(super) fn read_stream_options(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
+        self.tokens_as_ids = fields.flag("return_tokens_as_token_ids", false)?;
         if let Some(mut options) = fields.object("stream_options")? {
             self.include_usage = options.flag("include_usage", false)?;
             // Requests padding that hides lengths from observers of encrypted traffic. It has no

@@ -5,12 +5,13 @@
 //! which the compiler of grammars does.
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, nodes};
 use super::structured_output::StructuredOutput;
-use crate::limits::{NAME_BYTES_MAX, TOOLS_MAX};
-use crate::model::answer::ToolFunction;
+use crate::limits::{JSON_NODES_MAX, NAME_BYTES_MAX, TOOLS_MAX};
+use crate::model::answer::{ToolFunction, is_name_character};
 use crate::model::grammar::{CallGrammar, GrammarSource};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The tools of a request, at least one.
@@ -46,9 +47,10 @@ pub(super) fn read(
         return Err(fields.invalid("tools", why));
     }
     let mut functions: Vec<ToolFunction> = Vec::with_capacity(definitions.len());
+    let mut names = HashSet::new();
     for (index, definition) in definitions.iter().enumerate() {
         let function = read_function(definition, index)?;
-        if functions.iter().any(|earlier| earlier.name == function.name) {
+        if !names.insert(function.name.clone()) {
             let path = format!("tools[{index}].function.name");
             return Err(ApiError::invalid(path, "is the name of an earlier tool"));
         }
@@ -100,8 +102,9 @@ fn read_function(definition: &Value, index: usize) -> Result<ToolFunction, ApiEr
         return Err(ApiError::invalid(at(".function"), "must be an object"));
     };
     let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        let must = format!("must be a string of 1 to {NAME_BYTES_MAX} bytes");
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(is_name_character) {
+        let must =
+            format!("must be a string of 1 to {NAME_BYTES_MAX} bytes: letters, digits and `_-./:`");
         return Err(ApiError::invalid(at(".function.name"), must));
     }
     let parameters = match function.get("parameters") {
@@ -116,7 +119,7 @@ fn read_function(definition: &Value, index: usize) -> Result<ToolFunction, ApiEr
 
 fn read_choice(fields: &mut Fields<'_>) -> Result<ToolChoice, ApiError> {
     let must = "must be `auto`, `none`, `required` or an object that names a function";
-    let choice = match fields.get::<Value>("tool_choice", must)? {
+    let choice = match fields.tree::<Value>("tool_choice", must)? {
         None => ToolChoice::Auto,
         Some(Value::String(name)) => match &*name {
             "auto" => ToolChoice::Auto,
@@ -156,6 +159,7 @@ pub(super) fn parse_arguments(
         Some(Value::Array(calls)) => calls,
         Some(_) => return Err(ApiError::invalid(at("tool_calls"), "must be a list")),
     };
+    let mut count = 0;
     for (number, call) in calls.iter_mut().enumerate() {
         let path = |rest: &str| at(&format!("tool_calls[{number}].function{rest}"));
         let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else {
@@ -167,8 +171,16 @@ pub(super) fn parse_arguments(
         let arguments = match function.get("arguments") {
             None | Some(Value::Null) => Value::Object(Map::new()),
             Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
-            Some(Value::String(text)) => serde_json::from_str(text)
-                .map_err(|_| ApiError::invalid(path(".arguments"), "must be JSON in a string"))?,
+            Some(Value::String(text)) => {
+                count += nodes(text);
+                if count > JSON_NODES_MAX {
+                    let why = format!("holds {count} values; at most {JSON_NODES_MAX} are allowed");
+                    return Err(ApiError::invalid(path(".arguments"), why));
+                }
+                serde_json::from_str(text).map_err(|_| {
+                    ApiError::invalid(path(".arguments"), "must be JSON in a string")
+                })?
+            }
             Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
             Some(_) => {
                 return Err(ApiError::invalid(path(".arguments"), "must be JSON in a string"));
@@ -181,4 +193,72 @@ pub(super) fn parse_arguments(
         message.remove("tool_calls");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOOLS: &str = r#""tools":[{"type":"function","function":{"name":"f",
+        "parameters":{"type":"object"}}},{"type":"function","function":{"name":"g"}}]"#;
+
+    fn read(rest: &str) -> Result<(Option<Tools>, Option<StructuredOutput>), ApiError> {
+        super::read(&mut Fields::parse(format!("{{{rest}}}").as_bytes()).unwrap())
+    }
+
+    /// The functions that must be called, and whether once.
+    fn forced(rest: &str) -> Option<(Vec<String>, bool)> {
+        let (_, forced) = read(&format!("{TOOLS},{rest}")).unwrap();
+        let GrammarSource::Calls(calls) = forced?.source else { panic!("other grammar") };
+        Some((calls.functions.iter().map(|f| f.name.clone()).collect(), calls.is_single))
+    }
+
+    #[test]
+    fn the_choice_decides_which_calls_are_forced() {
+        let both = || vec!["f".to_owned(), "g".to_owned()];
+        assert_eq!(read("").unwrap(), (None, None));
+        assert_eq!(read(r#""tools":[],"tool_choice":"auto""#).unwrap(), (None, None));
+        let (tools, none) = read(TOOLS).unwrap();
+        let tools = tools.unwrap();
+        assert_eq!((tools.definitions.len(), tools.functions.len(), none), (2, 2, None));
+        assert!(tools.is_parallel);
+        assert_eq!(read(&format!("{TOOLS},\"tool_choice\":\"none\"")).unwrap(), (None, None));
+        assert_eq!(forced(r#""tool_choice":"auto""#), None);
+        assert_eq!(forced(r#""tool_choice":"required""#), Some((both(), false)));
+        let single = r#""tool_choice":"required","parallel_tool_calls":false"#;
+        assert_eq!(forced(single), Some((both(), true)));
+        let named = r#""tool_choice":{"type":"function","function":{"name":"g"}}"#;
+        assert_eq!(forced(named), Some((vec!["g".into()], true)));
+    }
+
+    #[test]
+    fn tools_are_refused_by_their_place() {
+        let tool =
+            |function: &str| format!(r#""tools":[{{"type":"function","function":{function}}}]"#);
+        let unknown = r#""tool_choice":{"type":"function","function":{"name":"h"}}"#;
+        let unknown = format!("{TOOLS},{unknown}");
+        let twice = r#""tools":[{"type":"function","function":{"name":"f"}},
+            {"type":"function","function":{"name":"f"}}]"#;
+        for (rest, param) in [
+            (r#""tools":{}"#.to_owned(), "tools"),
+            (r#""tools":[7]"#.to_owned(), "tools[0].type"),
+            (r#""tools":[{"type":"web_search"}]"#.to_owned(), "tools[0].type"),
+            (tool("7"), "tools[0].function"),
+            (tool("{}"), "tools[0].function.name"),
+            (tool(r#"{"name":"a b"}"#), "tools[0].function.name"),
+            (tool(r#"{"name":"f","parameters":[]}"#), "tools[0].function.parameters"),
+            (twice.to_owned(), "tools[1].function.name"),
+            (r#""tool_choice":"required""#.to_owned(), "tool_choice"),
+            (format!("{TOOLS},\"tool_choice\":\"some\""), "tool_choice"),
+            (format!("{TOOLS},\"tool_choice\":{{\"type\":\"custom\"}}"), "tool_choice.type"),
+            (
+                format!("{TOOLS},\"tool_choice\":{{\"type\":\"function\"}}"),
+                "tool_choice.function.name",
+            ),
+            (unknown, "tool_choice"),
+        ] {
+            let error = read(&rest).expect_err(&rest);
+            assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{error}");
+        }
+    }
 }

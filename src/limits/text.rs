@@ -3,6 +3,9 @@
 /// Longest source of a grammar in bytes: schemas of large interfaces as OpenAPI have some ten
 /// thousand. It bounds recursion in the compiler, which follows references between rules.
 pub const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+/// Longest schemas of all tools together that a forced call can choose from, in bytes: a hundred
+/// tools have some hundred thousand. The schema of one tool has the limit of a grammar.
+pub const TOOL_SCHEMAS_BYTES_MAX: usize = 1 << 20;
 /// Most open parentheses at a time in a grammar. The compiler recurses into each.
 pub const GRAMMAR_DEPTH_MAX: usize = 256;
 /// Most texts of a choice: more than any list of labels.

@@ -9,6 +9,7 @@ use crate::model::sampler::{SamplingParams, TokenRules};
 use crate::sched::masks::RequestGrammar;
 use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A request to the engine.
@@ -46,7 +47,7 @@ pub struct EngineRequest {
     /// The grammar that limits its tokens, if it has one.
     pub grammar: Option<RequestGrammar>,
     /// Rules about its tokens.
-    pub rules: Option<Box<TokenRules>>,
+    pub rules: Option<Arc<TokenRules>>,
     /// Alternatives per position, 0 to 20.
     pub top_logprobs: usize,
     /// Most ids to generate, at least 1. A prefill worker always generates one.

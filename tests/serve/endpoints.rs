@@ -706,3 +706,35 @@ fn tokens_and_usage_come_in_the_form_that_is_asked() {
     let name = events[1]["choices"][0]["logprobs"]["content"][0]["token"].as_str().unwrap();
     assert!(name.starts_with("token_id:"), "{name}");
 }
+
+#[test]
+fn a_conversation_continues_its_last_message() {
+    let server = Server::start(&["--mixed"]);
+    let tokens = |body: Value| server.post("/tokenize", &body).ok()["tokens"].clone();
+    let user = json!({"role": "user", "content": "Count."});
+    let messages = |last: &str| json!([user, {"role": "assistant", "content": last}]);
+    let continued =
+        |last: &str| tokens(json!({"messages": messages(last), "continue_final_message": true}));
+    let text = "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\nOne, two";
+    let expected = |text: &str| tokens(json!({"prompt": text, "add_special_tokens": false}));
+    assert_eq!(continued("One, two"), expected(text));
+    assert_eq!(continued("One, two, "), expected(&format!("{text}, ")));
+    let head = text.trim_end_matches("One, two");
+    // A message that is a part of the end tag, and an empty one.
+    assert_eq!(continued("end"), expected(&format!("{head}end")));
+    assert_eq!(continued(""), expected(head));
+    let body = json!({"messages": messages("One, two"), "continue_final_message": true,
+        "max_tokens": 4, "temperature": 0, "return_token_ids": true});
+    let answer = server.post("/v1/chat/completions", &body).ok();
+    assert_eq!(answer["prompt_token_ids"], expected(text));
+    let both = with(body, json!({"add_generation_prompt": true}));
+    let error = server.post("/v1/chat/completions", &both).json()["error"].clone();
+    assert_eq!(error["param"], "continue_final_message");
+    for (special, first) in [(json!(true), true), (json!(false), false)] {
+        let body = json!({"prompt": "x", "max_tokens": 1, "add_special_tokens": special,
+            "return_token_ids": true});
+        let ids = server.post("/v1/completions", &body).ok()["choices"][0].clone();
+        let plain = tokens(json!({"prompt": "x", "add_special_tokens": first}));
+        assert_eq!(ids["prompt_token_ids"], plain);
+    }
+}

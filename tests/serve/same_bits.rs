@@ -385,10 +385,8 @@ fn a_retracted_request_continues_with_the_same_bits() {
         });
         match more.iter().position(|&flag| flag == "--swap-memory").map(|at| more[at + 1]) {
             Some("0") => assert!(recomputed > 0.0, "{flags}"),
-            // KV whose copy is slow is computed again. Most of it is copied: else each retraction
-            // would cost at least the shortest prompt.
-            Some(_) => assert!(recomputed < 30.0 * retracted, "{flags}: {recomputed} {retracted}"),
-            None => {}
+            // How much is copied depends on measured speeds. `sched::retraction` tests the choice.
+            Some(_) | None => {}
         }
     }
 }

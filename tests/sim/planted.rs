@@ -157,7 +157,7 @@ mod others {
         drain_does_not_wait_for_requests: "drain does not wait for requests",
             "the worker has drained and holds requests", 17;
         drain_does_not_wait_for_done: "drain does not wait for Done",
-            "that a destination has not confirmed", 13;
+            "that a destination has not confirmed", 55;
         change_of_role_is_never_given_up: "change of role is never given up",
             "does not give its role change up", 12;
         a_workers_role_is_not_compared: "a worker's role is not compared",

@@ -58,6 +58,8 @@ static GOLDENS: LazyLock<Goldens> = LazyLock::new(|| {
 const OWN_WAYS: &[(&str, &str, &str)] = &[
     ("hermes", "malformed JSON", BROKEN),
     ("hermes", "malformed, then a good call", "the good call counts, the other is content"),
+    ("qwen3_coder", "JSON in the tag", NO_CALL),
+    ("qwen3_coder", "truncated after the tag", NO_CALL),
     ("qwen3_coder", "spaces in the tags", "names have no spaces around them"),
     ("llama3_json", "unknown function", UNKNOWN),
     ("llama3_json", "malformed JSON", BROKEN),
@@ -144,6 +146,7 @@ fn calls_are_read_as_a_peer_reads_them() {
             is_single_call: false,
             reasoning: None,
             delivery: ReasoningDelivery::Pieces,
+            has_grammar: false,
             tags: [].into(),
         };
         let parts = read_each_way(&rules, ReasoningStart::Over, &case.text);
@@ -179,6 +182,7 @@ fn reasoning_is_read_as_a_peer_reads_it() {
                 _ => ReasoningFormat::DeepseekR1,
             }),
             delivery: ReasoningDelivery::Pieces,
+            has_grammar: false,
             tags: [].into(),
         };
         for start in [ReasoningStart::Outside, ReasoningStart::Inside] {

@@ -64,8 +64,7 @@ impl HermesReader {
                             return &text[at..];
                         }
                         JsonStep::Fails | JsonStep::EndsBefore => {
-                            sink.push_content(OPENING);
-                            sink.push_content(&calls.take_raw());
+                            calls.give_raw(OPENING, sink);
                             self.state = State::Content;
                             return rest;
                         }
@@ -106,8 +105,7 @@ impl CallReader for HermesReader {
             }
             State::Calls(calls) if calls.is_named() => {}
             State::Calls(calls) => {
-                sink.push_content(OPENING);
-                sink.push_content(&calls.take_raw());
+                calls.give_raw(OPENING, sink);
             }
             State::BrokenCall => {
                 self.closing.finish(&mut rest);

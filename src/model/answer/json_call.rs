@@ -218,6 +218,8 @@ pub(super) struct JsonCalls {
     place: Place,
     /// The text of the last call, unless the call has begun in the answer.
     raw: String,
+    /// Whether a call has begun in the answer.
+    has_given: bool,
 }
 
 /// Where the next character is.
@@ -233,7 +235,7 @@ enum Place {
 impl JsonCalls {
     /// Calls after this whitespace.
     pub(super) fn after(blanks: String) -> JsonCalls {
-        JsonCalls { call: JsonCall::new(), place: Place::Before, raw: blanks }
+        JsonCalls { call: JsonCall::new(), place: Place::Before, raw: blanks, has_given: false }
     }
 
     /// Whether the name of the last call is known, so that its text is a call.
@@ -241,9 +243,14 @@ impl JsonCalls {
         self.call.name().is_some()
     }
 
-    /// Takes the text that turned out to be no call.
-    pub(super) fn take_raw(&mut self) -> String {
-        std::mem::take(&mut self.raw)
+    /// Gives out the text that turned out to be no call, behind the tag `opening`. Behind other
+    /// calls, the end of a list is no content.
+    pub(super) fn give_raw(&mut self, opening: &str, sink: &mut AnswerSink<'_>) {
+        if !self.has_given {
+            sink.push_content(opening);
+            sink.push_content(&self.raw);
+        }
+        self.raw.clear();
     }
 
     /// Takes the next character. Calls that end are given out.
@@ -279,6 +286,7 @@ impl JsonCalls {
     pub(super) fn give(&mut self, sink: &mut AnswerSink<'_>) {
         self.call.give(sink);
         if self.call.has_begun {
+            self.has_given = true;
             self.raw.clear();
         }
     }

@@ -101,8 +101,7 @@ impl MistralReader {
                     return &text[at..];
                 }
                 JsonStep::Fails | JsonStep::EndsBefore => {
-                    sink.push_content(OPENING);
-                    sink.push_content(&calls.take_raw());
+                    calls.give_raw(OPENING, sink);
                     self.state = State::Content;
                     return rest;
                 }
@@ -119,19 +118,26 @@ impl MistralReader {
             return "";
         };
         name.push_str(&text[..at]);
-        let bare = name.replace(ARGUMENTS, "");
-        let bare = bare.split(CALL_ID).next().unwrap_or_default().trim();
-        // A name has no whitespace, so other text is content.
-        if bare.is_empty() || bare.contains(char::is_whitespace) {
-            sink.push_content(OPENING);
-            sink.push_content(name);
-            self.state = State::Content;
-            return &text[at..];
+        match name_of(name) {
+            Some(bare) => {
+                sink.begin_call(bare);
+                self.state = State::Arguments(JsonValue::default());
+            }
+            None => {
+                sink.push_content(OPENING);
+                sink.push_content(name);
+                self.state = State::Content;
+            }
         }
-        sink.begin_call(bare);
-        self.state = State::Arguments(JsonValue::default());
         &text[at..]
     }
+}
+
+/// The name in a text such as `f[CALL_ID]x[ARGS]`. A name has no whitespace.
+fn name_of(text: &str) -> Option<&str> {
+    let name = text.split(CALL_ID).next().unwrap_or_default();
+    let name = name.split(ARGUMENTS).next().unwrap_or_default().trim();
+    (!name.is_empty() && !name.contains(char::is_whitespace)).then_some(name)
 }
 
 impl CallReader for MistralReader {
@@ -148,10 +154,9 @@ impl CallReader for MistralReader {
                 self.opening.finish(&mut rest);
                 sink.push_cut_tag(&rest);
             }
-            State::Name(name) if name.trim_end().ends_with(ARGUMENTS) => {
+            State::Name(name) if name.contains(ARGUMENTS) && name_of(name).is_some() => {
                 // The model leaves an empty object out.
-                let bare = name.trim_end().trim_end_matches(ARGUMENTS);
-                sink.begin_call(bare.split(CALL_ID).next().unwrap_or_default().trim());
+                sink.begin_call(name_of(name).unwrap_or_default());
                 sink.push_arguments("{}");
             }
             State::BeforeCall(held) | State::Name(held) => {
@@ -159,8 +164,7 @@ impl CallReader for MistralReader {
                 sink.push_content(held);
             }
             State::Calls(calls) if !calls.is_named() => {
-                sink.push_content(OPENING);
-                sink.push_content(&calls.take_raw());
+                calls.give_raw(OPENING, sink);
             }
             State::Calls(_) | State::Arguments(_) | State::BrokenCall => {}
         }

@@ -42,6 +42,11 @@ pub struct ToolFunction {
     pub parameters: Map<String, Value>,
 }
 
+/// Whether a name of a function can have this character. Each format can write such a name.
+pub fn is_name_character(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':')
+}
+
 /// A new part of a tool call.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct CallPart {
@@ -103,6 +108,8 @@ pub struct AnswerRules {
     pub reasoning: Option<ReasoningFormat>,
     /// In which pieces reasoning is given out.
     pub delivery: ReasoningDelivery,
+    /// Whether a grammar limits the answer. Then no tool call is inside the reasoning.
+    pub has_grammar: bool,
     /// Special tokens that must be in the text.
     pub tags: Arc<[u32]>,
 }
@@ -202,7 +209,8 @@ impl AnswerReader {
     pub fn new(rules: &AnswerRules, start: ReasoningStart) -> AnswerReader {
         let reasoning = rules.reasoning.map(|format| {
             // A tool call ends the reasoning, if a tag shows it.
-            let tag = rules.tools.and_then(ToolFormat::opening_tag);
+            let tools = rules.tools.filter(|_| !rules.has_grammar);
+            let tag = tools.and_then(ToolFormat::opening_tag);
             ReasoningReader::new(format, start, tag)
         });
         let calls = rules.tools.map(|format| format.reader(&rules.functions));

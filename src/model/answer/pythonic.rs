@@ -4,7 +4,7 @@
 //! Else it is content. Arguments are given out one by one, as JSON. An argument without a name is
 //! dropped. A value that is no literal becomes a text.
 
-use super::{AnswerSink, CallReader, ToolFunction, python_literal};
+use super::{AnswerSink, CallReader, ToolFunction, is_name_character, python_literal};
 use crate::stdx::text_matcher::TextMatcher;
 use serde_json::Value;
 use std::sync::Arc;
@@ -87,10 +87,10 @@ impl PythonicReader {
             }
             State::Content => sink.push_content(c.encode_utf8(&mut buffer)),
             State::Name { raw, name, is_first } => {
-                if c == '(' && (!*is_first || self.functions.iter().any(|f| f.name == *name)) {
+                if c == '(' && is_call(name, *is_first, &self.functions) {
                     sink.begin_call(name);
                     self.state = State::Key { key: String::new(), arguments: 0 };
-                } else if c.is_alphanumeric() || c == '_' || c == '.' || c == '-' {
+                } else if is_name_character(c) {
                     raw.push(c);
                     name.push(c);
                 } else if name.is_empty() && c.is_whitespace() {
@@ -131,7 +131,7 @@ impl PythonicReader {
             },
             State::AfterCall => match c {
                 ',' => {
-                    let (raw, name) = (String::new(), String::new());
+                    let (raw, name) = (",".into(), String::new());
                     self.state = State::Name { raw, name, is_first: false };
                 }
                 ']' => self.state = State::Content,
@@ -149,7 +149,11 @@ impl PythonicReader {
         let mut arguments = *arguments;
         if !key.is_empty() {
             let raw = raw.trim();
-            let value = python_literal::parse(raw).unwrap_or_else(|| raw.into());
+            // JSON stays as it is. Models write it, too.
+            let value = match serde_json::from_str::<Value>(raw) {
+                Ok(_) => raw.to_owned(),
+                Err(_) => python_literal::parse(raw).unwrap_or_else(|| raw.into()).to_string(),
+            };
             let key = Value::from(key.as_str());
             let comma = if arguments == 0 { "{" } else { ", " };
             sink.push_arguments(&format!("{comma}{key}: {value}"));
@@ -166,6 +170,11 @@ impl PythonicReader {
         sink.push_arguments(if arguments == 0 { "{}" } else { "}" });
         self.state = State::AfterCall;
     }
+}
+
+/// Whether a call begins with this name. Only the first one must be a function of the request.
+fn is_call(name: &str, is_first: bool, functions: &[ToolFunction]) -> bool {
+    !name.is_empty() && (!is_first || functions.iter().any(|function| function.name == name))
 }
 
 impl CallReader for PythonicReader {

@@ -27,6 +27,8 @@ pub(super) struct QwenCoderReader {
     function: Option<usize>,
     /// Arguments of the last call.
     arguments: usize,
+    /// Whether the tag around functions is open.
+    is_wrapped: bool,
     content: TextMatcher,
     wrapper: TextMatcher,
     name: TextMatcher,
@@ -37,8 +39,12 @@ pub(super) struct QwenCoderReader {
 #[derive(Debug)]
 enum State {
     Content,
-    /// In the tag around functions. Text is dropped.
-    Wrapper,
+    /// In the tag around functions. Holds the text before the first function; later text is
+    /// dropped.
+    Wrapper {
+        raw: String,
+        is_used: bool,
+    },
     /// In the name of a function.
     Name(String),
     /// In a function, between parameters. Text is dropped.
@@ -58,6 +64,7 @@ impl QwenCoderReader {
             state: State::Content,
             function: None,
             arguments: 0,
+            is_wrapped: false,
             content: TextMatcher::new(&[hermes::OPENING, FUNCTION]),
             wrapper: TextMatcher::new(&[hermes::CLOSING, FUNCTION]),
             name: TextMatcher::new(&[">"]),
@@ -76,16 +83,27 @@ impl QwenCoderReader {
                 sink.push_content(&passed);
                 found
             }
-            State::Wrapper => self.wrapper.push(text, &mut dropped),
+            State::Wrapper { raw, .. } => self.wrapper.push(text, raw),
             State::Body => self.body.push(text, &mut dropped),
             State::Name(name) | State::Key(name) => self.name.push(text, name),
             State::Value { text: value, .. } => self.value.push(text, value),
         };
         let Some(found) = found else { return "" };
-        self.state = match std::mem::replace(&mut self.state, State::Wrapper) {
-            State::Content if found.index == 0 => State::Wrapper,
-            State::Wrapper if found.index == 0 => State::Content,
-            State::Content | State::Wrapper => State::Name(String::new()),
+        self.state = match std::mem::replace(&mut self.state, State::Content) {
+            State::Content if found.index == 0 => {
+                self.is_wrapped = true;
+                State::Wrapper { raw: String::new(), is_used: false }
+            }
+            State::Wrapper { raw, is_used } if found.index == 0 => {
+                self.is_wrapped = false;
+                if !is_used {
+                    for text in [hermes::OPENING, &raw, hermes::CLOSING] {
+                        sink.push_content(text);
+                    }
+                }
+                State::Content
+            }
+            State::Content | State::Wrapper { .. } => State::Name(String::new()),
             State::Name(name) => {
                 let name = name.trim();
                 sink.begin_call(name);
@@ -123,7 +141,11 @@ impl QwenCoderReader {
 
     fn end_call(&mut self, is_wrapper_over: bool, sink: &mut AnswerSink<'_>) -> State {
         sink.push_arguments(if self.arguments == 0 { "{}" } else { "}" });
-        if is_wrapper_over { State::Content } else { State::Wrapper }
+        self.is_wrapped &= !is_wrapper_over;
+        match self.is_wrapped {
+            true => State::Wrapper { raw: String::new(), is_used: true },
+            false => State::Content,
+        }
     }
 }
 
@@ -141,9 +163,18 @@ impl CallReader for QwenCoderReader {
                 self.content.finish(&mut rest);
                 sink.push_cut_tag(&rest);
             }
-            // A parameter that is cut off is no argument.
-            State::Wrapper | State::Name(_) | State::Body | State::Key(_) | State::Value { .. } => {
+            State::Wrapper { raw, is_used: false } => {
+                self.wrapper.finish(&mut rest);
+                for text in [hermes::OPENING, raw, &rest] {
+                    sink.push_content(text);
+                }
             }
+            // A name or parameter that is cut off is no call and no argument.
+            State::Wrapper { .. }
+            | State::Name(_)
+            | State::Body
+            | State::Key(_)
+            | State::Value { .. } => {}
         }
     }
 }

@@ -21,8 +21,10 @@ pub struct AnswerStyle {
     pub tools: Option<ToolFormat>,
     /// The format of reasoning; `None`: reasoning is content.
     pub reasoning: Option<ReasoningFormat>,
-    /// Special tokens that readers need as text.
-    pub tags: Arc<[u32]>,
+    /// Special tokens of tool calls.
+    pub tool_tags: Vec<u32>,
+    /// Special tokens of reasoning.
+    pub reasoning_tags: Vec<u32>,
 }
 
 impl AnswerStyle {
@@ -52,11 +54,18 @@ impl AnswerStyle {
             ReasoningParser::Qwen3 => Some(ReasoningFormat::Qwen3),
             ReasoningParser::DeepseekR1 => Some(ReasoningFormat::DeepseekR1),
         };
-        let of_tools = tools.map_or(&[][..], ToolFormat::tags);
-        let of_reasoning = reasoning.map_or(&[][..], |_| &ReasoningFormat::TAGS);
-        let tags = of_tools.iter().chain(of_reasoning);
-        let tags = tags.filter_map(|tag| special_token(tokenizer, tag)).collect();
-        AnswerStyle { tools, reasoning, tags }
+        // `chat` describes tools in this format.
+        let is_described = template.is_some_and(|template| !template.takes_tools());
+        let tools = tools.map(|format| if is_described { ToolFormat::Hermes } else { format });
+        let ids = |tags: &[&str]| {
+            tags.iter().filter_map(|tag| special_token(tokenizer, tag)).collect::<Vec<u32>>()
+        };
+        AnswerStyle {
+            tools,
+            reasoning,
+            tool_tags: ids(tools.map_or(&[], ToolFormat::tags)),
+            reasoning_tags: ids(reasoning.map_or(&[], |_| &ReasoningFormat::TAGS)),
+        }
     }
 
     /// The rules for a request with these functions. Without a `delivery`, reasoning is content.
@@ -69,16 +78,30 @@ impl AnswerStyle {
     ) -> Option<AnswerRules> {
         let tools = self.tools.filter(|_| !functions.is_empty());
         let reasoning = self.reasoning.filter(|_| delivery.is_some());
-        let functions = functions.clone();
-        let (tags, delivery) = (self.tags.clone(), delivery.unwrap_or_default());
-        let rules = AnswerRules { tools, functions, is_single_call, reasoning, delivery, tags };
-        (tools.is_some() || reasoning.is_some()).then_some(rules)
+        let of_tools = if tools.is_some() { &self.tool_tags[..] } else { &[] };
+        let tags: Arc<[u32]> = of_tools.iter().chain(&self.reasoning_tags).copied().collect();
+        // Reasoning that is content still has its tags.
+        (tools.is_some() || self.reasoning.is_some()).then_some(AnswerRules {
+            tools,
+            functions: functions.clone(),
+            is_single_call,
+            reasoning,
+            delivery: delivery.unwrap_or_default(),
+            has_grammar: false,
+            tags,
+        })
     }
 
     /// Where a prompt leaves the reasoning.
     pub fn reasoning_after(&self, prompt: &[u32], tokenizer: &Tokenizer) -> ReasoningStart {
         let end = &prompt[prompt.len().saturating_sub(PROMPT_END)..];
-        ReasoningStart::of_prompt(&tokenizer.decode(end, false))
+        match ReasoningStart::of_prompt(&tokenizer.decode(end, false)) {
+            // Such a model does not write the opening tag.
+            ReasoningStart::Outside if self.reasoning == Some(ReasoningFormat::DeepseekR1) => {
+                ReasoningStart::Inside
+            }
+            start => start,
+        }
     }
 }
 

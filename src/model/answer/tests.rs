@@ -23,6 +23,7 @@ fn rules(tools: ToolFormat) -> AnswerRules {
         is_single_call: false,
         reasoning: Some(ReasoningFormat::Qwen3),
         delivery: ReasoningDelivery::Pieces,
+        has_grammar: false,
         tags: [].into(),
     }
 }
@@ -93,6 +94,9 @@ fn a_call_that_is_none_stays_content() {
         (Pythonic, "see [1] and [x(y)] or [["),
         (Pythonic, "[f"),
         (Qwen3Coder, "a < b </tool"),
+        (Qwen3Coder, "<tool_call>prose</tool_call> more"),
+        (Qwen3Coder, "<tool_call>prose </to"),
+        (Mistral, "[TOOL_CALLS]I call it[ARGS]"),
     ] {
         assert_eq!(whole(format, text), (text.to_owned(), vec![]), "{format:?}");
     }
@@ -116,6 +120,31 @@ fn a_call_that_breaks_off_keeps_what_came() {
     ] {
         assert_eq!(whole(format, text), (String::new(), vec![call("f", arguments)]), "{text}");
     }
+}
+
+#[test]
+fn text_behind_calls_stays_content() {
+    use ToolFormat::{Hermes, Mistral, Pythonic, Qwen3Coder};
+    for (format, text, content) in [
+        (Qwen3Coder, "<function=f></function>\nDone.", "Done."),
+        (Qwen3Coder, "<tool_call><function=f></function></tool_call>\nDone.", "Done."),
+        (Mistral, "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}", ""),
+        (Hermes, "<tool_call>[{\"name\": \"f\", \"arguments\": {}}", ""),
+        (Pythonic, "[f(), hello]", ", hello]"),
+        (Pythonic, "[f(), (x=1)]", ", (x=1)]"),
+    ] {
+        let (found, calls) = whole(format, text);
+        assert_eq!((found.trim(), calls), (content, vec![call("f", "{}")]), "{text}");
+    }
+}
+
+#[test]
+fn no_call_is_inside_the_reasoning_of_a_forced_call() {
+    let text = "<think><tool_call>x</think><tool_call>{\"name\": \"g\"}</tool_call>";
+    let rules = AnswerRules { has_grammar: true, ..rules(ToolFormat::Hermes) };
+    let parts = read(&rules, ReasoningStart::Outside, [text]);
+    assert_eq!((&*parts.reasoning, &*parts.content), ("<tool_call>x", ""));
+    assert_eq!(parts.calls.len(), 1);
 }
 
 #[test]

@@ -44,9 +44,10 @@ pub(super) struct ReasoningReader {
 
 #[derive(Debug)]
 enum State {
-    /// Before the first word. Holds the text so far: whitespace, and the start of the opening tag.
+    /// Before the first word. Holds the whitespace so far, and the start of the opening tag.
     Before {
-        held: String,
+        blanks: String,
+        tag: String,
         is_implied: bool,
     },
     Inside,
@@ -63,10 +64,12 @@ impl ReasoningReader {
         call: Option<&'static str>,
     ) -> ReasoningReader {
         let is_implied = format == ReasoningFormat::DeepseekR1;
+        let before =
+            |is_implied| State::Before { blanks: String::new(), tag: String::new(), is_implied };
         let state = match start {
-            ReasoningStart::Outside => State::Before { held: String::new(), is_implied },
+            ReasoningStart::Outside => before(is_implied),
             // Some models repeat the tag of the prompt.
-            ReasoningStart::Inside => State::Before { held: String::new(), is_implied: true },
+            ReasoningStart::Inside => before(true),
             ReasoningStart::Over => State::Over,
         };
         let tags: Vec<&str> = [CLOSING].into_iter().chain(call).collect();
@@ -92,16 +95,17 @@ impl ReasoningReader {
                     answer.push_str(text);
                 }
             }
-            State::Before { held, is_implied } => {
-                held.push_str(text);
-                let begun = held.trim_start();
-                if let Some(rest) = begun.strip_prefix(OPENING) {
+            State::Before { blanks, tag, is_implied } => {
+                let bare = if tag.is_empty() { text.trim_start() } else { text };
+                blanks.push_str(&text[..text.len() - bare.len()]);
+                tag.push_str(bare);
+                if let Some(rest) = tag.strip_prefix(OPENING) {
                     let rest = rest.to_owned();
                     self.state = State::Inside;
                     self.push_inside(&rest, reasoning, answer);
-                } else if !OPENING.starts_with(begun) {
-                    let (held, is_implied) = (std::mem::take(held), *is_implied);
-                    self.state = if is_implied { State::Inside } else { State::Over };
+                } else if !OPENING.starts_with(tag.as_str()) {
+                    let held = std::mem::take(blanks) + tag;
+                    self.state = if *is_implied { State::Inside } else { State::Over };
                     self.push(&held, reasoning, answer);
                 }
             }
@@ -119,8 +123,11 @@ impl ReasoningReader {
 
     pub(super) fn finish(&mut self, reasoning: &mut String, answer: &mut String) {
         match std::mem::replace(&mut self.state, State::Over) {
-            State::Before { held, is_implied: true } => reasoning.push_str(&held),
-            State::Before { held, is_implied: false } => answer.push_str(&held),
+            State::Before { blanks, tag, is_implied } => {
+                let out = if is_implied { reasoning } else { answer };
+                out.push_str(&blanks);
+                out.push_str(&tag);
+            }
             State::Inside => self.closing.finish(reasoning),
             State::Behind | State::Over => {}
         }

@@ -15,6 +15,9 @@ struct Types {
     boolean: bool,
     /// Arrays and objects.
     nested: bool,
+    null: bool,
+    /// A reference or a constant: any JSON.
+    any: bool,
 }
 
 /// The JSON of `text` for the property `name` of the object that `schema` describes. A text that
@@ -24,7 +27,7 @@ pub(super) fn read(text: &str, name: &str, schema: &Map<String, Value>) -> Strin
     let mut types = Types::default();
     collect(property.unwrap_or(&Value::Null), &mut types, 0);
     let bare = text.trim();
-    if bare.eq_ignore_ascii_case("null") {
+    if bare.eq_ignore_ascii_case("null") && (types.null || !types.string) {
         return "null".into();
     }
     match &*bare.to_ascii_lowercase() {
@@ -34,6 +37,7 @@ pub(super) fn read(text: &str, name: &str, schema: &Map<String, Value>) -> Strin
     }
     match serde_json::from_str(bare) {
         // A number stays as it is written, because it can have any length.
+        Ok(_) if types.any => return bare.into(),
         Ok(Value::Number(_)) if types.number => return bare.into(),
         Ok(Value::Number(_)) if types.integer && !bare.contains(['.', 'e', 'E']) => {
             return bare.into();
@@ -57,7 +61,8 @@ pub(super) fn read(text: &str, name: &str, schema: &Map<String, Value>) -> Strin
 pub fn is_text(schema: &Value) -> bool {
     let mut types = Types::default();
     collect(schema, &mut types, 0);
-    types.string || !(types.number || types.integer || types.boolean || types.nested)
+    let has_type = types.number || types.integer || types.boolean || types.nested || types.null;
+    types.string || !has_type && !types.any
 }
 
 /// Collects the types that a schema allows. Without a type, it is a string.
@@ -67,6 +72,7 @@ fn collect(schema: &Value, types: &mut Types, depth: usize) {
         "number" => (types.number, types.integer) = (true, true),
         "boolean" => types.boolean = true,
         "array" | "object" => types.nested = true,
+        "null" => types.null = true,
         _ => types.string = true,
     };
     match schema.get("type") {
@@ -78,12 +84,16 @@ fn collect(schema: &Value, types: &mut Types, depth: usize) {
                     Value::Number(_) => "number",
                     Value::Bool(_) => "boolean",
                     Value::Array(_) | Value::Object(_) => "object",
-                    Value::String(_) | Value::Null => "string",
+                    Value::Null => "null",
+                    Value::String(_) => "string",
                 });
             }
             let has_fields = schema.get("properties").is_some() || schema.get("items").is_some();
             if has_fields {
                 add("object");
+            }
+            if schema.get("$ref").is_some() || schema.get("const").is_some() {
+                types.any = true;
             }
         }
     }

@@ -3,8 +3,9 @@
 //! Invariant: the reader of the format (`model::answer`) finds calls in each text of such a
 //! grammar. Their arguments are valid for the schema of the function.
 
-use super::{WHITESPACE_OPTIONS, blank_options};
-use crate::model::answer::{ToolFormat, ToolFunction, is_text, special_token};
+use super::{GrammarError, WHITESPACE_OPTIONS, blank_options};
+use crate::limits::{GRAMMAR_BYTES_MAX, TOOL_SCHEMAS_BYTES_MAX};
+use crate::model::answer::{ToolFormat, ToolFunction, is_name_character, is_text, special_token};
 use crate::model::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -25,6 +26,52 @@ struct Rules<'a> {
     text: String,
     /// Number of rules with a made name.
     made: usize,
+}
+
+/// Refuses schemas that are too long for the compiler, or that the format cannot write.
+pub(super) fn check(calls: &CallGrammar, format: ToolFormat) -> Result<(), GrammarError> {
+    let mut all = 0;
+    for function in calls.functions.iter() {
+        if matches!(format, ToolFormat::Qwen3Coder | ToolFormat::Pythonic) {
+            check_parameters(function)?;
+        }
+        let bytes = json!(function.parameters).to_string().len();
+        if bytes > GRAMMAR_BYTES_MAX {
+            return Err(GrammarError::new(format_args!(
+                "the parameters of `{}` have {bytes} bytes; at most {GRAMMAR_BYTES_MAX} are \
+                 allowed",
+                function.name
+            )));
+        }
+        all += bytes;
+    }
+    match all > TOOL_SCHEMAS_BYTES_MAX {
+        true => Err(GrammarError::new(format_args!(
+            "the parameters of all tools have {all} bytes; at most {TOOL_SCHEMAS_BYTES_MAX} are \
+             allowed"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses what cannot be written as a list of named values.
+fn check_parameters(function: &ToolFunction) -> Result<(), GrammarError> {
+    let ToolFunction { name, parameters } = function;
+    let refuse = |what: &str| {
+        let why = format!("the parameters of `{name}` have {what}, which this model cannot write");
+        Err(GrammarError::new(why))
+    };
+    for keyword in ["$ref", "anyOf", "oneOf", "allOf", "patternProperties"] {
+        if parameters.contains_key(keyword) {
+            return refuse(&format!("`{keyword}`"));
+        }
+    }
+    for (property, ..) in properties_of(parameters) {
+        if property.is_empty() || !property.chars().all(is_name_character) {
+            return refuse(&format!("the name {property:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// The grammar in Lark.
@@ -177,7 +224,8 @@ fn properties_of(parameters: &Map<String, Value>) -> Vec<(String, Value, bool)> 
     let properties = parameters.get("properties").and_then(Value::as_object);
     let complete = |(name, schema): (&String, &Value)| {
         let mut schema = schema.clone();
-        if let Some(fields) = schema.as_object_mut() {
+        let refers = schema.to_string().contains("\"$ref\"");
+        if let Some(fields) = schema.as_object_mut().filter(|_| refers) {
             for key in ["$defs", "definitions"] {
                 if let Some(definitions) = parameters.get(key) {
                     fields.entry(key).or_insert_with(|| definitions.clone());

@@ -18,6 +18,7 @@ mod vocabulary;
 use crate::limits::{
     GRAMMAR_DEPTH_MAX, GRAMMAR_ERROR_BYTES_MAX, GRAMMAR_ITEMS_MAX, GRAMMAR_LEXER_FUEL,
     GRAMMAR_LEXER_STATES_MAX, GRAMMAR_ROW_ITEMS_MAX, GRAMMAR_STEP_FUEL, GRAMMAR_SYMBOLS_MAX,
+    TOOL_SCHEMAS_BYTES_MAX,
 };
 use crate::model::answer::{ReasoningFormat, ReasoningStart, ToolFormat, special_token};
 use crate::model::tokenizer::Tokenizer;
@@ -209,7 +210,14 @@ fn parse(
         }
         GrammarSource::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
         GrammarSource::Calls(calls) => {
-            TopLevelGrammar::from_lark(calls::to_lark(calls, tools, tokenizer))
+            calls::check(calls, tools)?;
+            let lark = calls::to_lark(calls, tools, tokenizer);
+            // Each property that refers to definitions has them all.
+            if lark.len() > 4 * TOOL_SCHEMAS_BYTES_MAX {
+                let why = "the definitions of the parameters are too long for so many properties";
+                return Err(GrammarError::new(why));
+            }
+            TopLevelGrammar::from_lark(lark)
         }
     })
 }

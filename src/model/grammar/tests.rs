@@ -188,6 +188,8 @@ fn functions() -> Arc<[ToolFunction]> {
                     "kind": {"enum": ["x", "y"]},
                     "flag": {"type": "boolean"},
                     "list": {"type": "array", "items": {"$ref": "#/$defs/bit"}, "maxItems": 2},
+                    "maybe": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "null"}]},
+                    "bit": {"$ref": "#/$defs/bit"},
                 },
                 "required": ["a", "kind"],
                 "$defs": {"bit": {"enum": [0, 1]}},
@@ -215,7 +217,11 @@ fn check_call(name: &str, arguments: &str) {
                 let list = list.as_array().unwrap();
                 assert!(list.len() <= 2 && list.iter().all(|bit| *bit == 0 || *bit == 1));
             }
-            let known = ["a", "kind", "flag", "list"];
+            let is_small =
+                |value: &Value| value.is_null() || value.as_i64().is_some_and(|n| n < 10);
+            assert!(fields.get("maybe").is_none_or(is_small), "{arguments}");
+            assert!(fields.get("bit").is_none_or(|bit| *bit == 0 || *bit == 1), "{arguments}");
+            let known = ["a", "kind", "flag", "list", "maybe", "bit"];
             assert!(fields.keys().all(|key| known.contains(&&**key)), "{arguments}");
         }
         "say" => assert!(fields["text"].is_string() && fields.len() == 1, "{arguments}"),
@@ -246,6 +252,7 @@ fn forced_calls_are_read_back_in_each_format() {
                 is_single_call: false,
                 reasoning: reasoning.map(|_| ReasoningFormat::Qwen3),
                 delivery: ReasoningDelivery::Pieces,
+                has_grammar: false,
                 tags: [].into(),
             };
             let start = reasoning.unwrap_or(ReasoningStart::Over);
@@ -265,4 +272,70 @@ fn forced_calls_are_read_back_in_each_format() {
         names.dedup();
         assert_eq!(names, ["add", "ping", "say"], "{tools:?}");
     }
+}
+
+#[test]
+fn schemas_of_tools_have_a_limit() {
+    let tool = |index: usize, bytes: usize| ToolFunction {
+        name: format!("f{index}"),
+        parameters: json!({"description": "x".repeat(bytes)}).as_object().unwrap().clone(),
+    };
+    let refusal = |functions: Vec<ToolFunction>| {
+        let calls = CallGrammar { functions: functions.into(), is_single: true };
+        calls::check(&calls, ToolFormat::Hermes)
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
+    };
+    assert_eq!(refusal(vec![tool(0, 60_000)]), "");
+    assert!(refusal(vec![tool(0, 1), tool(1, 70_000)]).contains("`f1` have 70018 bytes"));
+    assert!(refusal((0..20).map(|i| tool(i, 60_000)).collect()).contains("all tools"));
+}
+
+#[test]
+fn each_format_can_write_each_name() {
+    for name in ["a", "é9", "server/tool", "a.b:c-d_e"] {
+        for tools in [
+            ToolFormat::Hermes,
+            ToolFormat::Qwen3Coder,
+            ToolFormat::Llama3Json,
+            ToolFormat::Mistral,
+            ToolFormat::Pythonic,
+        ] {
+            let function = ToolFunction { name: name.into(), parameters: Default::default() };
+            let functions: Arc<[ToolFunction]> = [function].into();
+            let calls = CallGrammar { functions: functions.clone(), is_single: true };
+            let context = GrammarContext { tools, reasoning: None };
+            let text = text_in(&GrammarSource::Calls(calls), context, 3).unwrap();
+            let rules = AnswerRules {
+                tools: Some(tools),
+                functions,
+                is_single_call: false,
+                reasoning: None,
+                delivery: ReasoningDelivery::Pieces,
+                has_grammar: false,
+                tags: [].into(),
+            };
+            let mut reader = AnswerReader::new(&rules, ReasoningStart::Over);
+            let mut parts = AnswerParts::default();
+            reader.push(&text, &mut parts);
+            reader.finish(&mut parts);
+            assert_eq!(parts.calls[0].name.as_deref(), Some(name), "{tools:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn parameters_that_a_format_cannot_write_are_refused() {
+    let refusal = |parameters: Value, format| {
+        let parameters = parameters.as_object().unwrap().clone();
+        let function = ToolFunction { name: "f".into(), parameters };
+        let calls = CallGrammar { functions: [function].into(), is_single: true };
+        calls::check(&calls, format).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let either = json!({"anyOf": [{"type": "object"}]});
+    assert_eq!(refusal(either.clone(), ToolFormat::Hermes), "");
+    assert!(refusal(either, ToolFormat::Qwen3Coder).contains("`anyOf`"));
+    let odd = json!({"properties": {"a b": {}}});
+    assert!(refusal(odd, ToolFormat::Pythonic).contains("\"a b\""));
 }

@@ -34,8 +34,8 @@ pub(super) struct ActiveRequest {
     pub(super) pending_prefill: Option<Box<PendingPrefill>>,
     /// By choice: its grammar, until the leg that generates takes it. Empty without grammars.
     pub(super) grammars: Vec<Option<PreparedGrammar>>,
-    /// Rules about tokens, without the shortest length.
-    pub(super) rules: TokenRules,
+    /// Rules about tokens, if the prompts are tokenised.
+    pub(super) rules: Option<Arc<TokenRules>>,
     pub(super) legs: Vec<RequestId>,
     pub(super) timings: Vec<ChoiceTimes>,
     /// For each choice: its first token, and which leg has sent it.
@@ -55,16 +55,18 @@ pub(super) enum FirstTokenState {
 }
 
 impl ActiveRequest {
-    /// The ids that end a choice, and its rules about tokens, if they have an effect.
-    pub(super) fn stop_tokens_and_rules(&self, eos: &[u32]) -> (Vec<u32>, Option<Box<TokenRules>>) {
+    /// The ids that end a choice.
+    pub(super) fn stop_tokens(&self, eos: &[u32]) -> Vec<u32> {
         let ending = if self.request.ignore_eos { &[][..] } else { eos };
-        let ends: Vec<u32> = ending.iter().chain(&self.request.stop_token_ids).copied().collect();
+        ending.iter().chain(&self.request.stop_token_ids).copied().collect()
+    }
+
+    /// Takes the rules about tokens, and adds the shortest length.
+    pub(super) fn set_rules(&mut self, rules: TokenRules, eos: &[u32]) {
         let min_tokens = self.request.min_tokens;
-        let mut rules = TokenRules { min_tokens, ..self.rules.clone() };
-        if min_tokens > 0 {
-            rules.ends.clone_from(&ends);
-        }
-        (ends, (!rules.is_empty()).then(|| Box::new(rules)))
+        let ends = if min_tokens > 0 { self.stop_tokens(eos) } else { Vec::new() };
+        let rules = TokenRules { min_tokens, ends, ..rules };
+        self.rules = (!rules.is_empty()).then(|| Arc::new(rules));
     }
 
     /// Whether each choice has sent a token, or its client had the full answer before this request.

@@ -19,11 +19,10 @@ mod timings;
 pub use placement::Placement;
 
 use crate::api::bootstrap::SOURCE_PARAM;
-use crate::api::{ApiEndpoint, ApiError, ErrorCode, GenerateRequest, Prompts, kv_transfer};
+use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, kv_transfer};
 use crate::cause::Cause;
 use crate::http::response::Response;
 use crate::ids::{RequestId, RequestKey};
-use crate::model::sampler::TokenRules;
 use crate::net::{ConnId, Reactor};
 use crate::peer::handoff::Handoff;
 use crate::sched::masks::MaskClient;
@@ -257,15 +256,17 @@ impl RequestTable {
         };
         let mut request = Box::new(request);
         let choices = request.prompts.len() * request.samples;
+        let can_reason = matches!(&request.prompts, Prompts::Chat(chat) if !chat.continues);
         let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
         let task = TextTask::Prompts(PromptTask {
             prompts,
             endpoint: request.endpoint,
             rules: std::mem::take(&mut request.rules),
+            add_special: request.add_special_tokens,
             grammar: request.structured.take().map(|grammar| GrammarTask {
                 grammar,
                 answered: answered(&request, choices),
-                can_reason: request.endpoint == ApiEndpoint::Chat,
+                can_reason,
             }),
         });
         let ticket = match self.queue.submit(TextJob { key, task }) {
@@ -284,7 +285,7 @@ impl RequestTable {
             kept,
             pending_prefill: ask.map(|ask| Box::new(PendingPrefill::new(ask))),
             grammars: Vec::new(),
-            rules: TokenRules::default(),
+            rules: None,
             legs: Vec::new(),
             timings: Vec::new(),
             first_tokens: Vec::new(),
@@ -561,7 +562,8 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::ClientGone => "the connection of the request's other leg was closed",
         Cause::Aborted => "the request was aborted",
         Cause::Grammar => {
-            "a token of this grammar needs more work or memory than allowed; simplify the grammar"
+            "the grammar allows no further token, or needs more work or memory for it than \
+             allowed; simplify the grammar"
         }
         Cause::Refused => {
             "the request does not fit this server's KV memory, or its room is already in use"

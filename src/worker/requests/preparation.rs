@@ -11,7 +11,7 @@ use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, resume};
 use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
 use crate::ids::RequestKey;
-use crate::model::answer::{ReasoningStart, ToolFormat};
+use crate::model::answer::{AnswerRules, ReasoningStart, ToolFormat};
 use crate::net::ConnId;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
@@ -61,7 +61,7 @@ impl RequestTable {
                 let PreparedPrompts { prompts, ids, grammars, rules } = *prepared;
                 if let Some(active) = self.active.get_mut(&key) {
                     active.grammars = grammars.into_iter().map(Some).collect();
-                    active.rules = rules;
+                    active.set_rules(rules, &self.config.eos);
                 }
                 self.handle_tokens(key, &prompts, ids, cx);
             }
@@ -207,11 +207,14 @@ fn build_response(
 ) -> (ResponseBuilder, Vec<PreparedPrompt>) {
     let (request, style) = (&active.request, &text.style);
     let echoed = if request.echo { echoes(prompts, &ids, &text.tokenizer) } else { Vec::new() };
-    let rules = request.answer_rules(style);
+    let has_grammar = !active.grammars.is_empty();
+    let rules = request.answer_rules(style).map(|rules| AnswerRules { has_grammar, ..rules });
+    let continues = matches!(prompts, Prompts::Chat(chat) if chat.continues);
     let prepare = |(index, ids): (usize, Vec<u32>)| PreparedPrompt {
         reasoning: match rules {
-            Some(_) => style.reasoning_after(&ids, &text.tokenizer),
-            None => ReasoningStart::Over,
+            Some(_) if !continues => style.reasoning_after(&ids, &text.tokenizer),
+            // A message that is continued is content.
+            _ => ReasoningStart::Over,
         },
         ids: ids.into(),
         echo: echoed.get(index).cloned(),

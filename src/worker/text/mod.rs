@@ -63,6 +63,8 @@ pub struct PromptTask {
     pub grammar: Option<GrammarTask>,
     /// Rules about tokens.
     pub rules: TokenRuleFields,
+    /// Whether the tokeniser adds its special tokens, if the request says so.
+    pub add_special: Option<bool>,
 }
 
 /// A grammar to compile.
@@ -176,8 +178,8 @@ impl TextProcessor {
     /// Runs a task while `is_wanted` holds.
     fn work(&self, task: TextTask, is_wanted: &dyn Fn() -> bool) -> Result<TextOutput, ApiError> {
         match task {
-            TextTask::Prompts(PromptTask { prompts, endpoint, grammar, rules }) => {
-                let ids = self.ids_while(&prompts, endpoint, is_wanted)?;
+            TextTask::Prompts(PromptTask { prompts, endpoint, grammar, rules, add_special }) => {
+                let ids = self.ids_while(&prompts, endpoint, add_special, is_wanted)?;
                 let grammars =
                     grammar.map(|task| self.prepare_grammars(&task, &ids)).transpose()?;
                 let grammars = grammars.unwrap_or_default();
@@ -216,13 +218,14 @@ impl TextProcessor {
 
     /// The ids of each prompt. Ids from the client are checked against the vocabulary.
     pub fn ids(&self, prompts: &Prompts, endpoint: ApiEndpoint) -> Result<Vec<Vec<u32>>, ApiError> {
-        self.ids_while(prompts, endpoint, &|| true)
+        self.ids_while(prompts, endpoint, None, &|| true)
     }
 
     fn ids_while(
         &self,
         prompts: &Prompts,
         endpoint: ApiEndpoint,
+        add_special: Option<bool>,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<u32>>, ApiError> {
         let param = prompt_param(endpoint, prompts);
@@ -236,7 +239,10 @@ impl TextProcessor {
                 .map_err(|error| ApiError::invalid(param, error.to_string()))
         };
         let lists = match prompts {
-            Prompts::Texts(texts) => texts.iter().map(|text| encode(text, true)).collect(),
+            Prompts::Texts(texts) => {
+                let add_special = add_special.unwrap_or(true);
+                texts.iter().map(|text| encode(text, add_special)).collect()
+            }
             Prompts::Ids(lists) => {
                 let vocab = self.tokenizer.vocab_size();
                 match lists.iter().flatten().find(|&&id| id as usize >= vocab) {
@@ -248,7 +254,9 @@ impl TextProcessor {
                 }
             }
             Prompts::Chat(conversation) => {
-                self.render(conversation).and_then(|text| Ok(vec![encode(&text, false)?]))
+                // A template writes special tokens itself.
+                let add_special = add_special.unwrap_or(false);
+                self.render(conversation).and_then(|text| Ok(vec![encode(&text, add_special)?]))
             }
         }?;
         match lists.iter().any(Vec::is_empty) {
@@ -307,9 +315,14 @@ impl TextProcessor {
             tools: self.style.tools.unwrap_or_default(),
             reasoning: prompt.map(|ids| self.style.reasoning_after(ids, &self.tokenizer)),
         };
-        let fresh = self.grammars.compile(&self.tokenizer, source, context).map_err(refused)?;
+        let mut fresh = self.grammars.compile(&self.tokenizer, source, context).map_err(refused)?;
+        // All choices without a token begin with the same mask.
+        let first = fresh.compute_mask().map_err(refused)?;
         let prepare = |answered: &Vec<u32>| {
             let mut state = Box::new(fresh.fork());
+            if answered.is_empty() {
+                return Ok(PreparedGrammar { state, first: first.clone() });
+            }
             let strays =
                 |why| ApiError::invalid(resume::FIELD, format!("strays from `{field}`: {why}"));
             answered.iter().try_for_each(|&id| state.advance(id)).map_err(strays)?;
@@ -337,11 +350,18 @@ impl TextProcessor {
         if !tools.is_empty() && self.style.tools.is_none() {
             return Err(ApiError::unsupported("tools"));
         }
-        let described;
+        let (marked, described);
+        let messages = match conversation.continues {
+            true => {
+                marked = mark_last(&conversation.messages);
+                &marked
+            }
+            false => &conversation.messages,
+        };
         let (messages, tools) = match template.takes_tools() {
-            true => (&conversation.messages, tools),
+            true => (messages, tools),
             false => {
-                described = chat::describe_tools(&conversation.messages, tools);
+                described = chat::describe_tools(messages, tools);
                 (&described, &[][..])
             }
         };
@@ -352,10 +372,42 @@ impl TextProcessor {
             add_generation_prompt: conversation.add_generation_prompt,
             now: self.clock.since_epoch(),
         });
-        rendered.map_err(|error| {
+        let text = rendered.map_err(|error| {
             ApiError::invalid("messages", format!("do not fit the model's chat template: {error}"))
-        })
+        })?;
+        match conversation.continues {
+            true => cut_at_mark(text),
+            false => Ok(text),
+        }
     }
+}
+
+/// Stands behind the last message while it is rendered, if the model continues it. The space at its
+/// end shows whether the template keeps whitespace.
+const CONTINUES: &str = "\u{f8ff}the answer continues here\u{f8ff} ";
+
+/// A conversation with [`CONTINUES`] behind its last message.
+fn mark_last(messages: &[Value]) -> Vec<Value> {
+    let mut marked = messages.to_vec();
+    let content = marked.last_mut().and_then(|last| last.get_mut("content"));
+    if let Some(Value::String(text)) = content {
+        text.push_str(CONTINUES);
+    }
+    marked
+}
+
+/// The same text up to the mark.
+fn cut_at_mark(mut text: String) -> Result<String, ApiError> {
+    let Some(at) = text.rfind(CONTINUES.trim_end()) else {
+        let why = "cannot be used: the chat template leaves the last message out";
+        return Err(ApiError::invalid("continue_final_message", why));
+    };
+    let keeps_blanks = text[at..].starts_with(CONTINUES);
+    text.truncate(at);
+    if !keeps_blanks {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(text)
 }
 
 fn body(answer: &impl Serialize) -> Result<TextOutput, ApiError> {
@@ -418,6 +470,7 @@ mod tests {
         let conversation = ChatPrompt {
             messages: vec![message],
             tools: Vec::new(),
+            continues: false,
             add_generation_prompt: true,
             template_kwargs: serde_json::Map::new(),
         };

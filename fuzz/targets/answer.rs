@@ -6,20 +6,13 @@ use baton::model::answer::{
 };
 use serde_json::Map;
 
-const FORMATS: [ToolFormat; 5] = [
-    ToolFormat::Hermes,
-    ToolFormat::Qwen3Coder,
-    ToolFormat::Llama3Json,
-    ToolFormat::Mistral,
-    ToolFormat::Pythonic,
-];
 
 pub fn run(data: &[u8]) {
     let [kind, length, text @ ..] = data else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
     let function = ToolFunction { name: "f".into(), parameters: Map::new() };
     let rules = AnswerRules {
-        tools: Some(FORMATS[*kind as usize % FORMATS.len()]),
+        tools: Some(ToolFormat::ALL[*kind as usize % ToolFormat::ALL.len()]),
         functions: [function].into(),
         is_single_call: kind & 64 != 0,
         reasoning: (kind & 128 != 0).then_some(ReasoningFormat::Qwen3),

@@ -22,13 +22,6 @@ pub struct TokenRuleFields {
     pub bad_words: Vec<String>,
 }
 
-impl TokenRuleFields {
-    /// Whether there is no rule.
-    pub fn is_empty(&self) -> bool {
-        self.bias.is_empty() && self.allowed.is_empty() && self.bad_words.is_empty()
-    }
-}
-
 /// Reads the fields.
 pub(super) fn read(fields: &mut Fields<'_>) -> Result<TokenRuleFields, ApiError> {
     let allowed = match fields.take("allowed_token_ids") {
@@ -75,7 +68,7 @@ mod tests {
     #[test]
     fn rules_are_read_or_refused_by_name() {
         let read = |body: &str| read(&mut Fields::parse(body.as_bytes()).unwrap());
-        assert!(read("{}").unwrap().is_empty());
+        assert_eq!(read("{}").unwrap(), TokenRuleFields::default());
         let rules = read(
             r#"{"logit_bias":{"5":-100,"7":1.5},"allowed_token_ids":[5,7],"bad_words":["a b"]}"#,
         );

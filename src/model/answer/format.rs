@@ -30,6 +30,15 @@ pub enum ReasoningFormat {
 }
 
 impl ToolFormat {
+    /// All formats.
+    pub const ALL: [ToolFormat; 5] = [
+        ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
+        ToolFormat::Llama3Json,
+        ToolFormat::Mistral,
+        ToolFormat::Pythonic,
+    ];
+
     /// The format that a chat template shows, by its tags.
     pub fn of_template(template: &str) -> Option<ToolFormat> {
         [
@@ -55,7 +64,7 @@ impl ToolFormat {
         }
     }
 
-    /// All tags. They can be special tokens, which have no text otherwise.
+    /// All tags, the opening one first. They can be special tokens, which have no text otherwise.
     pub fn tags(self) -> &'static [&'static str] {
         match self {
             ToolFormat::Hermes | ToolFormat::Qwen3Coder => &[hermes::OPENING, hermes::CLOSING],

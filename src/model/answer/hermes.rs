@@ -3,7 +3,7 @@
 //! Invariants: a closing tag inside a JSON string does not end a call. Text in tags that is no call
 //! is content. Text between the JSON of a call and its closing tag is dropped.
 
-use super::json_call::{JsonCalls, JsonStep};
+use super::json_call::{CallsEnd, JsonCalls};
 use super::{AnswerSink, CallReader};
 use crate::stdx::text_matcher::TextMatcher;
 
@@ -50,28 +50,14 @@ impl HermesReader {
                 &text[found.end..]
             }
             State::Calls(calls) => {
-                for (at, c) in text.char_indices() {
-                    let rest = &text[at + c.len_utf8()..];
-                    match calls.push(c, sink) {
-                        JsonStep::Continues => {}
-                        JsonStep::Ends => {
-                            self.state = State::AfterCalls;
-                            return rest;
-                        }
-                        JsonStep::Fails | JsonStep::EndsBefore if calls.is_named() => {
-                            calls.give(sink);
-                            self.state = State::BrokenCall;
-                            return &text[at..];
-                        }
-                        JsonStep::Fails | JsonStep::EndsBefore => {
-                            calls.give_raw(OPENING, sink);
-                            self.state = State::Content;
-                            return rest;
-                        }
-                    }
+                let (end, rest) = calls.push_text(text, OPENING, sink);
+                match end {
+                    CallsEnd::None => {}
+                    CallsEnd::Complete => self.state = State::AfterCalls,
+                    CallsEnd::Broken => self.state = State::BrokenCall,
+                    CallsEnd::NoCall => self.state = State::Content,
                 }
-                calls.give(sink);
-                ""
+                rest
             }
             State::BrokenCall | State::AfterCalls => {
                 let found = self.closing.push(text, &mut passed);
@@ -103,10 +89,7 @@ impl CallReader for HermesReader {
                 self.opening.finish(&mut rest);
                 sink.push_cut_tag(&rest);
             }
-            State::Calls(calls) if calls.is_named() => {}
-            State::Calls(calls) => {
-                calls.give_raw(OPENING, sink);
-            }
+            State::Calls(calls) => calls.finish(OPENING, sink),
             State::BrokenCall => {
                 self.closing.finish(&mut rest);
                 sink.push_arguments(&rest);

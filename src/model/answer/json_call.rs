@@ -211,6 +211,18 @@ impl JsonCall {
     }
 }
 
+/// How a text of calls ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum CallsEnd {
+    /// Not yet.
+    None,
+    Complete,
+    /// The JSON became malformed behind the name of a call.
+    Broken,
+    /// The text is no call.
+    NoCall,
+}
+
 /// Follows one tool call, or a list of them.
 #[derive(Debug)]
 pub(super) struct JsonCalls {
@@ -239,13 +251,13 @@ impl JsonCalls {
     }
 
     /// Whether the name of the last call is known, so that its text is a call.
-    pub(super) fn is_named(&self) -> bool {
+    fn is_named(&self) -> bool {
         self.call.name().is_some()
     }
 
     /// Gives out the text that turned out to be no call, behind the tag `opening`. Behind other
     /// calls, the end of a list is no content.
-    pub(super) fn give_raw(&mut self, opening: &str, sink: &mut AnswerSink<'_>) {
+    fn give_raw(&mut self, opening: &str, sink: &mut AnswerSink<'_>) {
         if !self.has_given {
             sink.push_content(opening);
             sink.push_content(&self.raw);
@@ -254,7 +266,7 @@ impl JsonCalls {
     }
 
     /// Takes the next character. Calls that end are given out.
-    pub(super) fn push(&mut self, c: char, sink: &mut AnswerSink<'_>) -> JsonStep {
+    fn push(&mut self, c: char, sink: &mut AnswerSink<'_>) -> JsonStep {
         self.raw.push(c);
         match self.place {
             Place::Before if c == '[' => {
@@ -282,8 +294,42 @@ impl JsonCalls {
         step
     }
 
+    /// Takes text behind the tag `opening`, up to the end of the calls. Returns how it ends, and
+    /// the rest. Text that is no call is given out as content.
+    pub(super) fn push_text<'t>(
+        &mut self,
+        text: &'t str,
+        opening: &str,
+        sink: &mut AnswerSink<'_>,
+    ) -> (CallsEnd, &'t str) {
+        for (at, c) in text.char_indices() {
+            match self.push(c, sink) {
+                JsonStep::Continues => {}
+                JsonStep::Ends => return (CallsEnd::Complete, &text[at + c.len_utf8()..]),
+                JsonStep::Fails | JsonStep::EndsBefore if self.is_named() => {
+                    self.give(sink);
+                    return (CallsEnd::Broken, &text[at..]);
+                }
+                JsonStep::Fails | JsonStep::EndsBefore => {
+                    self.raw.pop();
+                    self.give_raw(opening, sink);
+                    return (CallsEnd::NoCall, &text[at..]);
+                }
+            }
+        }
+        self.give(sink);
+        (CallsEnd::None, "")
+    }
+
+    /// The text ends before the calls do.
+    pub(super) fn finish(&mut self, opening: &str, sink: &mut AnswerSink<'_>) {
+        if !self.is_named() {
+            self.give_raw(opening, sink);
+        }
+    }
+
     /// Gives out what is known of the last call.
-    pub(super) fn give(&mut self, sink: &mut AnswerSink<'_>) {
+    fn give(&mut self, sink: &mut AnswerSink<'_>) {
         self.call.give(sink);
         if self.call.has_begun {
             self.has_given = true;

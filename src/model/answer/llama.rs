@@ -96,11 +96,16 @@ impl LlamaReader {
         let State::Call { call, raw, is_tagged } = &mut self.state else { return text };
         let is_tagged = *is_tagged;
         let is_call = |name: &str| is_tagged || self.functions.iter().any(|f| f.name == name);
+        // The text is needed only until it turns out to be a call.
+        let mut is_known = call.name().map(|_| true);
         for (at, c) in text.char_indices() {
             let rest = &text[at + c.len_utf8()..];
             let step = call.push(c);
-            raw.push(c);
-            match (step, call.name().map(is_call)) {
+            if is_known.is_none() {
+                raw.push(c);
+                is_known = call.name().map(is_call);
+            }
+            match (step, is_known) {
                 (JsonStep::Continues, None | Some(true)) => {}
                 (JsonStep::Ends, Some(true)) => {
                     call.give(sink);

@@ -3,7 +3,7 @@
 //!
 //! Invariant: text behind the tag that is no call is content.
 
-use super::json_call::{JsonCalls, JsonStep, JsonValue};
+use super::json_call::{CallsEnd, JsonCalls, JsonStep, JsonValue};
 use super::{AnswerSink, CallReader};
 use crate::stdx::text_matcher::TextMatcher;
 
@@ -62,7 +62,15 @@ impl MistralReader {
                 };
                 &text[at..]
             }
-            State::Calls(_) => self.push_calls(text, sink),
+            State::Calls(calls) => {
+                let (end, rest) = calls.push_text(text, OPENING, sink);
+                match end {
+                    CallsEnd::None => {}
+                    CallsEnd::Complete | CallsEnd::NoCall => self.state = State::Content,
+                    CallsEnd::Broken => self.state = State::BrokenCall,
+                }
+                rest
+            }
             State::Name(_) => self.push_name(text, sink),
             State::Arguments(value) => {
                 for (at, c) in text.char_indices() {
@@ -83,32 +91,6 @@ impl MistralReader {
                 ""
             }
         }
-    }
-
-    fn push_calls<'t>(&mut self, text: &'t str, sink: &mut AnswerSink<'_>) -> &'t str {
-        let State::Calls(calls) = &mut self.state else { return text };
-        for (at, c) in text.char_indices() {
-            let rest = &text[at + c.len_utf8()..];
-            match calls.push(c, sink) {
-                JsonStep::Continues => {}
-                JsonStep::Ends => {
-                    self.state = State::Content;
-                    return rest;
-                }
-                JsonStep::Fails | JsonStep::EndsBefore if calls.is_named() => {
-                    calls.give(sink);
-                    self.state = State::BrokenCall;
-                    return &text[at..];
-                }
-                JsonStep::Fails | JsonStep::EndsBefore => {
-                    calls.give_raw(OPENING, sink);
-                    self.state = State::Content;
-                    return rest;
-                }
-            }
-        }
-        calls.give(sink);
-        ""
     }
 
     fn push_name<'t>(&mut self, text: &'t str, sink: &mut AnswerSink<'_>) -> &'t str {
@@ -163,10 +145,8 @@ impl CallReader for MistralReader {
                 sink.push_content(OPENING);
                 sink.push_content(held);
             }
-            State::Calls(calls) if !calls.is_named() => {
-                calls.give_raw(OPENING, sink);
-            }
-            State::Calls(_) | State::Arguments(_) | State::BrokenCall => {}
+            State::Calls(calls) => calls.finish(OPENING, sink),
+            State::Arguments(_) | State::BrokenCall => {}
         }
     }
 }

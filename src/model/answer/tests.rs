@@ -132,6 +132,8 @@ fn text_behind_calls_stays_content() {
         (Hermes, "<tool_call>[{\"name\": \"f\", \"arguments\": {}}", ""),
         (Pythonic, "[f(), hello]", ", hello]"),
         (Pythonic, "[f(), (x=1)]", ", (x=1)]"),
+        (Hermes, "<tool_call><tool_call>{\"name\": \"f\"}</tool_call>", "<tool_call>"),
+        (Mistral, "[TOOL_CALLS] [{\"name\": \"f\"}, junk", "junk"),
     ] {
         let (found, calls) = whole(format, text);
         assert_eq!((found.trim(), calls), (content, vec![call("f", "{}")]), "{text}");
@@ -218,14 +220,6 @@ fn a_template_shows_its_format() {
     }
 }
 
-const FORMATS: [ToolFormat; 5] = [
-    ToolFormat::Hermes,
-    ToolFormat::Qwen3Coder,
-    ToolFormat::Llama3Json,
-    ToolFormat::Mistral,
-    ToolFormat::Pythonic,
-];
-
 fn pieces_of_a_call() -> impl Strategy<Value = String> {
     let word = prop::sample::select(vec![
         "<think>",
@@ -272,7 +266,7 @@ fn pieces_of_a_call() -> impl Strategy<Value = String> {
 }
 
 fn formats() -> impl Strategy<Value = ToolFormat> {
-    prop::sample::select(FORMATS.to_vec())
+    prop::sample::select(ToolFormat::ALL.to_vec())
 }
 
 proptest! {

@@ -78,7 +78,7 @@ fn check_parameters(function: &ToolFunction) -> Result<(), GrammarError> {
 pub(super) fn to_lark(calls: &CallGrammar, format: ToolFormat, tokenizer: &Tokenizer) -> String {
     let mut rules = Rules { tokenizer, text: String::new(), made: 0 };
     // Newer models of Mistral have a tag behind the name.
-    let is_tagged = special_token(tokenizer, "[ARGS]").is_some();
+    let is_tagged = special_token(tokenizer, ToolFormat::Mistral.tags()[1]).is_some();
     let write = |function: &ToolFunction| match format {
         ToolFormat::Hermes => rules.json(function, "arguments"),
         ToolFormat::Llama3Json => rules.json(function, "parameters"),
@@ -95,14 +95,14 @@ pub(super) fn to_lark(calls: &CallGrammar, format: ToolFormat, tokenizer: &Token
     };
     let start = match format {
         ToolFormat::Hermes | ToolFormat::Qwen3Coder => {
-            let (opening, closing) = (rules.tag("<tool_call>"), rules.tag("</tool_call>"));
+            let (opening, closing) = (rules.tag(format.tags()[0]), rules.tag(format.tags()[1]));
             let call = rules.rule(&format!(r#"{opening} "\n" {call} "\n" {closing}"#));
             repeat(&call, r#""\n""#)
         }
         ToolFormat::Llama3Json => repeat(&call, r#""; ""#),
         ToolFormat::Mistral if is_tagged => repeat(&call, ""),
         ToolFormat::Mistral => {
-            format!(r#"{} " [" {} "]""#, rules.tag("[TOOL_CALLS]"), repeat(&call, r#"", ""#))
+            format!(r#"{} " [" {} "]""#, rules.tag(format.tags()[0]), repeat(&call, r#"", ""#))
         }
         ToolFormat::Pythonic => format!(r#""[" {} "]""#, repeat(&call, r#"", ""#)),
     };
@@ -141,7 +141,7 @@ impl Rules<'_> {
     /// `[TOOL_CALLS]f[ARGS]...`
     fn tagged(&mut self, function: &ToolFunction) -> String {
         let arguments = schema_of_arguments(&function.parameters);
-        let (opening, separator) = (self.tag("[TOOL_CALLS]"), self.tag("[ARGS]"));
+        let [opening, separator] = [0, 1].map(|at| self.tag(ToolFormat::Mistral.tags()[at]));
         let name = literal(&function.name);
         self.rule(&format!("{opening} {name} {separator} %json {arguments}"))
     }

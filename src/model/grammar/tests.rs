@@ -231,13 +231,7 @@ fn check_call(name: &str, arguments: &str) {
 
 #[test]
 fn forced_calls_are_read_back_in_each_format() {
-    for tools in [
-        ToolFormat::Hermes,
-        ToolFormat::Qwen3Coder,
-        ToolFormat::Llama3Json,
-        ToolFormat::Mistral,
-        ToolFormat::Pythonic,
-    ] {
+    for tools in ToolFormat::ALL {
         let mut names: Vec<String> = Vec::new();
         for (seed, is_single) in (0..60).map(|seed| (seed, seed % 2 == 0)) {
             let functions = functions();
@@ -295,13 +289,7 @@ fn schemas_of_tools_have_a_limit() {
 #[test]
 fn each_format_can_write_each_name() {
     for name in ["a", "é9", "server/tool", "a.b:c-d_e"] {
-        for tools in [
-            ToolFormat::Hermes,
-            ToolFormat::Qwen3Coder,
-            ToolFormat::Llama3Json,
-            ToolFormat::Mistral,
-            ToolFormat::Pythonic,
-        ] {
+        for tools in ToolFormat::ALL {
             let function = ToolFunction { name: name.into(), parameters: Default::default() };
             let functions: Arc<[ToolFunction]> = [function].into();
             let calls = CallGrammar { functions: functions.clone(), is_single: true };

@@ -39,6 +39,10 @@ impl AnswerStyle {
         let source = template.map_or("", ChatTemplate::source);
         let tools = match tools {
             ToolCallParser::None => None,
+            // `chat` describes tools in the format of Hermes.
+            ToolCallParser::Auto if template.is_none_or(|template| !template.takes_tools()) => {
+                Some(ToolFormat::Hermes)
+            }
             ToolCallParser::Auto => {
                 Some(ToolFormat::of_template(source).unwrap_or(ToolFormat::Hermes))
             }
@@ -54,9 +58,6 @@ impl AnswerStyle {
             ReasoningParser::Qwen3 => Some(ReasoningFormat::Qwen3),
             ReasoningParser::DeepseekR1 => Some(ReasoningFormat::DeepseekR1),
         };
-        // `chat` describes tools in this format.
-        let is_described = template.is_some_and(|template| !template.takes_tools());
-        let tools = tools.map(|format| if is_described { ToolFormat::Hermes } else { format });
         let ids = |tags: &[&str]| {
             tags.iter().filter_map(|tag| special_token(tokenizer, tag)).collect::<Vec<u32>>()
         };

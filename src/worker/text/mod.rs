@@ -17,7 +17,7 @@ use crate::api::tokenize::{
 use crate::api::{ApiEndpoint, ApiError, ErrorCode, Prompts, resume};
 use crate::cause::Cause;
 use crate::ids::RequestKey;
-use crate::model::answer::AnswerStyle;
+use crate::model::answer::{AnswerStyle, ToolFormat};
 use crate::model::chat::{self, ChatTemplate};
 use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarError, GrammarState};
 use crate::model::sampler::TokenRules;
@@ -349,6 +349,12 @@ impl TextProcessor {
         let tools = &conversation.tools[..];
         if !tools.is_empty() && self.style.tools.is_none() {
             return Err(ApiError::unsupported("tools"));
+        }
+        let is_described = !tools.is_empty() && !template.takes_tools();
+        if is_described && self.style.tools != Some(ToolFormat::Hermes) {
+            let why = "cannot be used: the chat template has no place for tools, and the server \
+                       describes them only with --tool-call-parser hermes";
+            return Err(ApiError::invalid("tools", why));
         }
         let (marked, described);
         let messages = match conversation.continues {

@@ -114,15 +114,15 @@ impl TlsStream {
 
     /// Continues the handshake as far as the socket allows. Returns whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
-        if !self.begun {
-            self.refuse_plain()?;
+        if !self.begun && !self.begin()? {
+            return Ok(false);
         }
         self.flush()?;
         while self.session.is_handshaking() {
             match self.take_in() {
                 Ok(0) if self.is_client() => return Err(untrusted(TlsError::Refused)),
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) => self.begun = true,
+                Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
@@ -130,13 +130,20 @@ impl TlsStream {
         Ok(true)
     }
 
-    /// Answers plain HTTP in plain HTTP, because such a client cannot read a TLS alert. It checks
-    /// only the first byte of the connection, because later bytes of a record can have any value.
-    fn refuse_plain(&mut self) -> io::Result<()> {
+    /// Looks at the first byte, and returns whether it has come. Plain HTTP is answered in plain
+    /// HTTP, because such a client cannot read a TLS alert. Only the first byte of a connection
+    /// shows it, because later bytes of a record can have any value. So no byte is read before.
+    fn begin(&mut self) -> io::Result<bool> {
         let mut first = [0];
-        self.begun = matches!(self.tcp.peek(&mut first), Ok(1));
-        if !self.begun || !first[0].is_ascii_uppercase() {
-            return Ok(());
+        match self.tcp.peek(&mut first) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => self.begun = true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return self.begin(),
+            Err(error) => return Err(error),
+        }
+        if !first[0].is_ascii_uppercase() {
+            return Ok(true);
         }
         // Unread input would reset the connection and lose the answer.
         let _ = self.tcp.read(&mut [0; PLAIN_READ]);
@@ -218,5 +225,39 @@ impl TlsStream {
         }
         self.flush()?;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// The plain request may come at any moment between two looks at the socket.
+    #[test]
+    fn plain_http_that_comes_at_any_moment_is_refused_in_plain_http() {
+        let file = |name: &str| {
+            Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates")).join(name)
+        };
+        let credentials = Credentials::read(&file("one.pem"), &file("one.key")).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        for round in 0..200 {
+            let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, _) = listener.accept().unwrap();
+            accepted.set_nonblocking(true).unwrap();
+            let mut stream = credentials.accept(TcpStream::from_std(accepted)).unwrap();
+            let asks = std::thread::spawn(move || {
+                client.write_all(b"GET /health HTTP/1.1\r\n\r\n").unwrap();
+                let mut answer = Vec::new();
+                client.read_to_end(&mut answer).unwrap();
+                answer
+            });
+            let until = Instant::now() + Duration::from_secs(10);
+            while let Ok(done) = stream.shake() {
+                assert!(!done && Instant::now() < until, "plain HTTP is no handshake");
+            }
+            drop(stream);
+            assert_eq!(asks.join().unwrap(), PLAIN_REFUSED, "round {round}");
+        }
     }
 }

@@ -82,15 +82,21 @@ pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<ChatPrompt>
         let why = "and `add_generation_prompt` exclude each other";
         return Err(fields.invalid("continue_final_message", why));
     }
+    let mut template_kwargs: Map<String, Value> =
+        fields.tree("chat_template_kwargs", "must be an object")?.unwrap_or_default();
+    if let Some(effort) = fields.name("reasoning_effort")? {
+        // Templates know either the effort or whether the model reasons at all, as in vLLM.
+        template_kwargs.entry("enable_thinking").or_insert((effort != "none").into());
+        template_kwargs.entry("reasoning_effort").or_insert(effort.into());
+    }
     let messages = messages.into_iter().enumerate().map(|(i, message)| normalise(message, i));
     Ok(Some(ChatPrompt {
         messages: messages.collect::<Result<_, _>>()?,
         tools: Vec::new(),
         add_generation_prompt,
         continues,
-        template_kwargs: fields
-            .tree("chat_template_kwargs", "must be an object")?
-            .unwrap_or_default(),
+        template: fields.text("chat_template")?,
+        template_kwargs,
     }))
 }
 
@@ -246,12 +252,10 @@ mod tests {
             ("functions", "[{}]"),
             ("modalities", "[\"text\",\"audio\"]"),
             ("prediction", "{}"),
-            ("reasoning_effort", "\"high\""),
             ("service_tier", "\"flex\""),
             ("store", "true"),
             ("verbosity", "\"low\""),
             ("web_search_options", "{}"),
-            ("chat_template", "\"x\""),
             ("truncate_prompt_tokens", "5"),
         ] {
             let error = with(&format!("\"{field}\":{value}")).expect_err(field);

@@ -175,6 +175,21 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
+    /// Refuses fields that belong to another endpoint, unless they have a value without effect.
+    pub(super) fn refuse_as_unknown(&mut self, fields: &[Neutral<'_>]) -> Result<(), ApiError> {
+        for (name, defaults) in fields {
+            if self.take(name).is_some_and(|raw| !is_one_of(raw.get(), defaults)) {
+                return Err(ApiError::unknown(format!("{}{name}", self.path)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The fields that were not read.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.entries.iter().map(|(name, value)| (&name[..], *value))
+    }
+
     /// Removes fields regardless of their values.
     pub(super) fn accept(&mut self, names: &[&str]) {
         for name in names {

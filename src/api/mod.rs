@@ -24,9 +24,11 @@ pub mod structured_output;
 pub mod token_rules;
 pub mod tokenize;
 pub mod tools;
+pub mod translation;
 
 pub use bootstrap::BootstrapParams;
 pub use error::{ApiError, ErrorCode};
 pub use kv_transfer::{Keep, KeptKv, KvTransferParams, PrefillAddress};
 pub use render::{Choice, Renderer};
-pub use request::{ApiEndpoint, GenerateRequest, Prompts, Sampling};
+pub use request::{ApiEndpoint, GenerateRequest, IGNORED_FIELDS, Prompts, Sampling};
+pub use translation::{AnswerTranslator, TranslatedEndpoint};

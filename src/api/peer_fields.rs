@@ -42,7 +42,6 @@ pub const REFUSED: &[Neutral<'_>] = &[
     ("n_keep", &["0"]),
     ("positional_embed_overrides", &[]),
     ("prompt_embeds", &[]),
-    ("reasoning_effort", &["\"none\"", "\"medium\""]),
     ("session_params", &[]),
     ("task", &[]),
     ("thinking", &[]),

@@ -13,12 +13,31 @@ use super::structured_output::{self, StructuredOutput};
 use super::token_rules::{self, TokenRuleFields};
 use super::tools::Tools;
 use crate::limits::{
-    CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX,
-    STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
+    CHOICES_MAX, IGNORED_FIELDS_BYTES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX,
+    STOP_IDS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
 };
 use crate::model::answer::{AnswerRules, AnswerStyle, ReasoningDelivery};
 use serde_json::{Map, Value};
 use std::time::Duration;
+
+/// The response header that names the fields of the request that were ignored.
+pub const IGNORED_FIELDS: &str = "x-ignored-fields";
+
+/// The names of these fields for a header, separated by commas. Other characters than those of
+/// usual names become `?`.
+pub fn list_fields(names: &[String]) -> String {
+    let mut list = String::new();
+    for (index, name) in names.iter().enumerate() {
+        if list.len() + name.len() > IGNORED_FIELDS_BYTES_MAX {
+            list.push_str(&format!(" and {} more", names.len() - index));
+            break;
+        }
+        list.push_str(if list.is_empty() { "" } else { ", " });
+        let is_usual = |c: char| c.is_ascii_alphanumeric() || "_-.[]".contains(c);
+        list.extend(name.chars().map(|c| if is_usual(c) { c } else { '?' }));
+    }
+    list.trim_start().to_owned()
+}
 
 /// The endpoint, which decides the form of the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +88,8 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// Whether the model continues the last message.
     pub continues: bool,
+    /// The client's own template, in place of the model's.
+    pub template: Option<String>,
     /// More variables for the template, such as `enable_thinking`.
     pub template_kwargs: Map<String, Value>,
 }

@@ -174,6 +174,8 @@ pub struct ServedModelConfig {
     pub tool_call_parser: ToolCallParser,
     /// Parser of reasoning in its answers.
     pub reasoning_parser: ReasoningParser,
+    /// Whether a request can have its own chat template.
+    pub trusts_templates: bool,
 }
 
 /// An HTTP port for clients.
@@ -191,6 +193,8 @@ pub struct ServerConfig {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Maximum bytes of a request body.
     pub body_max: usize,
+    /// Origins of web pages that can read answers: `*`, or such as `https://chat.example.com`.
+    pub allowed_origins: Vec<String>,
 }
 
 impl ServerConfig {

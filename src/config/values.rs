@@ -135,6 +135,21 @@ pub fn parse_header_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Reads an origin of web pages as browsers send it, or `*`.
+///
+/// # Errors
+/// The text is no origin, such as one with a path.
+pub fn parse_origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let is_part = |byte: u8| byte.is_ascii_graphic() && !b"/?#@".contains(&byte);
+    let is_origin = host.is_some_and(|host| !host.is_empty() && host.bytes().all(is_part));
+    if text == "*" || is_origin {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("must be *, or an origin without a path, such as https://chat.example.com".into())
+    }
+}
+
 /// A network in CIDR form. An address without a prefix is a network of one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cidr {

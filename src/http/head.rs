@@ -50,6 +50,19 @@ impl Headers {
         &self.text[range.clone()]
     }
 
+    /// Adds a field.
+    pub fn add(&mut self, name: &str, value: &str) {
+        let field = (self.append(name), self.append(value));
+        self.fields.push(field);
+    }
+
+    /// Appends to the head's text, behind its end.
+    pub(super) fn append(&mut self, text: &str) -> Range<usize> {
+        let begin = self.text.len();
+        self.text.push_str(text);
+        begin..self.text.len()
+    }
+
     /// Whether a comma-separated list in the fields called `name` contains `token`.
     fn lists(&self, name: &str, token: &str) -> bool {
         self.all(name)

@@ -87,6 +87,14 @@ impl RequestHead {
         self.headers.slice(&self.path)
     }
 
+    /// The same head with another path.
+    #[must_use]
+    pub fn with_path(&self, path: &str) -> RequestHead {
+        let mut head = self.clone();
+        head.path = head.headers.append(path);
+        head
+    }
+
     /// The path with its escapes resolved.
     pub fn unescaped_path(&self) -> Cow<'_, str> {
         unescape(self.path(), b'+')

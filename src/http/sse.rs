@@ -23,6 +23,14 @@ pub fn write_event(out: &mut Vec<u8>, data: &[u8]) {
     out.push(b'\n');
 }
 
+/// Appends an event of this type with `data` of one line.
+pub fn write_named_event(out: &mut Vec<u8>, name: &str, data: &[u8]) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    write_event(out, data);
+}
+
 /// Appends a comment of one line, which belongs to the next event. Readers of events skip it.
 pub fn write_comment(out: &mut Vec<u8>, line: &[u8]) {
     out.extend_from_slice(b": ");

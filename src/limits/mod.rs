@@ -173,6 +173,11 @@ pub const HTTP_BODY_RESERVE: usize = 16 << 10;
 pub const SSE_EVENT_MAX: usize = 32 << 20;
 
 // api
+/// Bytes of the response header that names ignored fields: many typos, and a head of usual size.
+pub const IGNORED_FIELDS_BYTES_MAX: usize = 1 << 10;
+/// Steps of a chat template that came with a request: some hundred times those of the longest
+/// published template, and less than a second.
+pub const TEMPLATE_STEPS_MAX: u64 = 10_000_000;
 /// Fields of one JSON object of a request; OpenAI's chat request has about 35.
 pub const JSON_FIELDS_MAX: usize = 256;
 /// Values in a part of a request that is kept as a JSON tree (messages, template arguments). A
@@ -263,6 +268,9 @@ pub const PROMPT_BLOCKS_MAX: usize = 4096;
 pub const BYTES_PER_TOKEN: usize = 4;
 
 // server
+/// Longest answer in pieces that is translated as a whole: several times the JSON of a long
+/// context.
+pub const TRANSLATED_ANSWER_MAX: usize = 32 << 20;
 /// How long a connection may be idle without a request. It is longer than the keep-alive of common
 /// clients and proxies, so that they close first.
 pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);

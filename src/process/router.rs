@@ -106,7 +106,7 @@ pub fn build_service(
     let service = RouterService::new(reactor, address, pool, requests, routes, now);
     let service =
         service.map_err(|error| ProcessError::Listen { flag: "--port", address, error })?;
-    let mut service = service.within(config.server.body_max, &config.requests);
+    let mut service = service.within(&config.server, &config.requests);
     let renewed = service.renew_from(reload);
     renewed.map_err(|error| ProcessError::Io("cannot handle signals", error))?;
     if !config.etcd.is_empty() {

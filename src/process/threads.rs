@@ -446,9 +446,18 @@ pub fn build_service(
         (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
     let grammars = GrammarCompiler::new(loaded.sched.vocab as usize, &files.config.eos);
     let clock = reactor.clock();
-    let ServedModelConfig { tool_call_parser, reasoning_parser, .. } = config.model;
+    let ServedModelConfig { tool_call_parser, reasoning_parser, trusts_templates, .. } =
+        config.model;
     let style = AnswerStyle::new(chat.as_ref(), &tokenizer, tool_call_parser, reasoning_parser);
-    let text = Arc::new(TextProcessor { tokenizer, chat, context, clock, grammars, style });
+    let text = Arc::new(TextProcessor {
+        tokenizer,
+        chat,
+        context,
+        clock,
+        grammars,
+        style,
+        trusts_templates,
+    });
     let queue = helpers.start_tokeniser(text.clone(), ctl.clone()).map_err(io)?;
     let sched = &loaded.sched;
     let terms = ServingConfig {
@@ -473,7 +482,7 @@ pub fn build_service(
     );
     let service =
         service.map_err(|error| ProcessError::Listen { flag: "--port", address, error })?;
-    Ok(service.within(config.server.body_max + added))
+    Ok(service.within(config.server.body_max + added, config.server.allowed_origins.clone()))
 }
 
 /// Logs that the process is ready, and the duration of the start.

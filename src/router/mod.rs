@@ -20,7 +20,7 @@ pub mod routes;
 pub mod target;
 pub mod workers;
 
-use crate::config::{BalanceConfig, RequestConfig};
+use crate::config::{BalanceConfig, RequestConfig, ServerConfig};
 use crate::http::HttpLimits;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX, SCRAPERS_MAX};
 use crate::net::resolver::Resolver;
@@ -96,13 +96,14 @@ impl RouterService {
         })
     }
 
-    /// Sets the maximum size of a body, and the header fields with a client's request ID.
-    pub fn within(self, body_max: usize, terms: &RequestConfig) -> RouterService {
-        let limits = HttpLimits { body: body_max, ..HttpLimits::default() };
-        RouterService {
-            connections: Connections::with_limits(limits).named_by(terms.id_headers.clone()),
-            ..self
-        }
+    /// Sets the maximum size of a body, the origins of web pages that can read answers, and the
+    /// header fields with a client's request ID.
+    pub fn within(self, server: &ServerConfig, terms: &RequestConfig) -> RouterService {
+        let limits = HttpLimits { body: server.body_max, ..HttpLimits::default() };
+        let connections = Connections::with_limits(limits)
+            .allowing(server.allowed_origins.clone())
+            .named_by(terms.id_headers.clone());
+        RouterService { connections, ..self }
     }
 
     /// From now on, serves HTTPS with these credentials.

@@ -14,7 +14,7 @@ use crate::router::fanout::Fanout;
 use crate::router::identity::{self, RouterInfo};
 use crate::router::metrics::RoutedMetrics;
 use crate::router::pool::WorkerPool;
-use crate::router::requests::{self, ProxiedRequests, RouterContext, unavailable};
+use crate::router::requests::{self, Payload, ProxiedRequests, RouterContext, unavailable};
 use crate::router::role_admin::RoleAdmin;
 use crate::router::workers::WorkerAdmin;
 use crate::routing::load::WorkerNumber;
@@ -73,6 +73,9 @@ enum Route {
 const PATHS: &[(&str, Method, Route)] = &[
     ("/v1/chat/completions", Method::Post, Route::Pair),
     ("/v1/completions", Method::Post, Route::Pair),
+    ("/v1/responses", Method::Post, Route::Pair),
+    ("/v1/messages", Method::Post, Route::Pair),
+    ("/v1/messages/count_tokens", Method::Post, Route::Decode),
     ("/generate", Method::Post, Route::Pair),
     ("/health_generate", Method::Get, Route::Trial),
     ("/tokenize", Method::Post, Route::Decode),
@@ -183,6 +186,11 @@ impl RouterRoutes {
             Ok(course) => course,
             Err(error) => return cx.refuse(client, &error),
         };
+        let request = match cx.connections.translate(client, &request) {
+            Ok(Some(translated)) => translated,
+            Ok(None) => request,
+            Err(error) => return cx.refuse(client, &error),
+        };
         self.draining |= course == Route::Drain;
         if matches!(course, Route::Every | Route::Abort) {
             return match told_to_all(course, &request, requests, cx) {
@@ -192,37 +200,8 @@ impl RouterRoutes {
                 Err(error) => cx.refuse(client, &error),
             };
         }
-        let load = match course {
-            Route::Pair if cx.pool.balancer().reads_prompts() => {
-                RoutedBody::parse_with_blocks(&request.body, self.secret)
-                    .map(requests::Payload::Routed)
-            }
-            Route::Pair => RoutedBody::parse(&request.body).map(requests::Payload::Routed),
-            Route::Trial => RoutedBody::parse(TRIAL).map(requests::Payload::Routed),
-            Route::Decode => Ok(requests::Payload::Decode(request.body.clone())),
-            Route::Any => Ok(requests::Payload::Any),
-            Route::Role => {
-                return match self.workers.find(role_of(&request), cx) {
-                    Ok(worker) => turns.query_role(client, worker, cx),
-                    Err(error) => cx.refuse(client, &error),
-                };
-            }
-            Route::Turn => {
-                return match self.workers.check_role_change(&request, role_of(&request), cx) {
-                    Ok((worker, wanted)) => turns.begin(client, worker, wanted, cx),
-                    Err(error) => cx.refuse(client, &error),
-                };
-            }
-            Route::Workers | Route::Registry => {
-                return match self.workers.serve(&request, cx) {
-                    Ok((status, body)) => cx.send_json(client, status, &body),
-                    Err(error) => cx.refuse(client, &error),
-                };
-            }
-            _ => {
-                let reply = self.answer_locally(course, requests, cx);
-                return cx.connections.send_response(cx.reactor, client, &reply.answer(), cx.now);
-            }
+        let Some(payload) = self.read_payload(course, &request, cx) else {
+            return self.serve_alone(course, client, &request, (requests, turns), cx);
         };
         let mut order = order(&request, &id, cx);
         if course == Route::Trial {
@@ -232,12 +211,64 @@ impl RouterRoutes {
         if let (Some(timeout), Route::Pair | Route::Trial) = (self.timeout, course) {
             order.cap_patience(timeout);
         }
-        match load {
+        match payload {
             Ok(payload) => {
                 let request = requests::ClientRequest { head: order, payload, id };
                 requests.start_request(client, request, cx);
             }
             Err(error) => cx.refuse(client, &error),
+        }
+    }
+
+    /// What a worker gets of the request. `None`: no worker gets it.
+    fn read_payload(
+        &self,
+        course: Route,
+        request: &http::Request,
+        cx: &mut RouterContext<'_>,
+    ) -> Option<Result<Payload, ApiError>> {
+        let body = &request.body;
+        Some(match course {
+            Route::Pair if cx.pool.balancer().reads_prompts() => {
+                RoutedBody::parse_with_blocks(body, self.secret).map(Payload::Routed)
+            }
+            Route::Pair => RoutedBody::parse(body).map(Payload::Routed),
+            Route::Trial => RoutedBody::parse(TRIAL).map(Payload::Routed),
+            Route::Decode => Ok(Payload::Decode(body.clone())),
+            Route::Any => Ok(Payload::Any),
+            _ => return None,
+        })
+    }
+
+    /// Answers a request that no worker gets as it is.
+    fn serve_alone(
+        &mut self,
+        course: Route,
+        client: ConnId,
+        request: &http::Request,
+        (requests, turns): (&ProxiedRequests, &mut RoleAdmin),
+        cx: &mut RouterContext<'_>,
+    ) {
+        let refused = match course {
+            Route::Role => self
+                .workers
+                .find(role_of(request), cx)
+                .map(|worker| turns.query_role(client, worker, cx)),
+            Route::Turn => self
+                .workers
+                .check_role_change(request, role_of(request), cx)
+                .map(|(worker, wanted)| turns.begin(client, worker, wanted, cx)),
+            Route::Workers | Route::Registry => self
+                .workers
+                .serve(request, cx)
+                .map(|(status, body)| cx.send_json(client, status, &body)),
+            _ => {
+                let reply = self.answer_locally(course, requests, cx);
+                return cx.connections.send_response(cx.reactor, client, &reply.answer(), cx.now);
+            }
+        };
+        if let Err(error) = refused {
+            cx.refuse(client, &error);
         }
     }
 

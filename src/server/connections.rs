@@ -7,22 +7,28 @@
 //! meaning: a disconnected client refuses them. Invariant: the total size of held bodies,
 //! unanswered requests included, is bounded.
 
-use crate::api::{ApiError, ErrorCode};
+use super::origins::{AllowedOrigins, is_preflight};
+use super::pending_response::PendingResponse;
+use crate::api::{AnswerTranslator, ApiError, ErrorCode, TranslatedEndpoint};
 use crate::cause::Cause;
 use crate::http::response::{CONTINUE, JSON, PROCESSING, Response};
 use crate::http::{
-    BodyStream, Exchange, HttpError, HttpLimits, Request, RequestDecoder, ResponseWriter, Version,
-    sse,
+    Exchange, HttpError, HttpLimits, Request, RequestDecoder, ResponseWriter, Version, sse,
 };
 use crate::limits::{
     HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX,
-    HTTP_REQUEST_TIME_MAX,
+    HTTP_REQUEST_TIME_MAX, TRANSLATED_ANSWER_MAX,
 };
 use crate::net::{ConnId, Event, Reactor, SendError};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// The header field with a client's key.
+const BEARER: &str = "authorization";
+/// The field in which clients of Anthropic's API send their key.
+const API_KEY: &str = "x-api-key";
 
 /// Events from clients.
 #[derive(Debug)]
@@ -56,23 +62,14 @@ impl Client {
     }
 }
 
-#[derive(Debug)]
-struct PendingResponse {
-    exchange: Exchange,
-    request_id: String,
-    stream: Option<BodyStream>,
-    /// Whether the stream consists of server-sent events.
-    is_events: bool,
-    /// Its last bytes.
-    tail: [u8; 4],
-}
-
 /// All client connections of one listener.
 #[derive(Debug)]
 pub struct Connections {
     limits: HttpLimits,
     /// Header fields with a client's request id; if empty, `x-request-id`.
     id_headers: Vec<String>,
+    /// Origins of web pages that can read answers.
+    origins: AllowedOrigins,
     clients: HashMap<ConnId, Client>,
     incoming: VecDeque<ClientEvent>,
     /// Bytes of bodies that are held; `held_max` is their limit.
@@ -93,6 +90,7 @@ impl Connections {
         Connections {
             limits,
             id_headers: Vec::new(),
+            origins: AllowedOrigins::default(),
             clients: HashMap::default(),
             incoming: VecDeque::new(),
             held: 0,
@@ -125,6 +123,11 @@ impl Connections {
     /// length are always accepted.
     pub fn holding(self, held_max: usize) -> Connections {
         Connections { held_max, ..self }
+    }
+
+    /// Lets web pages of these origins read answers.
+    pub fn allowing(self, origins: Vec<String>) -> Connections {
+        Connections { origins: AllowedOrigins::new(origins), ..self }
     }
 
     /// Takes a request's id from the first of these header fields that it has.
@@ -219,22 +222,22 @@ impl Connections {
         allow: Option<&str>,
         now: Instant,
     ) {
-        let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else {
+        let Response { status, media, retry_after, .. } = *answer;
+        let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else {
             return;
         };
         let exchange = due.exchange;
-        let mut out = Vec::with_capacity(answer.body.len() + 256);
-        let mut writer = ResponseWriter::new(&mut out, exchange, answer.status);
-        if !due.request_id.is_empty() {
-            writer = writer.header("x-request-id", &due.request_id);
-        }
-        if let Some(seconds) = answer.retry_after {
+        let translated = due.translator.as_mut().map(|t| t.translate_body(status, answer.body));
+        let body = translated.as_deref().unwrap_or(answer.body);
+        let mut out = Vec::with_capacity(body.len() + 256);
+        let mut writer = due.begin_response(&mut out, status);
+        if let Some(seconds) = retry_after {
             writer = writer.retry_after(seconds);
         }
         if let Some(methods) = allow {
             writer = writer.header("allow", methods);
         }
-        writer.body(answer.media, answer.body);
+        writer.body(media, body);
         self.send(reactor, conn, &out);
         self.answered(reactor, conn, exchange.keep_alive, now);
     }
@@ -252,6 +255,24 @@ impl Connections {
         self.answer_allowing(reactor, conn, &answer, error.allow.as_deref(), now);
     }
 
+    /// Translates the request with a due response, if its endpoint needs that. Its caller has
+    /// checked its key.
+    ///
+    /// # Errors
+    /// The body is not a request of that endpoint.
+    pub fn translate(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+    ) -> Result<Option<Request>, ApiError> {
+        let Some(endpoint) = TranslatedEndpoint::at(request.head.path()) else { return Ok(None) };
+        let (body, translator) = endpoint.translate(&request.body)?;
+        if let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) {
+            due.translator = Some(translator);
+        }
+        Ok(Some(Request { head: request.head.with_path(endpoint.target()), body }))
+    }
+
     /// Assigns an id to the request with a due response: the client's own, or `made`.
     pub fn assign_request_id(&mut self, conn: ConnId, made: impl FnOnce() -> String) -> String {
         let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else {
@@ -261,6 +282,17 @@ impl Connections {
             due.request_id = made();
         }
         due.request_id.clone()
+    }
+
+    /// Adds a header field to the due response. It has no effect if the response has begun or has
+    /// the field.
+    pub fn add_header(&mut self, conn: ConnId, name: &'static str, value: String) {
+        let due = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut());
+        if let Some(due) = due
+            && due.headers.iter().all(|(known, _)| *known != name)
+        {
+            due.headers.push((name, value));
+        }
     }
 
     /// Tells the client that its response is in progress, before any part of it can be sent.
@@ -280,10 +312,13 @@ impl Connections {
     pub fn open_body(&mut self, reactor: &mut Reactor, conn: ConnId, status: u16, media: &str) {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         let Some(due) = client.due.as_mut() else { return };
-        let mut out = Vec::new();
-        let writer = ResponseWriter::new(&mut out, due.exchange, status)
-            .header("x-request-id", &due.request_id);
         due.is_events = media.starts_with(sse::CONTENT_TYPE);
+        if due.translator.is_some() && !due.is_events {
+            due.collected = Some((status, Vec::new()));
+            return;
+        }
+        let mut out = Vec::new();
+        let writer = due.begin_response(&mut out, status);
         due.stream = Some(writer.stream(media));
         self.send(reactor, conn, &out);
     }
@@ -298,7 +333,26 @@ impl Connections {
     /// Sends a piece of a stream.
     pub fn send_chunk(&mut self, reactor: &mut Reactor, conn: ConnId, piece: &[u8]) {
         let due = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut());
-        let Some(PendingResponse { stream: Some(stream), tail, .. }) = due else { return };
+        let Some(due) = due else { return };
+        if let Some((_, body)) = &mut due.collected {
+            body.extend_from_slice(piece);
+            if body.len() > TRANSLATED_ANSWER_MAX {
+                self.cut_response(reactor, conn);
+            }
+            return;
+        }
+        let mut translated = Vec::new();
+        let piece = match &mut due.translator {
+            None => piece,
+            Some(translator) => {
+                translator.translate_events(piece, &mut translated);
+                &translated
+            }
+        };
+        let PendingResponse { stream: Some(stream), tail, .. } = due else { return };
+        if piece.is_empty() {
+            return;
+        }
         for &byte in &piece[piece.len().saturating_sub(tail.len())..] {
             tail.rotate_left(1);
             tail[3] = byte;
@@ -310,6 +364,11 @@ impl Connections {
 
     /// Ends a stream.
     pub fn end_stream(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let due = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut());
+        if let Some((status, body)) = due.and_then(|due| due.collected.take()) {
+            let answer = Response { status, media: JSON, body: &body, retry_after: None };
+            return self.send_response(reactor, conn, &answer, now);
+        }
         let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
         let Some((exchange, stream)) = due.and_then(|due| Some((due.exchange, due.stream?))) else {
             return;
@@ -376,30 +435,47 @@ impl Connections {
                     let _ = reactor.send(conn, CONTINUE);
                 }
                 if let Some(request) = request {
-                    self.begin(conn, request);
+                    self.begin(reactor, conn, request, now);
                 }
             }
             Err(error) => self.reject(reactor, conn, error),
         }
     }
 
-    fn begin(&mut self, conn: ConnId, request: Request) {
+    fn begin(&mut self, reactor: &mut Reactor, conn: ConnId, mut request: Request, now: Instant) {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         let mut exchange = request.head.exchange();
         exchange.keep_alive &= !self.draining;
+        // From here on, there is one field with the key.
+        let headers = &mut request.head.headers;
+        if let (None, Some(key)) = (headers.get(BEARER), headers.get(API_KEY)) {
+            let bearer = format!("Bearer {key}");
+            headers.add(BEARER, &bearer);
+        }
         let headers = &request.head.headers;
         let named = match &self.id_headers[..] {
             [] => headers.get("x-request-id"),
             names => names.iter().find_map(|name| headers.get(name)),
         };
         let request_id = named.unwrap_or_default().to_owned();
+        let headers = self.origins.headers(&request);
+        let is_preflight = !headers.is_empty() && is_preflight(&request);
         client.due = Some(PendingResponse {
             exchange,
             request_id,
             stream: None,
             is_events: false,
             tail: *b"\0\0\n\n",
+            headers,
+            translator: TranslatedEndpoint::at(request.head.path())
+                .map(AnswerTranslator::of_refusals),
+            collected: None,
         });
+        if is_preflight {
+            let answer =
+                Response { status: 200, media: "text/plain", body: b"", retry_after: None };
+            return self.send_response(reactor, conn, &answer, now);
+        }
         self.incoming.push_back(ClientEvent::Request(conn, Box::new(request)));
     }
 

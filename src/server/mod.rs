@@ -6,5 +6,7 @@
 pub mod authorization;
 pub mod connections;
 pub mod drain;
+pub mod origins;
+mod pending_response;
 pub mod reload;
 pub mod role_change;

@@ -248,6 +248,7 @@ mod tests {
             admin_keys: Vec::new(),
             tls: None,
             body_max: 1,
+            allowed_origins: Vec::new(),
         };
         let reload = Reload::new(&server, &[read("/1"), read("/2")], &access, now);
         (files, reload)

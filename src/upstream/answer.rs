@@ -2,7 +2,7 @@
 //!
 //! Thread: `ctl`. Not here: the cause of an error response (`failure`).
 
-use crate::api::ApiError;
+use crate::api::{ApiError, IGNORED_FIELDS};
 use crate::http::client::ResponseHead;
 use crate::http::response::{JSON, Response};
 use crate::http::{HttpError, sse};
@@ -20,6 +20,8 @@ pub struct UpstreamReply {
     pub retry_after: Option<u32>,
     /// The part of the body that was not taken yet.
     pub body: Vec<u8>,
+    /// The names of the request's fields that the worker ignored.
+    pub ignored_fields: Option<String>,
     /// The message, if the error comes from this process and not from a worker.
     pub own: Option<String>,
 }
@@ -32,6 +34,7 @@ impl UpstreamReply {
             media: head.headers.get("content-type").unwrap_or(JSON).to_owned(),
             retry_after: head.headers.get("retry-after").and_then(|value| value.parse().ok()),
             body: Vec::new(),
+            ignored_fields: head.headers.get(IGNORED_FIELDS).map(str::to_owned),
             own: None,
         }
     }
@@ -43,6 +46,7 @@ impl UpstreamReply {
             media: JSON.to_owned(),
             retry_after: error.retry_after,
             body: error.to_json(),
+            ignored_fields: None,
             own: Some(error.message.clone()),
         }
     }

@@ -395,6 +395,7 @@ impl PrefillCall {
             media: std::mem::take(&mut self.media),
             retry_after: None,
             body: std::mem::take(&mut self.body),
+            ignored_fields: None,
             own: None,
         };
         let is_stream = answer.is_stream();

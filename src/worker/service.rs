@@ -135,10 +135,11 @@ impl WorkerService {
         })
     }
 
-    /// Sets the maximum size of a body in bytes.
-    pub fn within(self, body_max: usize) -> WorkerService {
+    /// Sets the maximum size of a body in bytes, and the origins of web pages that can read
+    /// answers.
+    pub fn within(self, body_max: usize, origins: Vec<String>) -> WorkerService {
         let limits = HttpLimits { body: body_max, ..HttpLimits::default() };
-        WorkerService { connections: Connections::with_limits(limits), ..self }
+        WorkerService { connections: Connections::with_limits(limits).allowing(origins), ..self }
     }
 
     /// From now on, serves HTTPS with these credentials.

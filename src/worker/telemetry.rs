@@ -4,6 +4,7 @@
 
 use crate::api::info::Load;
 use crate::ids::Role;
+use crate::obs::instruments::{Counter, Labels};
 use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
 use crate::transfer::counters::Counters;
@@ -32,6 +33,7 @@ pub struct WorkerTelemetry {
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Registry,
+    ignored_fields: Arc<Counter>,
     workers: Vec<WorkerTelemetry>,
     /// One for each worker.
     shortages: Vec<ShortageLog>,
@@ -39,9 +41,19 @@ pub struct Telemetry {
 
 impl Telemetry {
     /// Figures of these workers.
-    pub fn new(registry: Registry, workers: Vec<WorkerTelemetry>) -> Telemetry {
+    pub fn new(mut registry: Registry, workers: Vec<WorkerTelemetry>) -> Telemetry {
         let shortages = workers.iter().map(|_| ShortageLog::default()).collect();
-        Telemetry { registry, workers, shortages }
+        let ignored_fields = registry.counter(
+            &["baton_ignored_fields_total"],
+            "Fields of requests that no interface has, such as misspelt names.",
+            &Labels::none(),
+        );
+        Telemetry { registry, ignored_fields, workers, shortages }
+    }
+
+    /// Counts fields of a request that were ignored.
+    pub fn count_ignored_fields(&self, count: usize) {
+        self.ignored_fields.add(count as u64);
     }
 
     /// Whether no worker holds anything of a request.

@@ -78,8 +78,9 @@ fn whole(address: SocketAddr, path: &str, body: &Value) -> Value {
 fn forget(answer: &mut Value) {
     match answer {
         Value::Object(fields) => {
-            for name in ["created", "cached_tokens", "id"] {
-                fields.remove(name);
+            let of_cache = ["cached_tokens", "cache_read_input_tokens", "input_tokens"];
+            for name in ["created", "created_at", "id", "call_id"].iter().chain(&of_cache) {
+                fields.remove(*name);
             }
             fields.values_mut().for_each(forget);
         }

@@ -5,6 +5,7 @@ mod client;
 mod endpoints;
 mod gone;
 mod metrics;
+mod newer_apis;
 mod process;
 mod refusals;
 mod same_bits;

@@ -21,7 +21,7 @@ pub use sim::{
 use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
 use crate::config::values::{
-    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer,
+    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_origin, parse_peer,
     parse_peer_timeout,
 };
 use crate::config::{DataThreadMode, FirstToken, KernelFamily, KvCacheDtype, LoadFormat, Transfer};
@@ -231,6 +231,10 @@ pub(super) struct ModelFlags {
     /// reasoning in the content
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     pub(super) reasoning_parser: ReasoningParser,
+    /// Accept chat_template in requests. A template is a program that can use much memory, so all
+    /// clients must be trusted
+    #[arg(long)]
+    pub(super) trust_request_chat_template: bool,
 }
 
 #[derive(Args, Debug)]
@@ -269,6 +273,13 @@ pub(super) struct ServerFlags {
         default_value_t = ByteSize(HTTP_BODY_DEFAULT as u64),
     )]
     pub(super) max_payload_size: ByteSize,
+    /// Origins of web pages that can send requests and read the answers, such as
+    /// https://chat.example.com; * is every origin. No page can change workers or roles
+    #[arg(
+        long, value_name = "ORIGIN", num_args = 1.., alias = "cors-allowed-origins",
+        value_parser = parse_origin,
+    )]
+    pub(super) allowed_origins: Vec<String>,
 }
 
 #[derive(Args, Debug)]

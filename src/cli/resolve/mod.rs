@@ -256,6 +256,7 @@ impl Resolver<'_> {
             admin_keys,
             tls,
             body_max,
+            allowed_origins: flags.allowed_origins,
         })
     }
 
@@ -427,6 +428,7 @@ fn model(flags: ModelFlags) -> Result<ServedModelConfig, ConfigError> {
         load_format,
         tool_call_parser,
         reasoning_parser,
+        trust_request_chat_template: trusts_templates,
     } = flags;
     if served_model_name.iter().any(|name| name.trim().is_empty()) {
         return Err(value("--served-model-name", "\"\"", "must not be empty"));
@@ -441,6 +443,7 @@ fn model(flags: ModelFlags) -> Result<ServedModelConfig, ConfigError> {
         load_format,
         tool_call_parser,
         reasoning_parser,
+        trusts_templates,
     })
 }
 

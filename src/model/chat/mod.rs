@@ -11,6 +11,7 @@ mod tools;
 
 pub use tools::describe_tools;
 
+use crate::limits::TEMPLATE_STEPS_MAX;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -83,6 +84,15 @@ impl ChatTemplate {
         environment.add_filter("tojson", json::tojson);
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(explain)?;
         Ok(ChatTemplate { environment, source: source.to_owned(), special })
+    }
+
+    /// Compiles the template of a request. It has the special tokens of the model's own template,
+    /// and [`TEMPLATE_STEPS_MAX`] steps.
+    pub fn of_request(source: &str, own: Option<&ChatTemplate>) -> Result<ChatTemplate, ChatError> {
+        let special = own.map_or(Vec::new(), |own| own.special.clone());
+        let mut template = ChatTemplate::new(source, special)?;
+        template.environment.set_fuel(Some(TEMPLATE_STEPS_MAX));
+        Ok(template)
     }
 
     /// The template as in the model's files.

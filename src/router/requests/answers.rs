@@ -40,6 +40,7 @@ impl ProxiedRequests {
                 self.keep(client, proxied);
             }
             CallEvent::Arrived => {
+                cx.pass_ignored_fields(client, conn);
                 let Some(answer) = cx.pool.answer(conn) else { return self.keep(client, proxied) };
                 if !answer.is_success() {
                     // The complete body will have the reason.
@@ -104,6 +105,7 @@ impl ProxiedRequests {
             }
             CallEvent::Processing => {}
             CallEvent::Arrived => {
+                cx.pass_ignored_fields(client, conn);
                 let answer = cx.pool.answer(conn).filter(|answer| answer.is_success());
                 // An error body is read when it is complete.
                 let Some(answer) = answer else { return self.keep(client, proxied) };
@@ -297,6 +299,7 @@ impl ProxiedRequests {
             proxied.last = Some(answer);
             return self.apply_event(client, proxied, news, cx);
         }
+        cx.name_ignored_fields(client, answer.ignored_fields.take());
         let (media, is_stream) = (answer.media.clone(), answer.is_stream());
         let mut body = std::mem::take(&mut answer.body);
         let news = self.pass(client, &mut proxied, &media, is_stream, &mut body, cx);

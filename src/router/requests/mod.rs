@@ -18,7 +18,7 @@ mod request;
 
 pub use request::{ClientRequest, Payload};
 
-use crate::api::{ApiError, ErrorCode};
+use crate::api::{ApiError, ErrorCode, IGNORED_FIELDS};
 use crate::cause::Cause;
 use crate::config::{FirstToken, Flow, RequestConfig};
 use crate::http::response::{JSON, Response};
@@ -64,6 +64,18 @@ impl RouterContext<'_> {
     pub fn send_json(&mut self, client: ConnId, status: u16, body: &[u8]) {
         let answer = Response { status, media: JSON, body, retry_after: None };
         self.connections.send_response(self.reactor, client, &answer, self.now);
+    }
+
+    /// Tells the client which fields of its request the worker of this call has ignored.
+    fn pass_ignored_fields(&mut self, client: ConnId, call: ConnId) {
+        let names = self.pool.answer(call).and_then(|answer| answer.ignored_fields.take());
+        self.name_ignored_fields(client, names);
+    }
+
+    fn name_ignored_fields(&mut self, client: ConnId, names: Option<String>) {
+        if let Some(names) = names {
+            self.connections.add_header(client, IGNORED_FIELDS, names);
+        }
     }
 
     fn cancel(&mut self, call: Option<ConnId>) {

@@ -64,7 +64,14 @@ impl ProxiedRequest {
     ) -> AttemptEvent {
         let media = crate::http::response::JSON.to_owned();
         let status = cause.http_status();
-        let reply = UpstreamReply { status, media, retry_after: None, body: error, own: None };
+        let reply = UpstreamReply {
+            status,
+            media,
+            retry_after: None,
+            body: error,
+            ignored_fields: None,
+            own: None,
+        };
         let news = match UpstreamFailure::from_reply(&reply).attempt_event(role) {
             AttemptEvent::Failed(role, _) => AttemptEvent::Failed(role, cause),
             news => news,

@@ -27,7 +27,15 @@ impl RequestTable {
             ToolCallParser::Auto,
             ReasoningParser::Auto,
         );
-        let text = Arc::new(TextProcessor { tokenizer, chat, context: 64, clock, grammars, style });
+        let text = Arc::new(TextProcessor {
+            tokenizer,
+            chat,
+            context: 64,
+            clock,
+            grammars,
+            style,
+            trusts_templates: false,
+        });
         let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
         let config = ServingConfig {
             names: vec!["llama".into()],

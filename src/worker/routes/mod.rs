@@ -7,11 +7,12 @@ mod info;
 mod role;
 
 use crate::api::info::{AbortRequest, DRAINING, Draining, HandoffInfo, TAKEN_FOR};
+use crate::api::request::list_fields;
 use crate::api::routed_body::RoutedBody;
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::api::{
-    ApiError, ErrorCode, GenerateRequest, Keep, PrefillAddress, Sampling, chat, completion,
-    generate,
+    ApiError, ErrorCode, GenerateRequest, IGNORED_FIELDS, Keep, PrefillAddress, Sampling, chat,
+    completion, generate,
 };
 use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
@@ -100,6 +101,8 @@ pub struct WorkerRoutes {
     unknown: Vec<String>,
 }
 
+/// Paths that need no key.
+const OPEN_PATHS: [&str; 4] = ["/health", "/readiness", "/liveness", "/ping"];
 /// Maximum number of unknown fields that are logged.
 const UNKNOWN_FIELDS_MAX: usize = 256;
 
@@ -190,14 +193,29 @@ impl WorkerRoutes {
         table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
-        use Method::{Get, Head, Post};
-        let path = request.head.path();
-        let method = request.head.method;
-        let open = matches!(path, "/health" | "/readiness" | "/liveness" | "/ping");
-        if !open {
+        if !OPEN_PATHS.contains(&request.head.path()) {
             authorise(&self.keys, request)?;
         }
         refuse_compressed_body(request)?;
+        match cx.connections.translate(conn, request)? {
+            Some(translated) => self.dispatch(conn, &translated, id, table, cx),
+            None => self.dispatch(conn, request, id, table, cx),
+        }
+    }
+
+    /// Answers a request that is allowed, or starts it.
+    fn dispatch(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        id: &str,
+        table: &mut RequestTable,
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        use Method::{Get, Head, Post};
+        let path = request.head.path();
+        let method = request.head.method;
+        let open = OPEN_PATHS.contains(&path);
         if open || matches!(path, "/v1/completions" | "/v1/chat/completions" | "/generate") {
             self.check_role(request)?;
         }
@@ -281,6 +299,10 @@ impl WorkerRoutes {
     ) -> Result<(), ApiError> {
         self.admitting()?;
         asked.patience = patience(request)?;
+        if !asked.unknown.is_empty() {
+            self.telemetry.count_ignored_fields(asked.unknown.len());
+            cx.connections.add_header(conn, IGNORED_FIELDS, list_fields(&asked.unknown));
+        }
         for field in &asked.unknown {
             if self.unknown.len() < UNKNOWN_FIELDS_MAX && !self.unknown.contains(field) {
                 event!(Warn, "http", "unknown request field ignored", field = field);
@@ -423,6 +445,9 @@ fn methods_of(path: &str) -> Option<&'static str> {
     Some(match path {
         "/v1/completions"
         | "/v1/chat/completions"
+        | "/v1/responses"
+        | "/v1/messages"
+        | "/v1/messages/count_tokens"
         | "/generate"
         | "/tokenize"
         | "/detokenize"

@@ -41,6 +41,8 @@ pub struct TextProcessor {
     pub grammars: GrammarCompiler,
     /// How the model writes its answers.
     pub style: AnswerStyle,
+    /// Whether a request can have its own chat template.
+    pub trusts_templates: bool,
 }
 
 /// A task with the id of its result.
@@ -113,6 +115,7 @@ impl TextTask {
                 .chain(chat.template_kwargs.values())
                 .chain(tools)
                 .map(text_size)
+                .chain(chat.template.as_ref().map(String::len))
                 .sum()
         };
         match self {
@@ -340,9 +343,23 @@ impl TextProcessor {
         }
     }
 
-    /// Renders a conversation with the model's template.
+    /// The template of the conversation itself, if it has one and the server trusts it.
+    fn compile_template(&self, asked: &ChatPrompt) -> Result<Option<ChatTemplate>, ApiError> {
+        let Some(source) = &asked.template else { return Ok(None) };
+        if !self.trusts_templates {
+            let why = "needs a server with --trust-request-chat-template";
+            return Err(ApiError::invalid("chat_template", why));
+        }
+        let compiled = ChatTemplate::of_request(source, self.chat.as_ref());
+        compiled
+            .map(Some)
+            .map_err(|error| ApiError::invalid("chat_template", format!("cannot be used: {error}")))
+    }
+
+    /// Renders a conversation with its own template or the model's.
     pub fn render(&self, conversation: &ChatPrompt) -> Result<String, ApiError> {
-        let Some(template) = &self.chat else {
+        let own = self.compile_template(conversation)?;
+        let Some(template) = own.as_ref().or(self.chat.as_ref()) else {
             let message = "this model has no chat template; use /v1/completions";
             return Err(ApiError::new(400, ErrorCode::NoChatTemplate, message));
         };
@@ -378,8 +395,12 @@ impl TextProcessor {
             add_generation_prompt: conversation.add_generation_prompt,
             now: self.clock.since_epoch(),
         });
-        let text = rendered.map_err(|error| {
-            ApiError::invalid("messages", format!("do not fit the model's chat template: {error}"))
+        let text = rendered.map_err(|error| match own {
+            Some(_) => ApiError::invalid("chat_template", format!("cannot be used: {error}")),
+            None => {
+                let why = format!("do not fit the model's chat template: {error}");
+                ApiError::invalid("messages", why)
+            }
         })?;
         match conversation.continues {
             true => cut_at_mark(text),
@@ -445,7 +466,9 @@ mod tests {
             ToolCallParser::Auto,
             ReasoningParser::Auto,
         );
-        TextProcessor { tokenizer, chat, context: 64, clock: Clock::default(), grammars, style }
+        let clock = Clock::default();
+        let trusts_templates = true;
+        TextProcessor { tokenizer, chat, context: 64, clock, grammars, style, trusts_templates }
     }
 
     #[test]
@@ -478,9 +501,25 @@ mod tests {
             tools: Vec::new(),
             continues: false,
             add_generation_prompt: true,
+            template: None,
             template_kwargs: serde_json::Map::new(),
         };
         let refused = text.render(&conversation).unwrap_err();
         assert_eq!((refused.status, refused.param.as_deref()), (400, Some("messages")));
+        let with = |template: &str| ChatPrompt {
+            template: Some(template.to_owned()),
+            ..conversation.clone()
+        };
+        let rendered = text.render(&with("<{{ messages[0].content }}>"));
+        assert_eq!(rendered, Ok("<x>".to_owned()));
+        let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}\
+                       {% endfor %}";
+        for (template, param) in [("{% if %}", "chat_template"), (endless, "chat_template")] {
+            let refused = text.render(&with(template)).unwrap_err();
+            assert_eq!((refused.status, refused.param.as_deref()), (400, Some(param)));
+        }
+        let wary = TextProcessor { trusts_templates: false, ..text };
+        let refused = wary.render(&with("x")).unwrap_err();
+        assert!(refused.message.contains("--trust-request-chat-template"), "{refused}");
     }
 }

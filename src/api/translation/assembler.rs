@@ -1,0 +1,207 @@
+//! Assembles the blocks of an answer (reasoning, texts, tool calls) from the chunks of a chat.
+//!
+//! Invariants: blocks come one after another, and at most the last one is open. Only the first
+//! choice counts, because a translated request has one.
+
+use super::AnswerWriter;
+use super::chat_answer::{ChatAnswer, ChatChoice, ChatError, ChatUsage};
+use crate::api::render::DONE;
+use crate::http::sse::EventReader;
+use serde_json::{Value, json};
+use std::mem::discriminant;
+
+/// A block of an answer.
+#[derive(Debug)]
+pub(super) enum AnswerBlock {
+    Reasoning { text: String },
+    Text { text: String, logprobs: Vec<Value> },
+    Call { id: String, name: String, arguments: String },
+}
+
+/// A new part of a block: its text, and the log probabilities of its tokens.
+#[derive(Debug)]
+pub(super) struct BlockDelta<'a> {
+    pub(super) text: &'a str,
+    pub(super) logprobs: &'a [Value],
+}
+
+/// An answer so far.
+#[derive(Default, Debug)]
+pub(super) struct AssembledAnswer {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+    pub(super) blocks: Vec<AnswerBlock>,
+    /// Why it ended.
+    pub(super) finish_reason: Option<String>,
+    /// The stop string that ended it.
+    pub(super) stop_string: Option<String>,
+    pub(super) usage: ChatUsage,
+}
+
+impl AssembledAnswer {
+    /// The id without the prefix of a chat.
+    pub(super) fn bare_id(&self) -> &str {
+        bare_id(&self.id)
+    }
+}
+
+/// An id of a chat without its prefix.
+pub(super) fn bare_id(id: &str) -> &str {
+    id.strip_prefix("chatcmpl-").unwrap_or(id)
+}
+
+/// Assembles one answer and writes it in the form of an API.
+#[derive(Debug)]
+pub(super) struct Assembler<W> {
+    writer: W,
+    reader: EventReader,
+    answer: AssembledAnswer,
+    has_begun: bool,
+    /// Whether the last block is open.
+    is_open: bool,
+    has_ended: bool,
+}
+
+impl<W: AnswerWriter> Assembler<W> {
+    pub(super) fn new(writer: W) -> Assembler<W> {
+        Assembler {
+            writer,
+            reader: EventReader::default(),
+            answer: AssembledAnswer::default(),
+            has_begun: false,
+            is_open: false,
+            has_ended: false,
+        }
+    }
+
+    /// Takes a whole answer. Returns `None` if it is no chat answer.
+    pub(super) fn take_whole(&mut self, body: &[u8]) -> Option<Vec<u8>> {
+        let answer: ChatAnswer = serde_json::from_slice(body).ok()?;
+        // The events of a whole answer are not sent.
+        self.take_chunk(answer, &mut Vec::new());
+        Some(self.writer.whole(&self.answer))
+    }
+
+    /// Takes a part of a stream. Appends the events of the API to `out`.
+    pub(super) fn take_events(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let mut rest = bytes;
+        while !rest.is_empty() && !self.has_ended {
+            let event = match self.reader.read(rest) {
+                Ok((used, event)) => {
+                    rest = &rest[used..];
+                    event
+                }
+                Err(too_long) => return self.fail(&too_long.to_string(), out),
+            };
+            let Some(event) = event else { continue };
+            if event == DONE {
+                self.close(out);
+                self.writer.end(&self.answer, out);
+                self.has_ended = true;
+                continue;
+            }
+            match serde_json::from_slice::<ChatAnswer>(&event) {
+                Ok(ChatAnswer { error: Some(error), .. }) => {
+                    self.writer.fail(&self.answer, &error, out);
+                    self.has_ended = true;
+                }
+                Ok(chunk) => self.take_chunk(chunk, out),
+                Err(why) => self.fail(&format!("an event of the worker is malformed: {why}"), out),
+            }
+        }
+    }
+
+    fn fail(&mut self, why: &str, out: &mut Vec<u8>) {
+        let error = ChatError {
+            message: why.to_owned(),
+            r#type: json!("server_error"),
+            param: None,
+            code: json!("internal"),
+        };
+        self.writer.fail(&self.answer, &error, out);
+        self.has_ended = true;
+    }
+
+    fn take_chunk(&mut self, mut chunk: ChatAnswer, out: &mut Vec<u8>) {
+        self.answer.usage = chunk.usage.unwrap_or(self.answer.usage);
+        if !self.has_begun {
+            self.answer.id = chunk.id.clone();
+            self.answer.created = chunk.created;
+            self.answer.model = chunk.model.clone();
+            self.has_begun = true;
+            self.writer.begin(&chunk, out);
+        }
+        if !chunk.choices.is_empty() {
+            self.take_choice(chunk.choices.swap_remove(0), out);
+        }
+    }
+
+    fn take_choice(&mut self, choice: ChatChoice, out: &mut Vec<u8>) {
+        let ChatChoice { delta, logprobs, finish_reason, stop_reason } = choice;
+        let logprobs = logprobs.unwrap_or_default().content;
+        let reasoning = AnswerBlock::Reasoning { text: String::new() };
+        self.take_text(delta.reasoning(), &[], reasoning, out);
+        let content = AnswerBlock::Text { text: String::new(), logprobs: Vec::new() };
+        self.take_text(&delta.content, &logprobs, content, out);
+        for call in delta.tool_calls {
+            if let Some(name) = call.function.name {
+                let id = call.id.unwrap_or_default();
+                self.open(AnswerBlock::Call { id, name, arguments: String::new() }, out);
+            }
+            if let Some(AnswerBlock::Call { .. }) = self.answer.blocks.last() {
+                self.extend(&call.function.arguments, &[], out);
+            }
+        }
+        if finish_reason.is_some() {
+            self.answer.finish_reason = finish_reason;
+            self.answer.stop_string =
+                stop_reason.and_then(|reason| Some(reason.as_str()?.to_owned()));
+        }
+    }
+
+    /// Takes text for the open block if it is of the same kind as `new`, otherwise for `new`.
+    fn take_text(&mut self, text: &str, logprobs: &[Value], new: AnswerBlock, out: &mut Vec<u8>) {
+        if text.is_empty() {
+            return;
+        }
+        let is_same = |block: &AnswerBlock| discriminant(block) == discriminant(&new);
+        if !(self.is_open && self.answer.blocks.last().is_some_and(is_same)) {
+            self.open(new, out);
+        }
+        self.extend(text, logprobs, out);
+    }
+
+    fn open(&mut self, block: AnswerBlock, out: &mut Vec<u8>) {
+        self.close(out);
+        self.writer.open(self.answer.blocks.len(), &block, out);
+        self.answer.blocks.push(block);
+        self.is_open = true;
+    }
+
+    fn extend(&mut self, text: &str, logprobs: &[Value], out: &mut Vec<u8>) {
+        let index = self.answer.blocks.len() - 1;
+        let Some(block) = self.answer.blocks.last_mut().filter(|_| !text.is_empty()) else {
+            return;
+        };
+        match block {
+            AnswerBlock::Reasoning { text: all } => all.push_str(text),
+            AnswerBlock::Text { text: all, logprobs: rest } => {
+                all.push_str(text);
+                rest.extend_from_slice(logprobs);
+            }
+            AnswerBlock::Call { arguments, .. } => arguments.push_str(text),
+        }
+        self.writer.extend(index, block, &BlockDelta { text, logprobs }, out);
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>) {
+        if std::mem::take(&mut self.is_open)
+            && let Some(block) = self.answer.blocks.last()
+        {
+            let reason = self.answer.finish_reason.as_deref();
+            let is_cut = matches!(reason, Some("length" | "abort"));
+            self.writer.close(self.answer.blocks.len() - 1, block, is_cut, out);
+        }
+    }
+}

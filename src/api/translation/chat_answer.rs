@@ -1,0 +1,146 @@
+//! Reads chat answers, whole and as chunks. They can come from Baton, vLLM or SGLang.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// A chat answer, or one chunk of it.
+#[derive(Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatAnswer {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+    pub(super) choices: Vec<ChatChoice>,
+    pub(super) usage: Option<ChatUsage>,
+    /// An error event has only this.
+    pub(super) error: Option<ChatError>,
+}
+
+/// A choice, or its new part.
+#[derive(Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatChoice {
+    #[serde(alias = "message")]
+    pub(super) delta: ChatDelta,
+    pub(super) logprobs: Option<ChatLogprobs>,
+    pub(super) finish_reason: Option<String>,
+    /// The stop string or token that ended the answer.
+    pub(super) stop_reason: Option<Value>,
+}
+
+/// The text of a choice.
+#[derive(Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatDelta {
+    #[serde(deserialize_with = "or_empty")]
+    pub(super) content: String,
+    #[serde(deserialize_with = "or_empty")]
+    pub(super) reasoning_content: String,
+    #[serde(deserialize_with = "or_empty")]
+    pub(super) reasoning: String,
+    #[serde(deserialize_with = "or_empty")]
+    pub(super) tool_calls: Vec<ChatCall>,
+}
+
+impl ChatDelta {
+    /// The reasoning, which some servers give under two names.
+    pub(super) fn reasoning(&self) -> &str {
+        if self.reasoning.is_empty() { &self.reasoning_content } else { &self.reasoning }
+    }
+}
+
+/// A tool call, or a part of it. Only the first part has an id and a name.
+#[derive(Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatCall {
+    pub(super) id: Option<String>,
+    pub(super) function: ChatFunction,
+}
+
+/// The function of a call.
+#[derive(Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatFunction {
+    pub(super) name: Option<String>,
+    #[serde(deserialize_with = "or_empty")]
+    pub(super) arguments: String,
+}
+
+/// Log probabilities of a choice's tokens.
+#[derive(Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatLogprobs {
+    /// One for each token.
+    #[serde(deserialize_with = "or_empty")]
+    pub(super) content: Vec<Value>,
+}
+
+/// Token counts.
+#[derive(Clone, Copy, Default, Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatUsage {
+    pub(super) prompt_tokens: u64,
+    pub(super) completion_tokens: u64,
+    prompt_tokens_details: Option<CachedTokens>,
+    completion_tokens_details: Option<ReasoningTokens>,
+}
+
+#[derive(Clone, Copy, Default, Debug, Deserialize)]
+#[serde(default)]
+struct CachedTokens {
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Clone, Copy, Default, Debug, Deserialize)]
+#[serde(default)]
+struct ReasoningTokens {
+    reasoning_tokens: Option<u64>,
+}
+
+impl ChatUsage {
+    /// Prompt tokens that were not computed.
+    pub(super) fn cached(&self) -> u64 {
+        self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0)
+    }
+
+    /// Generated tokens that are reasoning.
+    pub(super) fn reasoning(&self) -> u64 {
+        self.completion_tokens_details.and_then(|details| details.reasoning_tokens).unwrap_or(0)
+    }
+}
+
+/// An error of the chat endpoint.
+#[derive(Clone, Default, Debug, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct ChatError {
+    pub(super) message: String,
+    pub(super) r#type: Value,
+    pub(super) param: Option<String>,
+    pub(super) code: Value,
+}
+
+impl ChatError {
+    /// Reads the body of an error.
+    pub(super) fn read(body: &[u8]) -> Option<ChatError> {
+        serde_json::from_slice::<ChatAnswer>(body).ok()?.error
+    }
+
+    /// Replaces the name of a chat field, in the path and in the message.
+    pub(super) fn rename(&mut self, chat: &str, own: &str) {
+        let Some(param) = self.param.as_deref() else { return };
+        let Some(rest) = param.strip_prefix(chat) else { return };
+        if !rest.is_empty() && !rest.starts_with(['.', '[']) {
+            return;
+        }
+        let renamed = format!("{own}{rest}");
+        self.message = self.message.replace(&format!("`{param}`"), &format!("`{renamed}`"));
+        self.param = Some(renamed);
+    }
+}
+
+/// Null is the same as an absent field.
+fn or_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

@@ -24,6 +24,11 @@ impl<'a> ModelList<'a> {
     }
 }
 
+/// Header field of a router's own queries. A process that receives an identity query with it must
+/// answer itself. Otherwise, another router would forward the query to a worker, and the sender
+/// would mistake that router for the worker. A model list with it is for a client of that router.
+pub const ASKED_BY_ROUTER: &str = "x-baton-router";
+
 /// The response of `/v1/models/NAME`, and an entry of the list.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModelCard<'a> {
@@ -38,15 +43,15 @@ pub struct ModelCard<'a> {
 
 impl<'a> ModelCard<'a> {
     /// The model called `id`, another name of `root`, served since `created` (seconds of Unix time)
-    /// with a context of `max_model_len` tokens.
+    /// with a context of `max_model_len` tokens. The router of another project can read it.
     pub fn new(
         (id, root): (&'a str, &'a str),
-        in_cluster: bool,
+        for_foreign_router: bool,
         created: u64,
         max_model_len: usize,
     ) -> Self {
         // SGLang's router recognises its engines by `owned_by`.
-        let owned_by = if in_cluster { "sglang" } else { "baton" };
+        let owned_by = if for_foreign_router { "sglang" } else { "baton" };
         Self { id, object: "model", created, owned_by, root, parent: None, max_model_len }
     }
 }

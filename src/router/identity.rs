@@ -14,11 +14,6 @@ use serde_json::Value;
 /// Path of the identity query.
 pub const PATH: &str = "/server_info";
 
-/// Header field of a router's identity query. The process that receives it must answer itself.
-/// Otherwise, another router would forward the query to a worker, and the sender would mistake that
-/// router for the worker.
-pub const ASKED_BY_ROUTER: &str = "x-baton-router";
-
 /// The role that a router reports.
 const ROUTER: &str = "router";
 

@@ -2,7 +2,9 @@
 //!
 //! Thread: `ctl`. The router answers at once if it needs no worker. Other requests go to workers.
 
-use crate::api::info::{AbortRequest, DRAINING, Draining, Loads, RouterLoad, VersionInfo};
+use crate::api::info::{
+    ASKED_BY_ROUTER, AbortRequest, DRAINING, Draining, Loads, RouterLoad, VersionInfo,
+};
 use crate::api::routed_body::RoutedBody;
 use crate::api::{ApiError, ErrorCode};
 use crate::http::response::{JSON, Response};
@@ -426,10 +428,7 @@ fn name_between<'a>(path: &'a str, before: &str, behind: &str) -> Option<&'a str
 fn course(request: &http::Request) -> Result<Route, ApiError> {
     let path = request.head.path();
     let is_get = request.head.method == Method::Get;
-    if is_get
-        && path == identity::PATH
-        && request.head.headers.get(identity::ASKED_BY_ROUTER).is_some()
-    {
+    if is_get && path == identity::PATH && request.head.headers.get(ASKED_BY_ROUTER).is_some() {
         return Ok(Route::Identity);
     }
     let is_meant = |known: &str| match known.split_once('*') {
@@ -486,6 +485,9 @@ fn order(request: &http::Request, id: &str, cx: &RouterContext<'_>) -> UpstreamH
     {
         headers.retain(|(name, _)| *name != bearer.0);
         headers.push(bearer);
+    }
+    if head.path().starts_with("/v1/models") {
+        headers.push((ASKED_BY_ROUTER, "client".to_owned()));
     }
     let media = head.headers.get("content-type").unwrap_or(JSON);
     headers.push(("content-type", media.to_owned()));

@@ -3,7 +3,8 @@
 
 use crate::fleet::Fleet;
 use crate::keys::KeyFile;
-use crate::process::{post, post_with};
+use crate::leg::Leg;
+use crate::process::{get, post, post_with};
 use crate::{prefill, start};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -191,4 +192,25 @@ fn workers_that_report_nothing_answer_like_one_process() {
         status == 401 && text.contains("invalid_api_key"),
         "theirs is the answer: {status} {text}"
     );
+}
+
+/// Clients of a router learn what those of a single process learn.
+#[test]
+fn a_router_tells_its_clients_what_workers_tell() {
+    let fleet = Fleet::new(vec![prefill(&[])], vec![start("decode", &[])]);
+    let mut body = json!({"prompt": ids(1, 9), "max_tokens": 4, "temprature": 1});
+    for stream in [false, true] {
+        body["stream"] = json!(stream);
+        let answer = Leg::open(fleet.router.address, "/v1/completions", "", &body).end();
+        assert!(answer.contains("x-ignored-fields: temprature\r\n"), "{answer}");
+    }
+    let owner = |address: SocketAddr| {
+        let (status, models) = get(address, "/v1/models");
+        assert_eq!(status, 200, "{models}");
+        let models: Value = serde_json::from_str(&models).unwrap();
+        models["data"][0]["owned_by"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(owner(fleet.router.address), "baton");
+    // SGLang's router needs this.
+    assert_eq!(owner(fleet.decode[0].address), "sglang");
 }

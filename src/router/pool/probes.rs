@@ -1,6 +1,7 @@
 //! Probes of workers: their identity first, then their health.
 
 use super::{RoleReport, WorkerPool};
+use crate::api::info::ASKED_BY_ROUTER;
 use crate::config::values::WorkerUrl;
 use crate::net::Reactor;
 use crate::obs::log::event;
@@ -64,7 +65,7 @@ impl WorkerPool {
                 };
                 let mut order = UpstreamHead::get(path);
                 if owner == Owner::IdentityQuery {
-                    order.headers.push((identity::ASKED_BY_ROUTER, String::from("introduction")));
+                    order.headers.push((ASKED_BY_ROUTER, String::from("introduction")));
                 }
                 // `/health` needs no API key.
                 order.headers.extend(self.bearer().filter(|_| path != "/health"));

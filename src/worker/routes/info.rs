@@ -5,8 +5,10 @@
 use super::{WorkerRoutes, json, nothing_at};
 use crate::api::ApiError;
 use crate::api::info::{
-    DRAINING, Load, Loads, ModelCard, ModelInfo, ModelList, RankLoad, ServerInfo, VersionInfo,
+    ASKED_BY_ROUTER, DRAINING, Load, Loads, ModelCard, ModelInfo, ModelList, RankLoad, ServerInfo,
+    VersionInfo,
 };
+use crate::http::Request;
 use crate::net::ConnId;
 use crate::server::role_change::RoleChange;
 use crate::worker::requests::{Context, RequestTable};
@@ -18,18 +20,19 @@ impl WorkerRoutes {
     pub(super) fn serve_info(
         &self,
         conn: ConnId,
-        path: &str,
+        request: &Request,
         table: &RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         let about = &self.about;
+        let path = request.head.path();
         match path {
             "/v1/models" => {
                 let names = &table.config().names;
                 // The path is a name, too, but it is no business of clients.
                 let is_shown = |name: &&String| names.len() == 1 || **name != about.model_path;
                 let shown = names.iter().filter(is_shown);
-                json(conn, &ModelList::of(shown.map(|name| self.card(name, table))), cx)
+                json(conn, &ModelList::of(shown.map(|name| self.card(name, request, table))), cx)
             }
             "/server_info" | "/get_server_info" => json(conn, &self.server_info(table), cx),
             "/model_info" | "/get_model_info" => {
@@ -54,11 +57,18 @@ impl WorkerRoutes {
         }
     }
 
-    pub(super) fn card<'a>(&'a self, name: &'a str, table: &'a RequestTable) -> ModelCard<'a> {
+    /// One name of the model, for this request.
+    pub(super) fn card<'a>(
+        &'a self,
+        name: &'a str,
+        request: &Request,
+        table: &'a RequestTable,
+    ) -> ModelCard<'a> {
         let about = &self.about;
-        let in_cluster = about.handoff.is_some();
+        let is_asked_by_router = request.head.headers.get(ASKED_BY_ROUTER).is_some();
+        let for_foreign_router = about.handoff.is_some() && !is_asked_by_router;
         let root = table.config().names.first().map_or(name, String::as_str);
-        ModelCard::new((name, root), in_cluster, about.started, table.context())
+        ModelCard::new((name, root), for_foreign_router, about.started, table.context())
     }
 
     fn server_info<'a>(&'a self, table: &'a RequestTable) -> ServerInfo<'a> {

@@ -114,11 +114,15 @@ impl SteppedThreads {
         }
         self.engine_bell.cancel_wait();
         self.engine_steps += 1;
-        while self.masks.step() {}
         let park = self.engine_loop.step(&mut self.engine, &self.engine_bell);
         let stretch = |park| if park > WAITING_PARK { park * IDLE_STRETCH } else { park };
         self.engine_parks_until = park.map(|park| now + stretch(park));
         self.engine_parks_until
+    }
+
+    /// Computes all masks that are asked for.
+    pub fn step_masks(&mut self) {
+        while self.masks.step() {}
     }
 
     /// Takes a step of the mover's loop, unless it parks. `has_ready_lane` says whether a lane

@@ -301,6 +301,10 @@ fn body_of(request: &PlannedRequest) -> Value {
             "stop_token_ids": asked.stop_tokens,
         },
     });
+    match asked.grammar {
+        Some(regex) => body["sampling_params"]["regex"] = json!(regex),
+        None => body["sampling_params"]["ignore_eos"] = json!(true),
+    }
     if asked.salt != Salt(0) {
         body["cache_salt"] = json!(asked.salt.0.to_string());
     }

@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex};
 pub const LAYERS: u32 = 3;
 /// Number of token ids.
 pub const VOCAB: u32 = 40;
+/// The id that ends an answer, unless the request ignores it.
+pub const END: u32 = VOCAB - 1;
 
 /// The KV layout: one head, and eight bytes per token for keys and for values.
 pub const fn layout(page_size: u32) -> KvLayout {

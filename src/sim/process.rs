@@ -7,7 +7,7 @@
 
 use super::cancels::CancelWatch;
 use super::fleet::HostSite;
-use super::model::{LAYERS, PseudoModel, VOCAB, Watch};
+use super::model::{END, LAYERS, PseudoModel, VOCAB, Watch};
 use super::names::{self, NameServer, SimNames};
 use super::operator::PATIENCE;
 use super::shadow::PoolShadow;
@@ -40,7 +40,7 @@ use crate::router::RouterService;
 use crate::server::drain::DrainOutcome;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::event_queue::Nanos;
-use crate::stdx::rng::Rng;
+use crate::stdx::rng::{Rng, scramble};
 use crate::sys::file_access::FileAccess;
 use crate::transfer::transport::rdma::Nic;
 use crate::wire::message::HostId;
@@ -362,6 +362,9 @@ impl Worker {
         }
         self.watch.now_ns.store(now, Ordering::Relaxed);
         let threads = self.threads.as_mut().expect("a role has threads");
+        if !scramble(now).is_multiple_of(LATE_MASKS) {
+            threads.step_masks();
+        }
         let before = (self.stages.waiting(), now);
         let parks_until = threads.step_engine(self.base + Duration::from_nanos(now));
         self.stages.note_step(before, &self.service, threads.engine_events());
@@ -440,6 +443,9 @@ fn start_router(
     let targets = router::targets(config, names::find)?;
     router::build_service(config, reactor, start_names, (None, reload), targets)
 }
+
+/// In one of so many turns of the engine, no mask is computed before.
+const LATE_MASKS: u64 = 3;
 
 /// Helpers that a turn steps.
 struct SteppedHelpers {
@@ -552,7 +558,7 @@ fn model_files() -> Result<ModelFiles, LoadError> {
         output_bias: false,
         mlp_bias: false,
         bos: None,
-        eos: Vec::new(),
+        eos: vec![END],
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
     let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;

@@ -1,11 +1,15 @@
 //! The requests of clients, and the expected answers. The tokens depend only on the prompt and the
 //! hash, not on pages, chunks and workers.
 
-use super::model::{Fold, VOCAB};
+use super::model::{END, Fold, VOCAB};
 use crate::kv::prefix::Salt;
+use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
 use crate::model::sampler::{Sampler, SamplingParams, TokenHistory, TokenLimits};
+use crate::model::tokenizer::Tokenizer;
 use crate::stdx::rng::Rng;
 use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::atomic::AtomicU32;
 
 /// Longest prompt, in tokens.
 pub const PROMPT_MAX: u32 = 127;
@@ -25,11 +29,19 @@ pub struct SimRequest {
     pub stop_tokens: Vec<u32>,
     /// The salt of its prefix cache.
     pub salt: Salt,
+    /// The regular expression that its answer obeys, if any.
+    pub grammar: Option<&'static str>,
     /// Whether its client has a deadline.
     pub is_hurried: bool,
     /// Its answer if it succeeds.
     pub expected: Vec<u32>,
 }
+
+/// Regular expressions over the bytes of the vocabulary. Each mask depends on the tokens before.
+/// Answers can end where a text is complete.
+const GRAMMARS: [&str; 3] = [r"([ !]{2}[#-&]{1,3})*", r"(!(##)*\$)*", r"([ -&]%[!-$])*"];
+/// One in so many requests has a grammar.
+const GRAMMAR_SHARE: u64 = 6;
 
 /// Conversations that can continue.
 const CONVERSATIONS: usize = 16;
@@ -42,13 +54,20 @@ pub struct Workload {
     /// Prompts with their answers and salts, the oldest first.
     past: VecDeque<(Vec<u32>, Salt)>,
     sampler: Sampler,
+    /// Draws who has a grammar. Other draws do not depend on it.
+    grammar_dice: Rng,
+    /// The states of [`GRAMMARS`] before the first token.
+    grammars: Vec<GrammarState>,
 }
 
 impl Workload {
     /// A workload without earlier conversations.
     pub fn new(mut dice: Rng) -> Workload {
+        let grammar_dice = dice.fork("grammars");
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
-        Workload { dice, stems, past: VecDeque::new(), sampler: Sampler::new(VOCAB as usize) }
+        let sampler = Sampler::new(VOCAB as usize);
+        let grammars = compile_grammars();
+        Workload { dice, stems, past: VecDeque::new(), sampler, grammar_dice, grammars }
     }
 
     /// The next request.
@@ -82,10 +101,14 @@ impl Workload {
             sampling,
             stop_tokens,
             salt,
+            grammar: None,
             is_hurried: dice.one_in(4),
             expected: Vec::new(),
         };
-        order.expected = self.answer(&order);
+        let grammar = self.grammar_dice.range_u64(0, GRAMMARS.len() as u64 - 1) as usize;
+        let grammar = self.grammar_dice.one_in(GRAMMAR_SHARE).then_some(grammar);
+        order.grammar = grammar.map(|grammar| GRAMMARS[grammar]);
+        order.expected = self.answer(&order, grammar);
         self.past.push_back((order.prompt.iter().chain(&order.expected).copied().collect(), salt));
         if self.past.len() > CONVERSATIONS {
             self.past.pop_front();
@@ -93,7 +116,8 @@ impl Workload {
         order
     }
 
-    fn answer(&mut self, order: &SimRequest) -> Vec<u32> {
+    fn answer(&mut self, order: &SimRequest, grammar: Option<usize>) -> Vec<u32> {
+        let mut grammar = grammar.map(|grammar| self.grammars[grammar].fork());
         let mut fold = Fold::default();
         let mut position = 0;
         for &token in &order.prompt {
@@ -104,12 +128,21 @@ impl Workload {
         loop {
             let logits: Vec<f32> = fold.logits().collect();
             let context = TokenHistory { prompt: &order.prompt, resumed: &[], output: &output };
-            let token = self
-                .sampler
-                .sample(&logits, TokenLimits::default(), &order.sampling, context, position, 0)
-                .token;
+            let mask = grammar.as_mut().map(|state| {
+                let mask = state.compute_mask().expect("a small grammar");
+                mask.into_iter().map(AtomicU32::new).collect::<Vec<_>>()
+            });
+            let limits = TokenLimits { mask: mask.as_deref(), rules: None };
+            let sampled =
+                self.sampler.sample(&logits, limits, &order.sampling, context, position, 0);
+            let token = sampled.token;
             output.push(token);
-            if order.stop_tokens.contains(&token) || output.len() == order.max_new as usize {
+            if let Some(state) = &mut grammar {
+                state.advance(token).expect("the mask allows the token");
+            }
+            let is_end = token == END && grammar.is_some();
+            let is_end = is_end || order.stop_tokens.contains(&token);
+            if is_end || output.len() == order.max_new as usize {
                 return output;
             }
             fold.add(token, position);
@@ -120,4 +153,16 @@ impl Workload {
 
 fn ids(dice: &mut Rng, count: u32) -> Vec<u32> {
     (0..count).map(|_| dice.range_u32(0, VOCAB - 1)).collect()
+}
+
+/// The grammars as the workers compile them.
+fn compile_grammars() -> Vec<GrammarState> {
+    let tokenizer = Tokenizer::of_bytes(VOCAB as usize, Path::new("the pseudo-model"));
+    let tokenizer = tokenizer.expect("bytes are a vocabulary");
+    let compiler = GrammarCompiler::new(VOCAB as usize, &[END]);
+    let compile = |regex: &&str| {
+        let source = GrammarSource::Regex((*regex).to_owned());
+        compiler.compile(&tokenizer, &source, GrammarContext::default())
+    };
+    GRAMMARS.iter().map(|regex| compile(regex).expect("a small grammar")).collect()
 }

@@ -249,5 +249,8 @@ mod others {
             "which is not the sum of", 1;
         arrival_has_the_time_of_the_placement: "arrival has the time of the placement",
             "which is not the sum of", 1;
+        late_mask_is_used: "late mask is used", "tokens of", 1;
+        grammar_of_a_resumed_stream_begins_anew: "grammar of a resumed stream begins anew",
+            "tokens of", 20;
     }
 }

@@ -22,6 +22,7 @@ use crate::model::chat::{self, ChatTemplate};
 use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarError, GrammarState};
 use crate::model::sampler::TokenRules;
 use crate::model::tokenizer::Tokenizer;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::sys::clock::Clock;
 use serde::Serialize;
 use serde_json::Value;
@@ -328,7 +329,9 @@ impl TextProcessor {
             }
             let strays =
                 |why| ApiError::invalid(resume::FIELD, format!("strays from `{field}`: {why}"));
-            answered.iter().try_for_each(|&id| state.advance(id)).map_err(strays)?;
+            if !is_failpoint_active("grammar of a resumed stream begins anew") {
+                answered.iter().try_for_each(|&id| state.advance(id)).map_err(strays)?;
+            }
             let first = state.compute_mask().map_err(refused)?;
             Ok(PreparedGrammar { state, first })
         };

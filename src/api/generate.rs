@@ -48,6 +48,8 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     };
     let mut request = GenerateRequest::read(ApiEndpoint::Generate, prompts, &mut fields)?;
     request.batch = batch;
+    // In SGLang, the highest number is the first.
+    request.priority = -request.priority;
     let mut sampling = fields.object("sampling_params")?.unwrap_or_default();
     sampling.refuse(peer_fields::REFUSED)?;
     if let Some(structured) = structured_output::read(&mut sampling)?

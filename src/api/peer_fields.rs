@@ -100,7 +100,6 @@ pub const REFUSED: &[Neutral<'_>] = &[
     ("timings_per_token", &["false"]),
     ("token_ids_logprob", &["[]"]),
     // How the request is served.
-    ("priority", &["0"]),
     ("t_max_predict_ms", &["0"]),
     ("vllm_xargs", &["{}"]),
 ];

@@ -18,7 +18,11 @@ use crate::limits::{
 };
 use crate::model::answer::{AnswerRules, AnswerStyle, ReasoningDelivery};
 use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+/// Values of `priority`.
+const PRIORITIES: RangeInclusive<i128> = -(i32::MAX as i128)..=i32::MAX as i128;
 
 /// The response header that names the fields of the request that were ignored.
 pub const IGNORED_FIELDS: &str = "x-ignored-fields";
@@ -156,6 +160,8 @@ pub struct GenerateRequest {
     pub max_tokens: Option<u32>,
     /// Tokens before the answer can end.
     pub min_tokens: u32,
+    /// Order in the queues: the lowest number is the first, as in vLLM.
+    pub priority: i32,
     /// Rules about tokens.
     pub rules: TokenRuleFields,
     /// Whether the stop string or stop token that ends the answer is a part of it.
@@ -245,6 +251,7 @@ impl GenerateRequest {
             sampling: Sampling::default(),
             max_tokens: None,
             min_tokens: 0,
+            priority: fields.integer("priority", PRIORITIES)?.unwrap_or(0),
             rules: TokenRuleFields::default(),
             includes_stop: false,
             tokens_as_ids: false,

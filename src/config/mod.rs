@@ -153,10 +153,23 @@ pub struct WorkerConfig {
     pub max_running_requests: u32,
     /// Maximum number of waiting requests.
     pub max_queued_requests: u32,
+    /// Order of waiting requests.
+    pub scheduling: SchedulingPolicy,
     /// Its threads.
     pub cores: CoreConfig,
     /// The kernel family of its model; `None`: the fastest one that the CPU can run.
     pub kernels: Option<KernelFamily>,
+}
+
+/// Order of the requests that wait in a worker, with the names of vLLM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum SchedulingPolicy {
+    /// First come, first served. A request with a priority is refused.
+    #[default]
+    Fcfs,
+    /// By priority, then by arrival.
+    Priority,
 }
 
 /// The model to serve, and its names.

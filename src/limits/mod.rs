@@ -328,8 +328,8 @@ const _: () = assert!(DRAIN_TIME_MAX.as_secs() > REQUEST_TIME_MAX.as_secs());
 /// Commands that an engine takes in one turn. A flood of them must not delay the next token of
 /// streams.
 pub const COMMANDS_PER_TURN: usize = 64;
-/// How many later requests may pass a waiting request that does not fit. After that, no request
-/// passes it.
+/// How many later requests may pass a waiting request that does not fit or has a lower priority.
+/// After that, no request passes it.
 pub const PASSES_MAX: u32 = 32;
 /// A prompt waits for the pass that computes its prefix if the shared part is large enough. The
 /// threshold is the size of a pass divided by this number. Computing that part takes about as long

@@ -22,6 +22,8 @@ pub struct RequestArrival {
     pub input: u32,
     /// Tokens of its answer.
     pub output: u32,
+    /// Its order in queues: the lowest number is the first.
+    pub priority: i32,
     /// Ids of the blocks at the beginning of its prompt. The last block can be incomplete.
     pub blocks: Box<[u64]>,
 }
@@ -123,6 +125,7 @@ impl Drawn {
                 at: (at * SECOND as f64) as Nanos,
                 input: dice.range_u32(1, 2 * self.input - 1),
                 output: dice.range_u32(1, 2 * self.output - 1),
+                priority: 0,
                 blocks: Box::default(),
             }
         });
@@ -141,6 +144,7 @@ mod tests {
             at: 0,
             input,
             output: 1,
+            priority: 0,
             blocks: blocks.into(),
         };
         let list = vec![

@@ -374,6 +374,7 @@ mod tests {
             at: 0,
             input: 512 * blocks.len() as u32,
             output: 1,
+            priority: 0,
             blocks: blocks.into(),
         };
         let reuse = |prompts: &[&[u64]], blocks| {

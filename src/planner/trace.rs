@@ -39,6 +39,9 @@ struct Line {
     timestamp: f64,
     input_length: u32,
     output_length: u32,
+    /// Not in published traces.
+    #[serde(default)]
+    priority: i32,
     /// Ids of blocks. Equal ids mean equal tokens and equal blocks before them.
     #[serde(default)]
     hash_ids: Vec<u64>,
@@ -117,7 +120,7 @@ fn parse(text: &str) -> Result<Line, String> {
 }
 
 fn arrival(line: Line) -> Result<RequestArrival, String> {
-    let Line { timestamp, input_length: input, output_length: output, hash_ids } = line;
+    let Line { timestamp, input_length: input, output_length: output, priority, hash_ids } = line;
     if !(0.0..=1e12).contains(&timestamp) {
         return Err(format!("timestamp {timestamp}: 0 to 10^12 milliseconds"));
     }
@@ -128,7 +131,7 @@ fn arrival(line: Line) -> Result<RequestArrival, String> {
         return Err(format!("{given} hash_ids: {input} tokens are {blocks} blocks of {BLOCK}"));
     }
     let at = (timestamp * MILLI as f64).round() as Nanos;
-    Ok(RequestArrival { at, input, output, blocks: hash_ids.into() })
+    Ok(RequestArrival { at, input, output, priority, blocks: hash_ids.into() })
 }
 
 fn lengths(named: [(&str, u32); 2]) -> Result<(), String> {
@@ -153,7 +156,7 @@ fn row(text: &str, first: &mut Option<i128>) -> Result<RequestArrival, String> {
         moment(time).ok_or_else(|| format!("TIMESTAMP {time}: as 2023-11-16 18:17:03.9799600"))?;
     let at = time - *first.get_or_insert(time);
     let at = Nanos::try_from(at).map_err(|_| "TIMESTAMP: before the first row's".to_owned())?;
-    Ok(RequestArrival { at, input, output, blocks: Box::default() })
+    Ok(RequestArrival { at, input, output, priority: 0, blocks: Box::default() })
 }
 
 /// Nanoseconds of `YYYY-MM-DD hh:mm:ss[.fraction]` since a fixed day.

@@ -7,7 +7,7 @@ use super::helpers::Helpers;
 use super::model::LoadedModel;
 use super::thread_cpus::start_on;
 use crate::api::Sampling;
-use crate::config::{ServedModelConfig, WorkerConfig};
+use crate::config::{SchedulingPolicy, ServedModelConfig, WorkerConfig};
 use crate::ids::{Role, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
@@ -465,6 +465,7 @@ pub fn build_service(
         choices: sched.max_running + sched.max_queued,
         eos: files.config.eos,
         placement,
+        has_priorities: config.scheduling == SchedulingPolicy::Priority,
     };
     let Workers { handoff, metrics, telemetry, events, progress, masks } = workers;
     let requests = RequestTable::new(terms, text, queue, metrics, masks);

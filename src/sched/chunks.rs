@@ -84,9 +84,9 @@ impl ChunkScheduler {
         }
     }
 
-    /// Appends a prompt to the wait queue.
-    pub fn join(&mut self, slot: SlotId) {
-        self.line.push(slot);
+    /// Adds a prompt to the wait queue.
+    pub fn join(&mut self, slot: SlotId, priority: i32) {
+        self.line.push(slot, priority);
     }
 
     /// Whether there is nothing to compute.
@@ -120,10 +120,11 @@ impl ChunkScheduler {
         &self.picked
     }
 
-    /// Whether all waiting and begun work takes longer than `left`, so that the last request would
-    /// be too late. If no time is left, it returns false, because other code ends such a request.
-    pub fn is_beyond<S>(&self, slots: &Slots<S>, left: Duration) -> bool {
-        let all = self.line.slots().chain(self.begun.iter().copied());
+    /// Whether a waiting request would be too late: it and all work before it take longer than
+    /// `left`. If no time is left, it returns false, because other code ends such a request.
+    pub fn is_beyond<S>(&self, slots: &Slots<S>, slot: SlotId, left: Duration) -> bool {
+        let before = self.line.slots().take_while(|&other| other != slot);
+        let all = before.chain([slot]).chain(self.begun.iter().copied());
         let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
         !left.is_zero() && self.estimate(tokens).is_some_and(|takes| takes > left)
     }

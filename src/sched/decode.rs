@@ -159,9 +159,9 @@ impl DecodeWorker {
     /// it.
     fn read(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
         self.slots[slot].foresee(&self.pool, self.config.page_size);
-        self.chunks.join(slot);
+        self.chunks.join(slot, self.slots[slot].request.priority);
         let left = self.slots[slot].request.deadline.saturating_duration_since(now);
-        if self.chunks.is_beyond(&self.slots, left) {
+        if self.chunks.is_beyond(&self.slots, slot, left) {
             self.fail(slot, Cause::Overloaded, channel);
         }
     }
@@ -239,7 +239,7 @@ impl DecodeWorker {
         self.stats.generated(1);
         match accept(&mut held.request, first.sampled(), turn) {
             Some(outcome) => self.finish(slot, outcome, turn.channel),
-            None => self.arrived.push(slot),
+            None => self.arrived.push(slot, held.request.priority),
         }
     }
 
@@ -532,7 +532,7 @@ impl Worker for DecodeWorker {
                     held.state.session = Some(session);
                     held.state.stage = Stage::Waiting;
                     held.request.stamps.bootstrapped = Some(now);
-                    self.line.push(slot);
+                    self.line.push(slot, held.request.priority);
                 }
             }
             EngineCommand::Abort { slot, generation, cause, .. } => {

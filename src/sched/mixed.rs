@@ -89,8 +89,8 @@ impl MixedWorker {
             return self.finish(slot, FinishReason::Failed(Cause::Refused), channel);
         }
         self.slots[slot].foresee(&self.pool, self.config.page_size);
-        self.chunks.join(slot);
-        if self.is_full() || self.chunks.is_beyond(&self.slots, left) {
+        self.chunks.join(slot, self.slots[slot].request.priority);
+        if self.is_full() || self.chunks.is_beyond(&self.slots, slot, left) {
             self.finish(slot, FinishReason::Failed(Cause::Overloaded), channel);
         }
     }

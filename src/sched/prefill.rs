@@ -167,8 +167,8 @@ impl PrefillWorker {
         held.request.stamps.bootstrapped = Some(now);
         let left = held.request.deadline.saturating_duration_since(now);
         held.foresee(&self.pool, self.config.page_size);
-        self.chunks.join(slot);
-        if self.chunks.is_beyond(&self.slots, left) {
+        self.chunks.join(slot, held.request.priority);
+        if self.chunks.is_beyond(&self.slots, slot, left) {
             self.fail(slot, Cause::Overloaded, channel);
         }
     }

@@ -50,6 +50,8 @@ pub struct EngineRequest {
     pub rules: Option<Arc<TokenRules>>,
     /// Alternatives per position, 0 to 20.
     pub top_logprobs: usize,
+    /// Order in the queues: the lowest number is the first.
+    pub priority: i32,
     /// Most ids to generate, at least 1. A prefill worker always generates one.
     pub max_new: u32,
     /// Ids that end generation (end of sequence unless ignored, stop ids of the request).

@@ -5,7 +5,8 @@
 //! Thread: `engine`.
 //! Invariants: KV goes to the tier, or is dropped and recomputed; the faster of the two by estimate
 //! is chosen. Pages that are still in the prefix cache are reused in both cases. The request with
-//! the fewest generated tokens is retracted first; among equals, the one with the longest prompt.
+//! the lowest priority is retracted first; among equals the one with the fewest generated tokens,
+//! and then the one with the longest prompt.
 //! Retracted requests resume in order, if they fit. Retraction does not change the output.
 //! Not here: whether a request fits (`admission`), recomputing dropped KV (`chunks`).
 
@@ -89,7 +90,7 @@ impl Retraction {
             self.copying.measure(bytes, clock().saturating_duration_since(begin));
         }
         held.give_up_pages(stored.map_or(RetractedKv::Dropped, RetractedKv::Stored), pool);
-        self.line.push(slot);
+        self.line.push(slot, held.request.priority);
     }
 
     /// Gives pages to the first retracted request that fits. Afterwards all its KV is in place, or
@@ -141,7 +142,9 @@ impl Retraction {
 
 /// The running request with the lowest cost of retraction.
 fn victim<S>(running: &[SlotId], slots: &Slots<S>) -> Option<SlotId> {
-    let cost = |request: &EngineRequest| (request.output.len(), Reverse(request.prompt.len()));
+    let cost = |request: &EngineRequest| {
+        (Reverse(request.priority), request.output.len(), Reverse(request.prompt.len()))
+    };
     running.iter().copied().min_by_key(|&slot| cost(&slots[slot].request))
 }
 

@@ -1,13 +1,14 @@
-//! A wait queue. Later requests can pass a request that does not fit, but only a bounded number of
-//! times.
+//! A wait queue, by priority and then by arrival. Later requests pass a request of a lower priority,
+//! or one that does not fit, but only a bounded number of times.
 //!
-//! Invariant: no request in it has been passed more than [`PASSES_MAX`] times.
+//! Invariant: no request in it has been passed more than [`PASSES_MAX`] times, for either reason. So
+//! no request starves.
 
 use crate::ids::SlotId;
 use crate::limits::PASSES_MAX;
 use std::collections::VecDeque;
 
-/// Requests in order of arrival.
+/// Requests in their order.
 #[derive(Debug)]
 pub struct WaitQueue {
     waiting: VecDeque<Waiting>,
@@ -16,6 +17,7 @@ pub struct WaitQueue {
 #[derive(Debug)]
 struct Waiting {
     slot: SlotId,
+    priority: i32,
     passed: u32,
 }
 
@@ -25,11 +27,17 @@ impl WaitQueue {
         WaitQueue { waiting: VecDeque::with_capacity(slots) }
     }
 
-    /// Appends a request.
-    pub fn push(&mut self, slot: SlotId) {
+    /// Adds a request behind those of the same priority; the lowest number is the first. It does not
+    /// pass a request that has been passed too often, and none before that one.
+    pub fn push(&mut self, slot: SlotId, priority: i32) {
         debug_assert!(self.waiting.len() < self.waiting.capacity(), "the queue has a place");
         debug_assert!(self.slots().all(|other| other != slot), "a request waits once");
-        self.waiting.push_back(Waiting { slot, passed: 0 });
+        let may_be_passed =
+            |waiting: &&Waiting| waiting.priority > priority && waiting.passed < PASSES_MAX;
+        let behind = self.waiting.iter().rev().take_while(may_be_passed).count();
+        let at = self.waiting.len() - behind;
+        self.waiting.range_mut(at..).for_each(|waiting| waiting.passed += 1);
+        self.waiting.insert(at, Waiting { slot, priority, passed: 0 });
     }
 
     /// Removes a request at any position, if it is in the queue.
@@ -91,8 +99,8 @@ mod tests {
     fn one_that_does_not_fit_is_passed_a_bounded_number_of_times() {
         let big = SlotId(1000);
         let mut line = WaitQueue::new(2000);
-        line.push(big);
-        (0..500).for_each(|slot| line.push(SlotId(slot)));
+        line.push(big, 0);
+        (0..500).for_each(|slot| line.push(SlotId(slot), 0));
         let passed = std::iter::from_fn(|| line.pop_fitting(|slot| slot != big)).count();
         assert_eq!(passed, PASSES_MAX as usize);
         assert_eq!(line.pop_fitting(|_| true), Some(big));
@@ -102,7 +110,7 @@ mod tests {
     #[test]
     fn a_request_that_did_not_fit_is_not_asked_again_and_counts_as_passed() {
         let mut line = WaitQueue::new(200);
-        (0..100).for_each(|slot| line.push(SlotId(slot)));
+        (0..100).for_each(|slot| line.push(SlotId(slot), 0));
         let (mut from, mut asked) = (0, 0);
         let mut odd = |slot: SlotId| {
             asked += 1;
@@ -123,9 +131,28 @@ mod tests {
     #[test]
     fn a_request_that_leaves_the_queue_is_not_taken() {
         let mut line = WaitQueue::new(3);
-        (0..3).for_each(|slot| line.push(SlotId(slot)));
+        (0..3).for_each(|slot| line.push(SlotId(slot), 0));
         line.remove(SlotId(0));
         assert_eq!(line.pop_fitting(|_| true), Some(SlotId(1)));
         assert_eq!(line.len(), 1);
+    }
+
+    #[test]
+    fn urgent_requests_pass_others_a_bounded_number_of_times() {
+        let mut line = WaitQueue::new(200);
+        let [usual, low] = [SlotId(100), SlotId(101)];
+        line.push(usual, 0);
+        line.push(low, 5);
+        (0..PASSES_MAX + 8).for_each(|slot| line.push(SlotId(slot), -1));
+        let order: Vec<u32> =
+            std::iter::from_fn(|| line.pop_fitting(|_| true)).map(|slot| slot.0).collect();
+        let urgent: Vec<u32> = (0..PASSES_MAX).collect();
+        let late: Vec<u32> = (PASSES_MAX..PASSES_MAX + 8).collect();
+        assert_eq!(order, [&urgent[..], &[usual.0, low.0], &late].concat());
+        line.push(low, 1);
+        line.push(usual, 0);
+        line.push(SlotId(7), 1);
+        let order: Vec<SlotId> = std::iter::from_fn(|| line.pop_fitting(|_| true)).collect();
+        assert_eq!(order, [usual, low, SlotId(7)]);
     }
 }

@@ -475,3 +475,24 @@ fn an_error_says_what_is_meant() {
     assert_eq!(names, [&models["data"][0]["root"]], "no path, and each model once");
     assert_eq!(models["data"][0]["owned_by"], "baton");
 }
+
+#[test]
+fn a_priority_needs_its_policy() {
+    let ask = |server: &Server, path: &str, body: Value| server.post(path, &body);
+    let body = json!({"prompt": "a", "max_tokens": 1, "priority": -3});
+    let generate = json!({"text": "a", "sampling_params": {"max_new_tokens": 1}, "priority": 3});
+    let usual = Server::start(&[]);
+    for (path, body) in [("/v1/completions", &body), ("/generate", &generate)] {
+        let reply = ask(&usual, path, body.clone());
+        assert_eq!(reply.error(), (400, "invalid_value".into(), Some("priority".into())));
+        assert!(reply.text().contains("--scheduling-policy priority"), "{}", reply.text());
+    }
+    let server = Server::start(&["--scheduling-policy", "priority"]);
+    ask(&server, "/v1/completions", body).ok();
+    ask(&server, "/generate", generate).ok();
+    for wrong in [json!("high"), json!(1.5), json!(1_u64 << 40)] {
+        let body = json!({"prompt": "a", "max_tokens": 1, "priority": wrong});
+        let error = ask(&server, "/v1/completions", body).error();
+        assert_eq!(error, (400, "invalid_value".into(), Some("priority".into())));
+    }
+}

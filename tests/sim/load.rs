@@ -460,3 +460,49 @@ fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     assert!(place("--gpus 7 --gpus-per-worker 2").unwrap_err().contains("--gpus 7: a multiple of"));
     assert!(place("--workers 2 --goodput 0").unwrap_err().contains("--goodput 0"));
 }
+
+/// A trace with a priority for each request: milliseconds, prompt tokens, priority.
+fn urgent_trace(name: &str, requests: impl Iterator<Item = (u32, u32, i32)>) -> PathBuf {
+    let line = |(at, input, priority): (u32, u32, i32)| {
+        format!(
+            "{{\"timestamp\": {at}, \"input_length\": {input}, \"output_length\": 1, \
+             \"priority\": {priority}}}\n"
+        )
+    };
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.jsonl"));
+    fs::write(&path, requests.map(line).collect::<String>()).unwrap();
+    path
+}
+
+/// A prompt of a whole chunk, and its time of 419.6 ms.
+const CHUNK: u32 = 8192;
+const CHUNK_MS: f64 = 10.0 + 0.05 * CHUNK as f64;
+
+#[test]
+fn a_request_with_a_high_priority_passes_those_that_wait() {
+    let mean = |priority: i32| {
+        let usual = (0..8).map(|_| (0, CHUNK, 0));
+        let path = urgent_trace(&format!("urgent{priority}"), usual.chain([(1, 100, priority)]));
+        simulate(&format!("{PLAIN} --kv-tokens 1000000 --trace-file {}", path.display()))
+            .ttft_ms
+            .mean
+    };
+    // Seven long prompts wait when the short one comes.
+    let saved = (mean(0) - mean(-1)) * 9.0;
+    assert!(saved > 6.0 * CHUNK_MS, "{saved} ms");
+    assert!((mean(0) - mean(1)).abs() < 1e-6, "it is the last in any case");
+}
+
+/// Urgent requests come as fast as they are served, and one request of the usual priority waits.
+#[test]
+fn no_request_starves_behind_urgent_ones() {
+    let steady = (0..150).map(|number| (number * 420, CHUNK, -1));
+    let queued = (0..5).map(|_| (0, CHUNK, -1));
+    let path = urgent_trace("starved", queued.chain([(1, CHUNK, 0)]).chain(steady));
+    let run = simulate(&format!("{PLAIN} --kv-tokens 1000000 --trace-file {}", path.display()));
+    assert_eq!(run.completed, 156);
+    // 32 requests pass it, and some are before it. Without a bound it would be the last of 156.
+    let most = 45.0 * CHUNK_MS;
+    assert!(run.ttft_ms.max < most, "{} ms, at most {most} ms", run.ttft_ms.max);
+    assert!(run.ttft_ms.max > 30.0 * CHUNK_MS, "it is passed");
+}

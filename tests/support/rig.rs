@@ -161,6 +161,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         grammar: None,
         rules: None,
         top_logprobs: wanted.top_logprobs,
+        priority: 0,
         max_new: wanted.max_new,
         stop_tokens: wanted.stop_tokens.clone(),
         ignore_eos: false,

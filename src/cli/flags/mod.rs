@@ -18,6 +18,7 @@ pub use sim::{
     LoadFlags, PlaceFlags, SimCommand, SimEngine, SimFlags, SimFlow, SimTransfer, WorkloadFlags,
 };
 
+use crate::config::SchedulingPolicy;
 use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
 use crate::config::values::{
@@ -321,6 +322,10 @@ pub(super) struct AdmissionFlags {
         value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)),
     )]
     pub(super) max_queued_requests: u32,
+    /// Order of waiting requests. fcfs: first come, first served. priority: by the field priority
+    /// of requests, and those of one priority in order of arrival
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) scheduling_policy: SchedulingPolicy,
 }
 
 #[derive(Args, Debug)]

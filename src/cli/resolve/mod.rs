@@ -223,6 +223,7 @@ impl Resolver<'_> {
             },
             max_running_requests: flags.admission.max_running_requests,
             max_queued_requests: flags.admission.max_queued_requests,
+            scheduling: flags.admission.scheduling_policy,
             cores: self.cores(flags.cores.cpus, flags.cores.threads, flags.cores.busy_poll)?,
             kernels: flags.cores.kernels,
         })

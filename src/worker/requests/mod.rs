@@ -57,6 +57,8 @@ pub struct ServingConfig {
     pub eos: Vec<u32>,
     /// Rule that places choices on workers.
     pub placement: Placement,
+    /// Whether requests can have a priority.
+    pub has_priorities: bool,
 }
 
 /// All requests for text of this process.

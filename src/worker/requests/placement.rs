@@ -362,6 +362,7 @@ impl RequestTable {
             grammar: None,
             rules: active.rules.clone(),
             top_logprobs: asked.logprobs.unwrap_or(0),
+            priority: asked.priority,
             max_new,
             stop_tokens,
             ignore_eos: asked.ignore_eos,

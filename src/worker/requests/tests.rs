@@ -38,6 +38,7 @@ impl RequestTable {
         });
         let queue = TextQueue::start(text.clone(), 4, Arc::new(EventCount::new(|| ()))).unwrap();
         let config = ServingConfig {
+            has_priorities: false,
             names: vec!["llama".into()],
             choices: 1,
             eos: Vec::new(),

@@ -249,10 +249,10 @@ impl WorkerRoutes {
                 let path = request.head.unescaped_path();
                 let name = path.get(ONE_MODEL.len()..).unwrap_or_default();
                 table.check_model(Some(name))?;
-                json(conn, &self.card(name, table), cx)
+                json(conn, &self.card(name, request, table), cx)
             }
             (Get, "/role") => json(conn, &self.role(table.running()), cx),
-            (Get, _) => self.serve_info(conn, path, table, cx),
+            (Get, _) => self.serve_info(conn, request, table, cx),
             (Post, "/tokenize") => self.tokenize(conn, request, table),
             (Post, "/detokenize") => self.detokenize(conn, request, table),
             (Post, "/abort_request") => abort(conn, request, table, cx),
@@ -298,6 +298,10 @@ impl WorkerRoutes {
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         self.admitting()?;
+        if asked.priority != 0 && !table.config().has_priorities {
+            let why = "needs a server with --scheduling-policy priority";
+            return Err(ApiError::invalid("priority", why));
+        }
         asked.patience = patience(request)?;
         if !asked.unknown.is_empty() {
             self.telemetry.count_ignored_fields(asked.unknown.len());

@@ -15,6 +15,8 @@ pub mod cmd;
 pub mod config;
 #[cfg(feature = "serve")]
 pub mod http;
+#[cfg(feature = "serve")]
+pub mod hub;
 pub mod ids;
 pub mod kv;
 pub mod limits;

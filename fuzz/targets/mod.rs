@@ -22,6 +22,7 @@ targets! {
     grammar,
     http_request,
     http_response,
+    hub_files,
     message,
     plan,
     prefix,

@@ -5,6 +5,7 @@
 
 pub mod error;
 mod forecast;
+pub mod hub;
 mod kernels;
 pub mod parsers;
 pub mod registry;

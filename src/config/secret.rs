@@ -1,13 +1,13 @@
-//! Secrets read from files. Nothing here prints a secret.
+//! Secrets from files and environment variables. Nothing here prints a secret.
 
 use crate::config::error::ConfigError;
-use crate::limits::{API_KEYS_FILE_MAX, CLUSTER_KEY_MAX, CLUSTER_KEY_MIN};
+use crate::limits::{API_KEYS_FILE_MAX, CLUSTER_KEY_MAX, CLUSTER_KEY_MIN, HUB_TOKEN_MAX};
 use crate::sys::file_access::FileAccess;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Secret bytes. Logs and `--print-config` show the file they came from, never the bytes.
+/// Secret bytes. Logs and `--print-config` show the source, never the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Vec<u8>,
@@ -20,12 +20,17 @@ impl Secret {
         Secret { bytes: bytes.to_vec(), source: PathBuf::new() }
     }
 
+    /// A secret from this environment variable.
+    pub fn of_variable(bytes: &[u8], variable: &str) -> Secret {
+        Secret { bytes: bytes.to_vec(), source: variable.into() }
+    }
+
     /// The secret bytes. Compare them in constant time.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The file it came from.
+    /// The file or the environment variable it came from.
     pub fn source(&self) -> &Path {
         &self.source
     }
@@ -97,6 +102,24 @@ pub fn read_bearer_keys(
         return Err(ConfigError::File { flag, path: path.into(), reason });
     }
     Ok(keys)
+}
+
+/// Reads the token for a model hub, without the white space around it; `None` if there is no file
+/// or no token in it.
+///
+/// # Errors
+/// The file cannot be read, or is too large.
+pub fn read_hub_token(
+    files: &FileAccess,
+    path: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Option<Secret>, ConfigError> {
+    if files.stamp(path).is_none() {
+        return Ok(None);
+    }
+    let bytes = read(files, ("HF_TOKEN_PATH", path), HUB_TOKEN_MAX, warnings)?;
+    let token = bytes.trim_ascii();
+    Ok((!token.is_empty()).then(|| Secret { bytes: token.to_vec(), source: path.into() }))
 }
 
 /// Reads a secret file. If other users can read the file, that is only a warning. The mode of a

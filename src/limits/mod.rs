@@ -3,8 +3,10 @@
 //! Not here: sizes that follow from a format or an algorithm; they are in the module that uses
 //! them.
 
+mod hub;
 mod text;
 
+pub use hub::*;
 pub use text::*;
 
 use std::time::Duration;

@@ -14,6 +14,16 @@ use super::weights::{LoadError, WeightSource};
 use std::io::ErrorKind;
 use std::path::Path;
 
+/// Files of a Hugging Face directory that [`ModelFiles::open`] reads, beside the weights. Those
+/// with `true` are necessary.
+pub const SIDE_FILES: [(&str, bool); 5] = [
+    ("config.json", true),
+    ("generation_config.json", false),
+    ("tokenizer.json", true),
+    ("tokenizer_config.json", false),
+    ("chat_template.jinja", false),
+];
+
 const NOT_HERE: &str = "there is no such file or directory; models are not downloaded: \
     MODEL is a Hugging Face directory or a .gguf file on this machine";
 const NO_CONFIG: &str = "the directory holds no config.json: \

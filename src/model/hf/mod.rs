@@ -99,10 +99,17 @@ impl WeightSource for HfDirectory {
     }
 }
 
+/// The file of all weights.
+pub const SINGLE: &str = "model.safetensors";
+/// The list of the files with weights, if there are several.
+pub const INDEX: &str = "model.safetensors.index.json";
+
 /// The files that hold the weights: one file, or those in an index.
-fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
-    const SINGLE: &str = "model.safetensors";
-    let path = directory.join("model.safetensors.index.json");
+///
+/// # Errors
+/// The index cannot be read, or it names a file outside the directory.
+pub fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
+    let path = directory.join(INDEX);
     if directory.join(SINGLE).exists() || !path.exists() {
         return Ok(BTreeSet::from([SINGLE.to_owned()]));
     }

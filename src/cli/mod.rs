@@ -12,6 +12,7 @@ mod resolve;
 mod unsupported_flags;
 
 use crate::config::error::ConfigError;
+use crate::config::hub::HubVariables;
 use crate::config::{CoreConfig, DrainConfig, RoleConfig};
 use crate::sys::affinity;
 use crate::sys::file_access::FileAccess;
@@ -60,6 +61,8 @@ pub struct HostInfo {
     pub log_level: Option<String>,
     /// The files of keys.
     pub files: FileAccess,
+    /// Environment variables for a model hub.
+    pub hub: HubVariables,
 }
 
 impl HostInfo {
@@ -68,7 +71,8 @@ impl HostInfo {
         let parallelism = std::thread::available_parallelism().map_or(1, |count| count.get());
         let cpus = affinity::allowed().unwrap_or_else(|_| (0..parallelism).collect());
         let log_level = std::env::var("BATON_LOG").ok();
-        HostInfo { cpus, parallelism, log_level, files: FileAccess::Host }
+        let hub = HubVariables::of_this_process();
+        HostInfo { cpus, parallelism, log_level, files: FileAccess::Host, hub }
     }
 }
 

@@ -23,6 +23,7 @@ pub use routing::{
 pub use worker::ClusterWorkerConfig;
 pub(crate) use worker::NO_NAMES;
 
+use crate::config::hub::HubConfig;
 use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::Secret;
@@ -176,8 +177,11 @@ pub enum SchedulingPolicy {
 /// The model to serve, and its names.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServedModelConfig {
-    /// A Hugging Face directory or a GGUF file; not opened yet.
+    /// MODEL as typed: a Hugging Face directory or a GGUF file, not opened yet, or the name of a
+    /// model on a hub.
     pub path: PathBuf,
+    /// The model on a hub; `None`: `path` is a path.
+    pub hub: Option<Box<HubConfig>>,
     /// Names that a request can use, at least one. Answers contain the first.
     pub served_names: Vec<String>,
     /// Maximum tokens of prompt and answer together; `None`: the model's own limit.

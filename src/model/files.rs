@@ -24,8 +24,8 @@ pub const SIDE_FILES: [(&str, bool); 5] = [
     ("chat_template.jinja", false),
 ];
 
-const NOT_HERE: &str = "there is no such file or directory; models are not downloaded: \
-    MODEL is a Hugging Face directory or a .gguf file on this machine";
+const NOT_HERE: &str = "there is no such file or directory: MODEL is a Hugging Face directory, \
+    a .gguf file, or OWNER/REPOSITORY on a model hub";
 const NO_CONFIG: &str = "the directory holds no config.json: \
     MODEL is a Hugging Face directory or the path of a .gguf file itself";
 

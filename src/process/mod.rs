@@ -20,6 +20,7 @@ pub mod worker;
 use self::helpers::HelperThreads;
 use crate::config::secret::Secret;
 use crate::config::{ServeConfig, ServerConfig, Transfer, WorkerConfig, WorkerLayout};
+use crate::hub::HubError;
 use crate::ids::Role;
 use crate::model::weights::LoadError;
 use crate::net::{Authorities, Credentials, Reactor};
@@ -46,6 +47,13 @@ use threads::{ProcessBuilder, RoleThreads, Threads};
 pub enum ProcessError {
     /// The model's files cannot be used.
     Model(LoadError),
+    /// A model on a hub cannot be used.
+    Hub {
+        /// Its name.
+        name: String,
+        /// The reason.
+        error: Box<HubError>,
+    },
     /// A system call failed: the action, and the error.
     Io(&'static str, io::Error),
     /// A port cannot be opened.
@@ -67,7 +75,10 @@ impl ProcessError {
     /// Whether another try would fail in the same way, because the command line or a file that it
     /// names cannot be used.
     pub fn is_usage_error(&self) -> bool {
-        matches!(self, ProcessError::Model(_) | ProcessError::Config(..))
+        match self {
+            ProcessError::Hub { error, .. } => error.is_usage_error(),
+            _ => matches!(self, ProcessError::Model(_) | ProcessError::Config(..)),
+        }
     }
 }
 
@@ -75,6 +86,9 @@ impl fmt::Display for ProcessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ProcessError::Model(error) => error.fmt(f),
+            ProcessError::Hub { name, error } => {
+                write!(f, "MODEL {name}: there is no such path, and the hub's model: {error}")
+            }
             ProcessError::Io(doing, error) => write!(f, "{doing}: {error}"),
             ProcessError::Listen { flag, address, error } => {
                 let is_elsewhere = error.kind() == io::ErrorKind::AddrNotAvailable;

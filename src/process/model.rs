@@ -6,8 +6,10 @@
 use super::ProcessError;
 use super::cpu_plan::CpuPlan;
 use crate::config::{
-    self, ChunkConfig, CoreConfig, KernelFamily, KvConfig, RetractionConfig, WorkerConfig,
+    self, ChunkConfig, CoreConfig, KernelFamily, KvConfig, RetractionConfig, ServedModelConfig,
+    WorkerConfig,
 };
+use crate::hub::{self, ModelContents};
 use crate::ids::DecodeAllocation;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
@@ -27,6 +29,7 @@ use crate::transfer::transport::rdma::{Nic, Settings};
 use crate::wire::message::{BitClass, Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Lanes of a tcp session. One core copies about as fast as one stream transfers. More lanes could
 /// help larger machines.
@@ -91,8 +94,9 @@ impl LoadedModel {
             config::LoadFormat::Dummy => WeightFormat::Dummy,
         };
         let family = kernel_family(worker.kernels, available_kernels())?;
-        event!(Info, "model", "opening", path = worker.model.path.display());
-        let files = ModelFiles::open(&worker.model.path, format)?;
+        let path = locate(&worker.model)?;
+        event!(Info, "model", "opening", path = path.display());
+        let files = ModelFiles::open(&path, format)?;
         let place = (host_id(), plan);
         let mut loaded =
             LoadedModel::derive(&files, worker, chunks, retraction, transports, place)?;
@@ -189,6 +193,17 @@ impl LoadedModel {
             host: self.host,
         }
     }
+}
+
+/// The path of the model. Fetches its files first, if it is a model on a hub.
+fn locate(model: &ServedModelConfig) -> Result<PathBuf, ProcessError> {
+    let Some(hub) = &model.hub else { return Ok(model.path.clone()) };
+    let contents = match model.load_format {
+        config::LoadFormat::Auto => ModelContents::All,
+        config::LoadFormat::Dummy => ModelContents::WithoutWeights,
+    };
+    hub::locate(hub, contents)
+        .map_err(|error| ProcessError::Hub { name: hub.name.to_string(), error: error.into() })
 }
 
 /// A digest of all properties that must be equal in two workers for a hand-off; see

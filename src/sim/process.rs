@@ -14,6 +14,7 @@ use super::shadow::PoolShadow;
 use super::stages::StageWatch;
 use super::workload::{ANSWER_MAX, PROMPT_MAX};
 use crate::cli::{self, HostInfo, Invocation};
+use crate::config::hub::HubVariables;
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, RoleConfig, RouterConfig};
 use crate::ids::Role;
@@ -118,7 +119,13 @@ impl SimProcess {
     ) -> Result<SimProcess, String> {
         let names = SimNames::new(server.clone(), kernel.clone());
         let reactor = Reactor::in_memory(kernel.clone()).map_err(|error| error.to_string())?;
-        let surroundings = HostInfo { cpus: vec![0, 1], parallelism: 2, log_level: None, files };
+        let surroundings = HostInfo {
+            cpus: vec![0, 1],
+            parallelism: 2,
+            log_level: None,
+            files,
+            hub: HubVariables::default(),
+        };
         let (config, files) = (parse(line, &surroundings)?, &surroundings.files);
         let service = match config {
             RoleConfig::Router(config) => {

@@ -105,7 +105,13 @@ impl Server {
         if !flags.contains(&"--served-model-name") {
             command.args(["--served-model-name", "tiny"]);
         }
-        let mut child = command.args(flags).spawn().unwrap();
+        command.args(flags);
+        Server::of_command(command)
+    }
+
+    /// A command that becomes a server.
+    pub fn of_command(mut command: Command) -> Server {
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (ready, address) = mpsc::channel();
         let log = Arc::<Mutex<String>>::default();

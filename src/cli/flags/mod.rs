@@ -208,11 +208,15 @@ pub(super) struct WorkerFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelFlags {
-    /// Hugging Face model directory, or .gguf file
+    /// Hugging Face model directory, .gguf file, or model on a hub: OWNER/REPOSITORY, with
+    /// :FILE.gguf or :QUANT for a GGUF file of it. An existing path comes first
     #[arg(value_name = "MODEL", help_heading = "Arguments")]
     pub(super) model: PathBuf,
+    /// Branch, tag or commit of a model on a hub [default: main]
+    #[arg(long, value_name = "NAME")]
+    pub(super) revision: Option<String>,
     /// Model name in requests and answers. May be repeated; answers show the first name [default:
-    /// the name of the file or directory, and MODEL as typed]
+    /// the name of the file or directory, and MODEL as typed; for a model on a hub, MODEL as typed]
     #[arg(long, value_name = "NAME")]
     pub(super) served_model_name: Vec<String>,
     /// Maximum tokens of prompt and answer together [default: the model's limit]

@@ -9,6 +9,7 @@ use super::flags::{
 };
 use super::{HostInfo, Invocation};
 use crate::config::error::ConfigError;
+use crate::config::hub::{HubConfig, HubName, REVISION};
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::{Secret, read_bearer_keys, read_cluster_key};
 use crate::config::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_host};
@@ -212,8 +213,9 @@ impl Resolver<'_> {
             let limit = format!("must be {least} to {most}; a number without a unit is bytes");
             return Err(value("--kv-memory", memory, limit));
         }
+        let hub = self.hub(&flags.model.model, flags.model.revision.clone())?;
         Ok(WorkerConfig {
-            model: model(flags.model)?,
+            model: model(flags.model, hub)?,
             server: self.server(flags.server, port)?,
             kv: KvConfig {
                 page_size,
@@ -227,6 +229,32 @@ impl Resolver<'_> {
             cores: self.cores(flags.cores.cpus, flags.cores.threads, flags.cores.busy_poll)?,
             kernels: flags.cores.kernels,
         })
+    }
+
+    /// The model on a hub that MODEL names, if it is no existing path.
+    fn hub(
+        &mut self,
+        path: &Path,
+        revision: Option<String>,
+    ) -> Result<Option<HubConfig>, ConfigError> {
+        let HostInfo { files, hub: variables, .. } = self.surroundings;
+        let is_path = files.stamp(path).is_some();
+        let name = path.to_str().filter(|_| !is_path).and_then(HubName::parse);
+        match (name, revision) {
+            (Some(name), revision) => {
+                let revision = revision.unwrap_or_else(|| REVISION.to_owned());
+                HubConfig::new(name, revision, variables, files, &mut self.warnings).map(Some)
+            }
+            (None, None) => Ok(None),
+            (None, Some(revision)) => {
+                let found = if is_path { "is a path that exists" } else { "is no such name" };
+                let limit = format!(
+                    "only a model on a hub, OWNER/REPOSITORY, has a revision; MODEL {} {found}",
+                    path.display()
+                );
+                Err(value("--revision", revision, limit))
+            }
+        }
     }
 
     fn server(&mut self, flags: ServerFlags, port: u16) -> Result<ServerConfig, ConfigError> {
@@ -421,9 +449,10 @@ fn value(flag: &'static str, value: impl ToString, limit: impl Into<String>) -> 
     ConfigError::Value { flag, value: value.to_string(), limit: limit.into() }
 }
 
-fn model(flags: ModelFlags) -> Result<ServedModelConfig, ConfigError> {
+fn model(flags: ModelFlags, hub: Option<HubConfig>) -> Result<ServedModelConfig, ConfigError> {
     let ModelFlags {
         model: path,
+        revision: _,
         mut served_model_name,
         max_model_len,
         load_format,
@@ -435,10 +464,12 @@ fn model(flags: ModelFlags) -> Result<ServedModelConfig, ConfigError> {
         return Err(value("--served-model-name", "\"\"", "must not be empty"));
     }
     if served_model_name.is_empty() {
-        served_model_name = default_names(&path);
+        let typed = hub.as_ref().map(|hub| vec![hub.name.to_string()]);
+        served_model_name = typed.unwrap_or_else(|| default_names(&path));
     }
     Ok(ServedModelConfig {
         path,
+        hub: hub.map(Box::new),
         served_names: served_model_name,
         max_model_len,
         load_format,

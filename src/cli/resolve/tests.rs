@@ -3,13 +3,20 @@
 use super::super::parse;
 use super::*;
 use crate::config::FirstToken;
+use crate::config::hub::HubVariables;
 use crate::ids::DecodeAllocation;
 use crate::sys::file_access::FileAccess;
 use std::io::Write;
 use std::path::PathBuf;
 
 fn machine() -> HostInfo {
-    HostInfo { cpus: vec![0, 1, 2, 3], parallelism: 4, log_level: None, files: FileAccess::Host }
+    HostInfo {
+        cpus: vec![0, 1, 2, 3],
+        parallelism: 4,
+        log_level: None,
+        files: FileAccess::Host,
+        hub: HubVariables::default(),
+    }
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -94,6 +101,36 @@ fn names_of_directories() {
         panic!()
     };
     assert_eq!(config.worker.model.served_names, ["a", "b"]);
+}
+
+#[test]
+fn a_model_on_a_hub_has_its_own_name_and_a_revision() {
+    let hub = HubVariables { user_cache: Some("/c".into()), ..HubVariables::default() };
+    let host = HostInfo { hub, ..machine() };
+    let model = |line: &str| match parse(words(line), &host) {
+        Ok(Invocation::Run { command, .. }) => match *command {
+            RoleConfig::Serve(config) => config.worker.model,
+            RoleConfig::Prefill(config) | RoleConfig::Decode(config) => config.worker.model,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{line}: {other:?}"),
+    };
+    for command in ["serve", "prefill", "decode"] {
+        let model = model(&format!("{command} owner/tiny:Q4_0 --revision v1"));
+        let hub = model.hub.unwrap();
+        assert_eq!((hub.name.repository.as_str(), hub.revision.as_str()), ("owner/tiny", "v1"));
+        assert_eq!(model.served_names, ["owner/tiny:Q4_0"]);
+    }
+    assert_eq!(model("serve owner/tiny").hub.unwrap().revision, "main");
+    assert_eq!(model("serve owner/tiny --served-model-name a").served_names, ["a"]);
+    for path in ["tiny", "./owner/tiny", "/owner/tiny", "src/cli"] {
+        assert!(model(&format!("serve {path}")).hub.is_none(), "{path}");
+        let refused = parse(words(&format!("serve {path} --revision main")), &host);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("--revision main: only a model on a hub"), "{refused}");
+    }
+    let refused = parse(words("serve owner/tiny --revision ../x"), &host).unwrap_err().to_string();
+    assert!(refused.contains("--revision ../x"), "{refused}");
 }
 
 #[test]

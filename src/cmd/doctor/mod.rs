@@ -387,6 +387,7 @@ fn gib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::hub::HubVariables;
     use crate::sys::file_access::FileAccess;
     use std::fs;
     use std::path::PathBuf;
@@ -417,6 +418,7 @@ mod tests {
                 parallelism: 2,
                 log_level: None,
                 files: FileAccess::Host,
+                hub: HubVariables::default(),
             };
             let files = HostFiles::at(&self.0);
             let findings = Examination(&files).examine(&surroundings, &cores(2), kernels);
@@ -525,6 +527,7 @@ mod tests {
             parallelism,
             log_level: None,
             files: FileAccess::Host,
+            hub: HubVariables::default(),
         };
         let two = count(&host(2), &cores(2));
         assert_eq!(two.verdict, Verdict::Good, "{two}");

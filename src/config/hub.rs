@@ -46,7 +46,9 @@ impl HubName {
             .split_once(':')
             .map_or((text, None), |(repository, part)| (repository, Some(part)));
         let (owner, name) = repository.split_once('/')?;
-        if !(is_name(owner) && is_name(name)) {
+        // The path of a file that does not exist must not go to the hub.
+        let is_file = is_gguf(name) || name.ends_with(".safetensors");
+        if !(is_name(owner) && is_name(name)) || is_file {
             return None;
         }
         let part = match part {

@@ -13,6 +13,7 @@ use super::error::HubError;
 use super::file_list::{HubFile, is_hex};
 use crate::limits::{HUB_FILES_MAX, HUB_LOCK_INTERVAL, HUB_LOCK_SILENCE_MAX, HUB_PROGRESS_EVERY};
 use crate::obs::log::event;
+use crate::stdx::hex::to_hex;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -115,7 +116,10 @@ impl RepositoryCache {
         }
         make_folder_of(&path)?;
         // A reader sees the old commit or the new one, and never a part.
-        let new = self.folder.join(format!(".ref-{}", std::process::id()));
+        // Processes of two containers can have the same id.
+        let mut mark = [0; 8];
+        let _ = getrandom::fill(&mut mark);
+        let new = self.folder.join(format!(".ref-{}", to_hex(&mark)));
         let written = fs::write(&new, commit).and_then(|()| fs::rename(&new, &path));
         written.map_err(|error| {
             let _ = fs::remove_file(&new);

@@ -231,7 +231,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// The model on a hub that MODEL names, if it is no existing path.
+    /// The model on a hub that MODEL names, if it is no path of this host.
     fn hub(
         &mut self,
         path: &Path,
@@ -239,7 +239,9 @@ impl Resolver<'_> {
     ) -> Result<Option<HubConfig>, ConfigError> {
         let HostInfo { files, hub: variables, .. } = self.surroundings;
         let is_path = files.stamp(path).is_some();
-        let name = path.to_str().filter(|_| !is_path).and_then(HubName::parse);
+        // So is a misspelt path below a directory that exists.
+        let is_below = path.parent().is_some_and(|folder| files.stamp(folder).is_some());
+        let name = path.to_str().filter(|_| !is_path && !is_below).and_then(HubName::parse);
         match (name, revision) {
             (Some(name), revision) => {
                 let revision = revision.unwrap_or_else(|| REVISION.to_owned());

@@ -54,7 +54,7 @@ pub struct Workload {
     /// Prompts with their answers and salts, the oldest first.
     past: VecDeque<(Vec<u32>, Salt)>,
     sampler: Sampler,
-    /// Draws who has a grammar. Other draws do not depend on it.
+    /// Draws the requests that have a grammar. Other draws do not depend on it.
     grammar_dice: Rng,
     /// The states of [`GRAMMARS`] before the first token.
     grammars: Vec<GrammarState>,

@@ -137,7 +137,7 @@ mod others {
         revoked_frame_goes_on_landing: "revoked frame goes on landing",
             "was written and is not leased", 28;
         progress_outlives_its_room: "progress outlives its room", "came from the cache", 11;
-        resumed_tokens_count_as_prompt: "resumed tokens count as prompt", "Wrong(", 152;
+        resumed_tokens_count_as_prompt: "resumed tokens count as prompt", "Wrong(", 199;
         cancel_keeps_the_lease: "cancel keeps the lease", "a cancelled leg is not released", 6;
         early_destination_is_lost: "early destination is lost", "not ended in time", 4;
         ready_is_not_told: "ready is not told", "not ended in time", 1;
@@ -151,7 +151,7 @@ mod others {
         turns_outlive_their_try: "turns outlive their try", "has a call or waits for a retry", 27;
         no_worker_reads_alone: "no worker reads alone", "without a fault", 91;
         the_first_page_of_retracted_kv_is_lost: "the first page of retracted KV is lost",
-            "Wrong(", 15;
+            "Wrong(", 670;
         kv_taken_back_stays_in_the_tier: "KV taken back stays in the tier",
             "KV of retracted requests", 9;
         drain_does_not_wait_for_requests: "drain does not wait for requests",
@@ -206,18 +206,18 @@ mod others {
             "each held byte of a body", 1;
         late_request_is_waited_for: "late request is waited for", "not ended in time", 8;
         any_key_is_accepted: "any key is accepted", "a request with a wrong key is answered", 5;
-        hung_engine_looks_well: "hung engine looks well", "a request waits for", 8;
+        hung_engine_looks_well: "hung engine looks well", "a request waits for", 71;
         held_off_for_an_hour: "held off for an hour", "peer_lost", 72;
         change_of_role_does_not_wait_for_done: "change of role does not wait for Done",
             "that a destination has not confirmed", 2, Tcp;
         worker_in_a_role_change_takes_new_requests: "worker in a role change takes new requests",
-            "the worker changes its role and takes a request", 10;
+            "the worker changes its role and takes a request", 53;
         kept_kv_waits_for_a_decode_worker_that_goes: "kept KV waits for a decode worker that goes",
-            "has a call or waits for a retry", 5;
+            "has a call or waits for a retry", 76;
         commands_are_taken_after_the_step: "commands are taken after the step",
             "a cancelled leg is not released", 1;
         older_link_of_a_peer_stays: "older link of a peer stays",
-            "a peer has one link that it dialled", 305;
+            "a peer has one link that it dialled", 355;
         token_outlives_its_session: "token outlives its session",
             "a token opens lanes of a session that is open", 10;
         address_of_a_lost_source_stays_known: "address of a lost source stays known",
@@ -228,7 +228,7 @@ mod others {
         removed_key_is_still_accepted: "removed key is still accepted",
             "a request with a wrong key is answered", 16;
         change_after_a_read_is_missed: "change after a read is missed", "no_worker", 4;
-        quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 80;
+        quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 270;
         resumed_stream_is_one_token_behind: "resumed stream is one token behind",
             "not a stream of events", 77;
         worker_that_goes_keeps_its_reservation: "worker that goes keeps its reservation",
@@ -238,13 +238,13 @@ mod others {
         leaving_worker_keeps_its_blocks: "leaving worker keeps its blocks",
             "a row has the blocks that its worker holds", 115;
         stream_that_has_begun_is_not_resumed: "stream that has begun is not resumed",
-            "the worker sent no complete answer", 148;
+            "the worker sent no complete answer", 217;
         broken_call_to_prefill_is_awaited: "broken call to prefill is awaited",
             "a request waits for", 22;
         entry_of_a_former_role_stays: "entry of a former role stays",
             "a process has one entry", 6;
         link_outlives_its_queue_pairs: "link outlives its queue pairs",
-            "was written and is not leased", 8, Rdma;
+            "was written and is not leased", 101, Rdma;
         time_of_the_hand_off_is_not_counted: "time of the hand-off is not counted",
             "which is not the sum of", 1;
         arrival_has_the_time_of_the_placement: "arrival has the time of the placement",

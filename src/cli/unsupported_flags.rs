@@ -105,7 +105,7 @@ const NAMES: &[(&str, &str)] = &[
         "--shutdown-grace-period-secs",
         "running requests are always finished; a second signal ends the process at once",
     ),
-    ("--allowed-methods", "web pages of --allowed-origins can use all methods"),
+    ("--allowed-methods", "web pages of --allowed-origins can use GET and POST"),
     ("--allowed-headers", "web pages of --allowed-origins can use all headers"),
     ("--allow-credentials", "no answer depends on cookies; web pages send a key in a header"),
     ("--rate-limit-tokens-per-second", "use --max-concurrent-requests"),

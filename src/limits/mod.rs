@@ -270,9 +270,12 @@ pub const PROMPT_BLOCKS_MAX: usize = 4096;
 pub const BYTES_PER_TOKEN: usize = 4;
 
 // server
-/// Longest answer in pieces that is translated as a whole: several times the JSON of a long
-/// context.
-pub const TRANSLATED_ANSWER_MAX: usize = 32 << 20;
+/// Longest answer of a translated endpoint: many times the text of a long context. It goes into one
+/// event or body.
+pub const TRANSLATED_ANSWER_MAX: usize = 12 << 20;
+const _: () = assert!(TRANSLATED_ANSWER_MAX < NET_QUEUED_MAX);
+/// Longest repetition of a request's fields in its answer, which a stream has three times.
+pub const ECHO_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be idle without a request. It is longer than the keep-alive of common
 /// clients and proxies, so that they close first.
 pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);

@@ -283,7 +283,7 @@ impl RouterRoutes {
             authorise(&self.keys, request)?;
         }
         refuse_compressed_body(request)?;
-        if matches!(course, Route::Drain | Route::Workers | Route::Registry | Route::Turn) {
+        if course == Route::Registry {
             refuse_browser_request(request)?;
         }
         if self.draining && matches!(course, Route::Pair | Route::Trial | Route::Readiness) {

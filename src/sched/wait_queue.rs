@@ -1,8 +1,8 @@
-//! A wait queue, by priority and then by arrival. Later requests pass a request of a lower priority,
-//! or one that does not fit, but only a bounded number of times.
+//! A wait queue, by priority and then by arrival. Later requests pass a request of a lower
+//! priority, or one that does not fit, but only a bounded number of times.
 //!
-//! Invariant: no request in it has been passed more than [`PASSES_MAX`] times, for either reason. So
-//! no request starves.
+//! Invariant: no request in it has been passed more than [`PASSES_MAX`] times, for either reason.
+//! So no request starves.
 
 use crate::ids::SlotId;
 use crate::limits::PASSES_MAX;
@@ -27,8 +27,8 @@ impl WaitQueue {
         WaitQueue { waiting: VecDeque::with_capacity(slots) }
     }
 
-    /// Adds a request behind those of the same priority; the lowest number is the first. It does not
-    /// pass a request that has been passed too often, and none before that one.
+    /// Adds a request behind those of the same priority; the lowest number is the first. It does
+    /// not pass a request that has been passed too often, and none before that one.
     pub fn push(&mut self, slot: SlotId, priority: i32) {
         debug_assert!(self.waiting.len() < self.waiting.capacity(), "the queue has a place");
         debug_assert!(self.slots().all(|other| other != slot), "a request waits once");

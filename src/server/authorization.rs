@@ -38,7 +38,11 @@ impl AccessKeys {
 /// Checks that a request carries one of the keys that it needs, if there are any. An admin key is
 /// also accepted in place of an API key. The time of the comparison does not depend on where the
 /// keys differ.
+/// No web page can send an administrative request, whatever its key.
 pub fn authorise(keys: &AccessKeys, request: &Request) -> Result<(), ApiError> {
+    if is_administrative(request) {
+        refuse_browser_request(request)?;
+    }
     let needs_admin = !keys.admin.is_empty() && is_administrative(request);
     if keys.api.is_empty() && !needs_admin {
         return Ok(());

@@ -7,13 +7,13 @@
 //! meaning: a disconnected client refuses them. Invariant: the total size of held bodies,
 //! unanswered requests included, is bounded.
 
-use super::origins::{AllowedOrigins, is_preflight};
+use super::origins::AllowedOrigins;
 use super::pending_response::PendingResponse;
 use crate::api::{AnswerTranslator, ApiError, ErrorCode, TranslatedEndpoint};
 use crate::cause::Cause;
 use crate::http::response::{CONTINUE, JSON, PROCESSING, Response};
 use crate::http::{
-    Exchange, HttpError, HttpLimits, Request, RequestDecoder, ResponseWriter, Version, sse,
+    Exchange, HttpError, HttpLimits, Method, Request, RequestDecoder, ResponseWriter, Version, sse,
 };
 use crate::limits::{
     HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX,
@@ -227,8 +227,7 @@ impl Connections {
             return;
         };
         let exchange = due.exchange;
-        let translated = due.translator.as_mut().map(|t| t.translate_body(status, answer.body));
-        let body = translated.as_deref().unwrap_or(answer.body);
+        let body = &*due.translate(status, answer.body);
         let mut out = Vec::with_capacity(body.len() + 256);
         let mut writer = due.begin_response(&mut out, status);
         if let Some(seconds) = retry_after {
@@ -265,7 +264,10 @@ impl Connections {
         conn: ConnId,
         request: &Request,
     ) -> Result<Option<Request>, ApiError> {
-        let Some(endpoint) = TranslatedEndpoint::at(request.head.path()) else { return Ok(None) };
+        let endpoint = TranslatedEndpoint::at(request.head.path());
+        let Some(endpoint) = endpoint.filter(|_| request.head.method == Method::Post) else {
+            return Ok(None);
+        };
         let (body, translator) = endpoint.translate(&request.body)?;
         if let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) {
             due.translator = Some(translator);
@@ -323,8 +325,21 @@ impl Connections {
         self.send(reactor, conn, &out);
     }
 
+    /// Ends a collected response, of which the client has nothing yet, with an error.
+    fn refuse_collected(&mut self, reactor: &mut Reactor, conn: ConnId, why: &str) {
+        let due = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut());
+        let Some(due) = due.filter(|due| due.collected.is_some()) else { return };
+        due.collected = None;
+        let error = ApiError::from_cause(Cause::PeerLost, why);
+        let (mut out, body) = (Vec::new(), error.to_json());
+        let body = due.translate(error.status, &body);
+        due.begin_response(&mut out, error.status).body(JSON, &body);
+        let _ = reactor.send(conn, &out);
+    }
+
     /// Aborts a response that has begun and cannot be completed, so that its client can tell.
     pub fn cut_response(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.refuse_collected(reactor, conn, "the worker was lost before its answer was complete");
         if self.forget(conn).is_some() {
             reactor.close_after_flush(conn);
         }
@@ -337,7 +352,9 @@ impl Connections {
         if let Some((_, body)) = &mut due.collected {
             body.extend_from_slice(piece);
             if body.len() > TRANSLATED_ANSWER_MAX {
-                self.cut_response(reactor, conn);
+                let why = format!("the answer has more than {TRANSLATED_ANSWER_MAX} bytes");
+                self.refuse_collected(reactor, conn, &why);
+                self.gone(reactor, conn);
             }
             return;
         }
@@ -459,7 +476,7 @@ impl Connections {
         };
         let request_id = named.unwrap_or_default().to_owned();
         let headers = self.origins.headers(&request);
-        let is_preflight = !headers.is_empty() && is_preflight(&request);
+        let is_preflight = self.origins.is_preflight(&request);
         client.due = Some(PendingResponse {
             exchange,
             request_id,

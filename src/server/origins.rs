@@ -16,19 +16,32 @@ impl AllowedOrigins {
         AllowedOrigins(origins)
     }
 
-    /// Header fields that let the web page behind this request read the answer; empty if it cannot
-    /// or if there is no web page.
+    /// The origin of the web page behind this request, if it can read the answer.
+    fn allowed<'r>(&self, request: &'r Request) -> Option<&'r str> {
+        let is_allowed = |origin: &&str| self.0.iter().any(|known| known == "*" || known == origin);
+        request.head.headers.get("origin").filter(is_allowed)
+    }
+
+    /// Whether a browser asks for such a page before it sends the request itself.
+    pub fn is_preflight(&self, request: &Request) -> bool {
+        request.head.method == Method::Options && self.allowed(request).is_some()
+    }
+
+    /// Header fields that let the web page behind this request read the answer. Caches learn that
+    /// the answer depends on the origin.
     pub fn headers(&self, request: &Request) -> Vec<(&'static str, String)> {
         let sent = &request.head.headers;
-        let is_allowed = |origin: &&str| self.0.iter().any(|known| known == "*" || known == origin);
-        let Some(origin) = sent.get("origin").filter(is_allowed) else { return Vec::new() };
+        let Some(origin) = self.allowed(request) else {
+            let is_open = !self.0.is_empty();
+            return is_open.then(|| ("vary", "origin".to_owned())).into_iter().collect();
+        };
         let exposed = format!("x-request-id, retry-after, {IGNORED_FIELDS}");
         let mut headers = vec![
             ("access-control-allow-origin", origin.to_owned()),
             ("access-control-expose-headers", exposed),
             ("vary", "origin".to_owned()),
         ];
-        if is_preflight(request) {
+        if self.is_preflight(request) {
             let asked = sent.get("access-control-request-headers");
             headers.push(("access-control-allow-methods", "GET, POST".to_owned()));
             headers.push(("access-control-allow-headers", asked.unwrap_or("*").to_owned()));
@@ -36,9 +49,4 @@ impl AllowedOrigins {
         }
         headers
     }
-}
-
-/// Whether a browser asks before it sends the request itself.
-pub fn is_preflight(request: &Request) -> bool {
-    request.head.method == Method::Options
 }

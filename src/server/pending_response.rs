@@ -4,6 +4,7 @@
 
 use crate::api::AnswerTranslator;
 use crate::http::{BodyStream, Exchange, ResponseWriter};
+use std::borrow::Cow;
 
 /// A response that its client waits for.
 #[derive(Debug)]
@@ -24,6 +25,14 @@ pub(super) struct PendingResponse {
 }
 
 impl PendingResponse {
+    /// The body in the form of the endpoint.
+    pub(super) fn translate<'a>(&mut self, status: u16, body: &'a [u8]) -> Cow<'a, [u8]> {
+        match &mut self.translator {
+            Some(translator) => Cow::Owned(translator.translate_body(status, body)),
+            None => Cow::Borrowed(body),
+        }
+    }
+
     /// Writes the status and the header fields that do not depend on the body.
     pub(super) fn begin_response<'a>(
         &self,

@@ -228,6 +228,9 @@ fn errors_have_the_form_of_their_api() {
     assert_eq!(kept.error(), (400, "unsupported_field".into(), Some("store".into())));
     let broken = ask("/v1/responses", &bearer, &json!([]));
     assert_eq!(broken.error(), (400, "invalid_json".into(), None));
+    let mut client = Client::new(server.address);
+    client.send(Method::Get, "/v1/messages", &bearer, None);
+    assert_eq!(client.reply(Method::Get).status(), 405);
     let elsewhere = ask("/v1/responses/resp_1/cancel", &bearer, &json!({}));
     assert_eq!(elsewhere.status(), 404);
 }
@@ -274,8 +277,9 @@ fn a_web_page_of_an_allowed_origin_reads_answers() {
     let strange = ask(Method::Options, "/v1/chat/completions", "https://evil.example.com");
     assert_eq!((strange.status(), allowed(&strange)), (405, None));
     assert_eq!(allowed(&ask(Method::Post, "/v1/chat/completions", "null")), None);
-    // No page drains a server.
-    assert_eq!(ask(Method::Post, "/drain", PAGE).status(), 403);
+    for administrative in ["/drain", "/flush_cache", "/abort_request"] {
+        assert_eq!(ask(Method::Post, administrative, PAGE).status(), 403, "{administrative}");
+    }
     let closed = Server::start(&[]);
     let mut client = Client::new(closed.address);
     client.send(Method::Options, "/v1/models", &[("origin", PAGE)], None);

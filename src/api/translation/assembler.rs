@@ -7,14 +7,16 @@ use super::AnswerWriter;
 use super::chat_answer::{ChatAnswer, ChatChoice, ChatError, ChatUsage};
 use crate::api::render::DONE;
 use crate::http::sse::EventReader;
-use serde_json::{Value, json};
+use crate::limits::TRANSLATED_ANSWER_MAX;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use std::mem::discriminant;
 
 /// A block of an answer.
 #[derive(Debug)]
 pub(super) enum AnswerBlock {
     Reasoning { text: String },
-    Text { text: String, logprobs: Vec<Value> },
+    Text { text: String, logprobs: Vec<Box<RawValue>> },
     Call { id: String, name: String, arguments: String },
 }
 
@@ -22,7 +24,7 @@ pub(super) enum AnswerBlock {
 #[derive(Debug)]
 pub(super) struct BlockDelta<'a> {
     pub(super) text: &'a str,
-    pub(super) logprobs: &'a [Value],
+    pub(super) logprobs: &'a [Box<RawValue>],
 }
 
 /// An answer so far.
@@ -61,6 +63,22 @@ pub(super) struct Assembler<W> {
     /// Whether the last block is open.
     is_open: bool,
     has_ended: bool,
+    /// Log probabilities of tokens without text so far.
+    logprobs: Vec<Box<RawValue>>,
+    /// Bytes of the blocks.
+    held: usize,
+}
+
+/// Bytes of the token at a position with log probabilities.
+fn token_bytes(position: &RawValue) -> usize {
+    #[derive(Deserialize)]
+    struct Token {
+        #[serde(default)]
+        token: String,
+        bytes: Option<Vec<u8>>,
+    }
+    let token: Option<Token> = serde_json::from_str(position.get()).ok();
+    token.map_or(0, |token| token.bytes.map_or(token.token.len(), |bytes| bytes.len()))
 }
 
 impl<W: AnswerWriter> Assembler<W> {
@@ -72,6 +90,8 @@ impl<W: AnswerWriter> Assembler<W> {
             has_begun: false,
             is_open: false,
             has_ended: false,
+            logprobs: Vec::new(),
+            held: 0,
         }
     }
 
@@ -106,20 +126,20 @@ impl<W: AnswerWriter> Assembler<W> {
                     self.writer.fail(&self.answer, &error, out);
                     self.has_ended = true;
                 }
-                Ok(chunk) => self.take_chunk(chunk, out),
+                Ok(chunk) => {
+                    self.take_chunk(chunk, out);
+                    if self.held > TRANSLATED_ANSWER_MAX {
+                        let why = format!("the answer has more than {TRANSLATED_ANSWER_MAX} bytes");
+                        self.fail(&why, out);
+                    }
+                }
                 Err(why) => self.fail(&format!("an event of the worker is malformed: {why}"), out),
             }
         }
     }
 
     fn fail(&mut self, why: &str, out: &mut Vec<u8>) {
-        let error = ChatError {
-            message: why.to_owned(),
-            r#type: json!("server_error"),
-            param: None,
-            code: json!("internal"),
-        };
-        self.writer.fail(&self.answer, &error, out);
+        self.writer.fail(&self.answer, &ChatError::new(why.to_owned()), out);
         self.has_ended = true;
     }
 
@@ -139,18 +159,29 @@ impl<W: AnswerWriter> Assembler<W> {
 
     fn take_choice(&mut self, choice: ChatChoice, out: &mut Vec<u8>) {
         let ChatChoice { delta, logprobs, finish_reason, stop_reason } = choice;
-        let logprobs = logprobs.unwrap_or_default().content;
-        let reasoning = AnswerBlock::Reasoning { text: String::new() };
-        self.take_text(delta.reasoning(), &[], reasoning, out);
-        let content = AnswerBlock::Text { text: String::new(), logprobs: Vec::new() };
-        self.take_text(&delta.content, &logprobs, content, out);
+        self.logprobs.extend(logprobs.unwrap_or_default().content);
+        if !delta.reasoning().is_empty() {
+            let reasoning = AnswerBlock::Reasoning { text: String::new() };
+            self.take_text(delta.reasoning(), reasoning, out);
+            // Log probabilities of reasoning are not told. In a whole answer they come first.
+            let of_reasoning = match delta.content.is_empty() {
+                true => usize::MAX,
+                false => usize::try_from(self.answer.usage.reasoning()).unwrap_or(usize::MAX),
+            };
+            self.logprobs.drain(..of_reasoning.min(self.logprobs.len()));
+        }
+        if !delta.content.is_empty() {
+            let content = AnswerBlock::Text { text: String::new(), logprobs: Vec::new() };
+            self.take_text(&delta.content, content, out);
+        }
         for call in delta.tool_calls {
+            self.logprobs.clear();
             if let Some(name) = call.function.name {
                 let id = call.id.unwrap_or_default();
                 self.open(AnswerBlock::Call { id, name, arguments: String::new() }, out);
             }
             if let Some(AnswerBlock::Call { .. }) = self.answer.blocks.last() {
-                self.extend(&call.function.arguments, &[], out);
+                self.extend(&call.function.arguments, Vec::new(), out);
             }
         }
         if finish_reason.is_some() {
@@ -161,15 +192,29 @@ impl<W: AnswerWriter> Assembler<W> {
     }
 
     /// Takes text for the open block if it is of the same kind as `new`, otherwise for `new`.
-    fn take_text(&mut self, text: &str, logprobs: &[Value], new: AnswerBlock, out: &mut Vec<u8>) {
-        if text.is_empty() {
-            return;
-        }
+    fn take_text(&mut self, text: &str, new: AnswerBlock, out: &mut Vec<u8>) {
         let is_same = |block: &AnswerBlock| discriminant(block) == discriminant(&new);
         if !(self.is_open && self.answer.blocks.last().is_some_and(is_same)) {
             self.open(new, out);
         }
+        let is_text = matches!(self.answer.blocks.last(), Some(AnswerBlock::Text { .. }));
+        let logprobs = match is_text {
+            true => self.take_logprobs(text),
+            false => Vec::new(),
+        };
         self.extend(text, logprobs, out);
+    }
+
+    /// The log probabilities of the tokens of this text: those that wait, up to its length.
+    fn take_logprobs(&mut self, text: &str) -> Vec<Box<RawValue>> {
+        let mut bytes = 0;
+        let of_text = self.logprobs.iter().take_while(|position| {
+            let before = bytes;
+            bytes += token_bytes(position);
+            before < text.len()
+        });
+        let count = of_text.count();
+        self.logprobs.drain(..count).collect()
     }
 
     fn open(&mut self, block: AnswerBlock, out: &mut Vec<u8>) {
@@ -179,20 +224,27 @@ impl<W: AnswerWriter> Assembler<W> {
         self.is_open = true;
     }
 
-    fn extend(&mut self, text: &str, logprobs: &[Value], out: &mut Vec<u8>) {
+    fn extend(&mut self, text: &str, logprobs: Vec<Box<RawValue>>, out: &mut Vec<u8>) {
         let index = self.answer.blocks.len() - 1;
         let Some(block) = self.answer.blocks.last_mut().filter(|_| !text.is_empty()) else {
             return;
         };
         match block {
-            AnswerBlock::Reasoning { text: all } => all.push_str(text),
-            AnswerBlock::Text { text: all, logprobs: rest } => {
+            AnswerBlock::Reasoning { text: all } | AnswerBlock::Text { text: all, .. } => {
                 all.push_str(text);
-                rest.extend_from_slice(logprobs);
             }
             AnswerBlock::Call { arguments, .. } => arguments.push_str(text),
         }
-        self.writer.extend(index, block, &BlockDelta { text, logprobs }, out);
+        self.writer.extend(index, block, &BlockDelta { text, logprobs: &logprobs }, out);
+        self.held += text.len();
+        let more: usize = logprobs.iter().map(|position| position.get().len()).sum();
+        // The deltas have had them. The last event has them only if it stays short.
+        if self.held + more <= TRANSLATED_ANSWER_MAX / 2
+            && let AnswerBlock::Text { logprobs: all, .. } = block
+        {
+            self.held += more;
+            all.extend(logprobs);
+        }
     }
 
     fn close(&mut self, out: &mut Vec<u8>) {

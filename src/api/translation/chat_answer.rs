@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// A chat answer, or one chunk of it.
 #[derive(Default, Debug, Deserialize)]
@@ -25,6 +26,7 @@ pub(super) struct ChatChoice {
     pub(super) logprobs: Option<ChatLogprobs>,
     pub(super) finish_reason: Option<String>,
     /// The stop string or token that ended the answer.
+    #[serde(alias = "matched_stop")]
     pub(super) stop_reason: Option<Value>,
 }
 
@@ -70,9 +72,9 @@ pub(super) struct ChatFunction {
 #[derive(Default, Debug, Deserialize)]
 #[serde(default)]
 pub(super) struct ChatLogprobs {
-    /// One for each token.
+    /// One for each token, as JSON.
     #[serde(deserialize_with = "or_empty")]
-    pub(super) content: Vec<Value>,
+    pub(super) content: Vec<Box<RawValue>>,
 }
 
 /// Token counts.
@@ -120,22 +122,50 @@ pub(super) struct ChatError {
 }
 
 impl ChatError {
+    /// A failure of the server.
+    pub(super) fn new(message: String) -> ChatError {
+        let [kind, code] = ["server_error", "internal"].map(Value::from);
+        ChatError { message, r#type: kind, param: None, code }
+    }
+
     /// Reads the body of an error.
     pub(super) fn read(body: &[u8]) -> Option<ChatError> {
         serde_json::from_slice::<ChatAnswer>(body).ok()?.error
     }
 
-    /// Replaces the name of a chat field, in the path and in the message.
-    pub(super) fn rename(&mut self, chat: &str, own: &str) {
-        let Some(param) = self.param.as_deref() else { return };
-        let Some(rest) = param.strip_prefix(chat) else { return };
+    /// Replaces the path of a chat field, also in the message, if `chat` is the path or begins it.
+    pub(super) fn rename(&mut self, FieldName { chat, own, inner }: &FieldName) -> bool {
+        let Some(param) = self.param.as_deref() else { return false };
+        let Some(rest) = param.strip_prefix(chat) else { return false };
         if !rest.is_empty() && !rest.starts_with(['.', '[']) {
-            return;
+            return false;
         }
+        let rest = match inner {
+            // The places of messages are not those of the request.
+            InnerPath::Dropped => String::new(),
+            InnerPath::Renamed(names) => {
+                names.iter().fold(rest.to_owned(), |rest, (chat, own)| rest.replacen(chat, own, 1))
+            }
+        };
         let renamed = format!("{own}{rest}");
         self.message = self.message.replace(&format!("`{param}`"), &format!("`{renamed}`"));
         self.param = Some(renamed);
+        true
     }
+}
+
+/// A chat field, and the field of another API that it comes from.
+pub(super) struct FieldName {
+    pub(super) chat: &'static str,
+    pub(super) own: &'static str,
+    pub(super) inner: InnerPath,
+}
+
+/// What becomes of the path inside a field.
+pub(super) enum InnerPath {
+    Dropped,
+    /// The first of each of these parts is replaced.
+    Renamed(&'static [(&'static str, &'static str)]),
 }
 
 /// Null is the same as an absent field.

@@ -54,6 +54,19 @@ pub(super) fn text_in<'v>(item: &'v Value, at: &str, name: &str) -> Result<&'v s
     text.ok_or_else(|| ApiError::invalid(format!("{at}.{name}"), "must be a string"))
 }
 
+/// Refuses the keys of an object that are not known, unless their value is null.
+pub(super) fn check_keys(object: &Value, at: &str, known: &[&str]) -> Result<(), ApiError> {
+    let unknown = object
+        .as_object()
+        .into_iter()
+        .flatten()
+        .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
+    match unknown {
+        Some((key, _)) => Err(ApiError::unknown(format!("{at}.{key}"))),
+        None => Ok(()),
+    }
+}
+
 /// The texts of a content: a string, or a list of parts of these types.
 pub(super) fn join_texts(
     content: Option<&Value>,
@@ -89,12 +102,16 @@ impl ChatMessages {
     /// Appends a message with a text. Instructions at the start become one message, because
     /// templates take one.
     pub(super) fn push(&mut self, role: &str, text: String) {
+        if role == "system" && text.is_empty() {
+            return;
+        }
         if role == "system"
             && let [Value::Object(first)] = &mut self.0[..]
             && first["role"] == "system"
+            && let Some(Value::String(before)) = first.get_mut("content")
         {
-            let before = first["content"].as_str().unwrap_or_default();
-            first["content"] = format!("{before}\n\n{text}").into();
+            before.push_str("\n\n");
+            before.push_str(&text);
             return;
         }
         match (role, self.assistant()) {
@@ -122,6 +139,14 @@ impl ChatMessages {
 
     /// Appends reasoning of the assistant. Its text and calls follow.
     pub(super) fn push_reasoning(&mut self, text: String) {
+        if let Some(turn) = self.assistant()
+            && turn.len() == 2
+            && let Some(Value::String(before)) = turn.get_mut("reasoning_content")
+        {
+            before.push('\n');
+            before.push_str(&text);
+            return;
+        }
         self.0.push(json!({"role": "assistant", "reasoning_content": text}));
     }
 

@@ -1,17 +1,36 @@
 //! The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`, as requests for chat and for
 //! tokens.
 
-use super::chat_body::{ChatBody, ChatMessages, join_texts, text_in};
+use super::chat_answer::{FieldName, InnerPath};
+use super::chat_body::{ChatBody, ChatMessages, check_keys, join_texts, text_in};
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, Neutral};
 use serde_json::{Map, Value, json};
 
-/// Names of chat fields and of the fields that they come from.
-pub(super) const NAMES: &[(&str, &str)] = &[
-    ("stop", "stop_sequences"),
-    ("response_format", "output_config.format"),
-    ("reasoning_effort", "output_config.effort"),
-    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+/// Chat fields and the fields that they come from.
+pub(super) const NAMES: &[FieldName] = &[
+    FieldName { chat: "messages", own: "messages", inner: InnerPath::Dropped },
+    FieldName { chat: "stop", own: "stop_sequences", inner: InnerPath::Renamed(&[]) },
+    FieldName {
+        chat: "response_format",
+        own: "output_config.format",
+        inner: InnerPath::Renamed(&[(".json_schema", "")]),
+    },
+    FieldName {
+        chat: "reasoning_effort",
+        own: "output_config.effort",
+        inner: InnerPath::Renamed(&[]),
+    },
+    FieldName {
+        chat: "tools",
+        own: "tools",
+        inner: InnerPath::Renamed(&[(".function.parameters", ".input_schema"), (".function", "")]),
+    },
+    FieldName {
+        chat: "tool_choice",
+        own: "tool_choice",
+        inner: InnerPath::Renamed(&[(".function", "")]),
+    },
 ];
 
 /// Fields that are not supported, with the values that have no effect.
@@ -47,7 +66,7 @@ const FIELDS_OF_CHAT: &[Neutral<'_>] = &[
 pub(super) fn translate(body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut chat = read_conversation(&mut fields)?;
-    let most = fields.tree::<Value>("max_tokens", "must be a whole number")?;
+    let most = fields.integer::<u32>("max_tokens", 1..=i128::from(u32::MAX))?;
     chat.set("max_tokens", most.ok_or_else(|| fields.invalid("max_tokens", "is missing"))?);
     chat.set_some("stop", fields.tree::<Value>("stop_sequences", "must be a list of strings")?);
     // It names the user to the provider; other keys have no meaning.
@@ -55,20 +74,6 @@ pub(super) fn translate(body: &[u8]) -> Result<Vec<u8>, ApiError> {
     match fields.text("service_tier")?.as_deref() {
         None | Some("auto" | "standard_only") => {}
         Some(_) => return Err(ApiError::unsupported("service_tier")),
-    }
-    let config = fields.tree::<Map<String, Value>>("output_config", "must be an object")?;
-    let config = config.unwrap_or_default();
-    if let Some(unknown) = config.keys().find(|key| !matches!(&***key, "effort" | "format")) {
-        return Err(ApiError::unknown(format!("output_config.{unknown}")));
-    }
-    chat.set_some("reasoning_effort", config.get("effort").cloned());
-    let format = fields.tree::<Value>("output_format", "must be an object")?;
-    if let Some(format) = config.get("format").cloned().or(format) {
-        if format.get("type") != Some(&json!("json_schema")) {
-            return Err(ApiError::unsupported("output_config.format.type"));
-        }
-        let schema = json!({"name": "answer", "schema": format.get("schema")});
-        chat.set("response_format", json!({"type": "json_schema", "json_schema": schema}));
     }
     chat.set_stream(fields.flag("stream", false)?);
     Ok(chat.finish(&fields))
@@ -81,7 +86,6 @@ pub(super) fn translate(body: &[u8]) -> Result<Vec<u8>, ApiError> {
 pub(super) fn translate_count(body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let chat = read_conversation(&mut fields)?;
-    fields.accept(&["output_config", "output_format"]);
     Ok(chat.finish(&fields))
 }
 
@@ -92,6 +96,7 @@ fn read_conversation(fields: &mut Fields<'_>) -> Result<ChatBody, ApiError> {
     let mut chat = ChatBody::default();
     read_messages(fields, &mut chat)?;
     read_thinking(fields, &mut chat)?;
+    read_output_config(fields, &mut chat)?;
     read_tools(fields, &mut chat)?;
     Ok(chat)
 }
@@ -110,7 +115,10 @@ fn read_messages(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
         let at = format!("messages[{index}]");
         let role = text_in(turn, &at, "role")?;
         if !matches!(role, "user" | "assistant" | "system") {
-            return Err(ApiError::invalid(format!("{at}.role"), "must be `user` or `assistant`"));
+            return Err(ApiError::invalid(
+                format!("{at}.role"),
+                "must be `user`, `assistant` or `system`",
+            ));
         }
         match turn.get("content") {
             Some(Value::String(text)) => messages.extend(role, text),
@@ -140,7 +148,17 @@ fn read_block(
     at: &str,
     messages: &mut ChatMessages,
 ) -> Result<(), ApiError> {
-    match (text_in(block, at, "type")?, role) {
+    let kind = text_in(block, at, "type")?;
+    let own: &[&str] = match kind {
+        "text" => &["text", "citations"],
+        "thinking" => &["thinking", "signature"],
+        "redacted_thinking" => &["data"],
+        "tool_use" => &["id", "name", "input"],
+        "tool_result" => &["tool_use_id", "content", "is_error"],
+        _ => return Err(ApiError::unsupported(format!("{at}.type"))),
+    };
+    check_keys(block, at, &[own, &["type", "cache_control"]].concat())?;
+    match (kind, role) {
         ("text", _) => messages.extend(role, text_in(block, at, "text")?),
         ("thinking", "assistant") => {
             messages.push_reasoning(text_in(block, at, "thinking")?.to_owned());
@@ -157,7 +175,9 @@ fn read_block(
         ("tool_result", "user") => {
             let id = text_in(block, at, "tool_use_id")?;
             let content = join_texts(block.get("content"), &format!("{at}.content"), &["text"])?;
-            messages.push_result(id, content);
+            // Chats have no mark for it.
+            let is_error = block.get("is_error").is_some_and(|mark| *mark == true);
+            messages.push_result(id, if is_error { format!("Error: {content}") } else { content });
         }
         _ => return Err(ApiError::unsupported(format!("{at}.type"))),
     }
@@ -171,6 +191,7 @@ fn read_thinking(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
     let mut variables = variables.unwrap_or_default();
     let thinking = fields.tree::<Value>("thinking", "must be an object")?;
     if let Some(thinking) = &thinking {
+        check_keys(thinking, "thinking", &["type", "budget_tokens", "display"])?;
         let thinks = match text_in(thinking, "thinking", "type")? {
             "enabled" => Some(true),
             "disabled" => Some(false),
@@ -185,6 +206,24 @@ fn read_thinking(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
     Ok(())
 }
 
+/// Reads `output_config`: the effort and the format of the answer.
+fn read_output_config(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let config = fields.tree::<Value>("output_config", "must be an object")?.unwrap_or_default();
+    check_keys(&config, "output_config", &["effort", "format"])?;
+    chat.set_some("reasoning_effort", config.get("effort").cloned());
+    // The older name of the format.
+    let older = fields.tree::<Value>("output_format", "must be an object")?;
+    let format = config.get("format").filter(|format| !format.is_null()).cloned().or(older);
+    let Some(format) = format else { return Ok(()) };
+    check_keys(&format, "output_config.format", &["type", "schema", "name"])?;
+    if format.get("type") != Some(&json!("json_schema")) {
+        return Err(ApiError::unsupported("output_config.format.type"));
+    }
+    let schema = json!({"name": "answer", "schema": format.get("schema")});
+    chat.set("response_format", json!({"type": "json_schema", "json_schema": schema}));
+    Ok(())
+}
+
 /// Reads `tools` and the choice among them.
 fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiError> {
     let tools = fields.tree::<Vec<Value>>("tools", "must be a list of objects")?;
@@ -195,6 +234,8 @@ fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiErr
         if tool.get("type").is_some_and(|kind| *kind != "custom" && !kind.is_null()) {
             return Err(ApiError::unsupported(format!("{at}.type")));
         }
+        let known = ["type", "name", "description", "input_schema", "strict", "cache_control"];
+        check_keys(tool, &at, &known)?;
         let schema = tool.get("input_schema").filter(|schema| schema.is_object());
         let schema = schema.ok_or_else(|| {
             ApiError::invalid(format!("{at}.input_schema"), "must be a JSON schema")
@@ -204,6 +245,9 @@ fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiErr
         if let Some(description) = tool.get("description").filter(|text| !text.is_null()) {
             function.insert("description".into(), description.clone());
         }
+        if let Some(strict) = tool.get("strict").filter(|strict| !strict.is_null()) {
+            function.insert("strict".into(), strict.clone());
+        }
         function.insert("parameters".into(), schema.clone());
         functions.push(json!({"type": "function", "function": function}));
     }
@@ -211,6 +255,7 @@ fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiErr
     let Some(choice) = fields.tree::<Value>("tool_choice", "must be an object")? else {
         return Ok(());
     };
+    check_keys(&choice, "tool_choice", &["type", "name", "disable_parallel_tool_use"])?;
     let of_chat = match text_in(&choice, "tool_choice", "type")? {
         "auto" => json!("auto"),
         "none" => json!("none"),

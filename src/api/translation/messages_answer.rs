@@ -74,6 +74,8 @@ fn block(block: &AnswerBlock) -> Option<Value> {
         }
         AnswerBlock::Text { text, .. } => json!({"type": "text", "text": text}),
         AnswerBlock::Call { id, name, arguments } => {
+            // A call without parameters can have no arguments.
+            let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
             let input: Value = serde_json::from_str(arguments).ok()?;
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }

@@ -17,7 +17,7 @@ mod responses_answer;
 
 use super::error::ApiError;
 use assembler::Assembler;
-use chat_answer::{ChatAnswer, ChatError};
+use chat_answer::{ChatAnswer, ChatError, FieldName};
 use messages_answer::MessagesWriter;
 use responses_answer::ResponsesWriter;
 use serde_json::json;
@@ -74,7 +74,7 @@ impl TranslatedEndpoint {
     }
 
     /// Names of chat fields and of the fields that they come from.
-    fn names(self) -> &'static [(&'static str, &'static str)] {
+    fn names(self) -> &'static [FieldName] {
         match self {
             TranslatedEndpoint::Responses => responses::NAMES,
             TranslatedEndpoint::Messages | TranslatedEndpoint::TokenCount => messages::NAMES,
@@ -129,9 +129,10 @@ impl AnswerTranslator {
 
     /// The error in the form of this API. Names of chat fields become those of its request.
     fn translate_error(&self, status: u16, body: &[u8]) -> Vec<u8> {
-        let Some(mut error) = ChatError::read(body) else { return body.to_vec() };
+        let unknown = || ChatError::new(format!("the worker answers with status {status}"));
+        let mut error = ChatError::read(body).unwrap_or_else(unknown);
         if !matches!(self.form, AnswerForm::Refusal) {
-            self.endpoint.names().iter().for_each(|(chat, own)| error.rename(chat, own));
+            let _ = self.endpoint.names().iter().any(|name| error.rename(name));
         }
         match self.endpoint {
             TranslatedEndpoint::Responses => json!({ "error": error }).to_string().into_bytes(),

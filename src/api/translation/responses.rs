@@ -2,19 +2,32 @@
 //!
 //! Invariant: the server keeps no conversation, so a field that needs one is refused.
 
-use super::chat_body::{ChatBody, ChatMessages, join_texts, text_in};
+use super::chat_answer::{FieldName, InnerPath};
+use super::chat_body::{ChatBody, ChatMessages, check_keys, join_texts, text_in};
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, Neutral};
-use serde_json::{Map, Value, json};
+use crate::limits::{ECHO_BYTES_MAX, TOP_LOGPROBS_MAX};
+use serde_json::{Map, Number, Value, json};
 
-/// Names of chat fields and of the fields that they come from.
-pub(super) const NAMES: &[(&str, &str)] = &[
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("response_format", "text.format"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("verbosity", "text.verbosity"),
+/// Chat fields and the fields that they come from.
+pub(super) const NAMES: &[FieldName] = &[
+    FieldName { chat: "messages", own: "input", inner: InnerPath::Dropped },
+    FieldName { chat: "max_completion_tokens", own: "max_output_tokens", inner: SAME },
+    FieldName {
+        chat: "response_format",
+        own: "text.format",
+        inner: InnerPath::Renamed(&[(".json_schema", "")]),
+    },
+    FieldName { chat: "reasoning_effort", own: "reasoning.effort", inner: SAME },
+    FieldName { chat: "verbosity", own: "text.verbosity", inner: SAME },
+    FieldName { chat: "tools", own: "tools", inner: InnerPath::Renamed(&[(".function", "")]) },
+    FieldName {
+        chat: "tool_choice",
+        own: "tool_choice",
+        inner: InnerPath::Renamed(&[(".function", "")]),
+    },
 ];
+const SAME: InnerPath = InnerPath::Renamed(&[]);
 
 /// Fields that are not supported, with the values that have no effect.
 const REFUSED: &[Neutral<'_>] = &[
@@ -59,6 +72,17 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 /// The fields of the request that its answer repeats.
 pub(super) type Echo = Map<String, Value>;
 
+/// Without its long fields, if it is longer than [`ECHO_BYTES_MAX`].
+fn shorten(echo: &mut Echo) {
+    if Value::Object(echo.clone()).to_string().len() > ECHO_BYTES_MAX {
+        echo["instructions"] = Value::Null;
+        (echo["tools"], echo["text"]) = (json!([]), json!({"format": {"type": "text"}}));
+        if echo["tool_choice"].is_object() {
+            echo["tool_choice"] = json!("auto");
+        }
+    }
+}
+
 /// Translates a body.
 ///
 /// # Errors
@@ -77,11 +101,16 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
     echo.insert("instructions".into(), instructions.into());
     read_input(&mut fields, &mut messages)?;
     chat.set("messages", messages.finish());
-    let most = fields.tree::<Value>("max_output_tokens", "must be a whole number")?;
-    echo.insert("max_output_tokens".into(), most.clone().into());
+    let most = fields.integer::<u32>("max_output_tokens", 1..=i128::from(u32::MAX))?;
+    echo.insert("max_output_tokens".into(), most.into());
     chat.set_some("max_completion_tokens", most);
-    for name in ["temperature", "top_p", "user", "safety_identifier", "prompt_cache_key"] {
-        let value = fields.tree::<Value>(name, "must be a value of JSON")?;
+    for name in ["temperature", "top_p"] {
+        let value = fields.get::<Number>(name, "must be a number")?;
+        echo.insert(name.into(), value.clone().into());
+        chat.set_some(name, value);
+    }
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        let value = fields.name(name)?;
         echo.insert(name.into(), value.clone().into());
         chat.set_some(name, value);
     }
@@ -90,7 +119,13 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
     read_tools(&mut fields, &mut chat, &mut echo)?;
     read_logprobs(&mut fields, &mut chat, &mut echo)?;
     let metadata = fields.tree::<Map<String, Value>>("metadata", "must be an object")?;
-    echo.insert("metadata".into(), metadata.unwrap_or_default().into());
+    let metadata = metadata.unwrap_or_default();
+    let is_short = |value: &Value| value.as_str().is_some_and(|text| text.len() <= 512);
+    if metadata.len() > 16 || !metadata.values().all(is_short) {
+        let must = "must be an object of at most 16 strings, each of at most 512 bytes";
+        return Err(fields.invalid("metadata", must));
+    }
+    echo.insert("metadata".into(), metadata.into());
     // It limits calls of the server's own tools, and there are none.
     let calls = fields.integer::<u32>("max_tool_calls", 1..=i128::from(u32::MAX))?;
     echo.insert("max_tool_calls".into(), calls.into());
@@ -102,6 +137,7 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
         }
     }
     chat.set_stream(fields.flag("stream", false)?);
+    shorten(&mut echo);
     Ok((chat.finish(&fields), echo))
 }
 
@@ -128,30 +164,48 @@ fn read_input(fields: &mut Fields<'_>, messages: &mut ChatMessages) -> Result<()
 
 fn read_item(item: &Value, at: &str, messages: &mut ChatMessages) -> Result<(), ApiError> {
     let kind = match item.get("type") {
-        None => "message",
+        None | Some(Value::Null) => "message",
         Some(_) => text_in(item, at, "type")?,
     };
     match kind {
         "message" => {
+            check_keys(item, at, &["type", "id", "status", "role", "content", "phase"])?;
             let role = match text_in(item, at, "role")? {
                 // The newer name.
                 "developer" => "system",
                 role => role,
             };
             let types = ["input_text", "output_text", "text", "refusal"];
+            if role != "assistant" && item.get("content").is_none_or(Value::is_null) {
+                return Err(ApiError::invalid(format!("{at}.content"), "is missing"));
+            }
             let content = join_texts(item.get("content"), &format!("{at}.content"), &types)?;
             messages.push(role, content);
         }
         "function_call" => {
+            check_keys(item, at, &["type", "id", "status", "call_id", "name", "arguments"])?;
             let (id, name) = (text_in(item, at, "call_id")?, text_in(item, at, "name")?);
-            messages.push_call(id, name, text_in(item, at, "arguments")?.to_owned());
+            let arguments = text_in(item, at, "arguments")?;
+            let is_object = arguments.trim().is_empty()
+                || serde_json::from_str::<Map<_, Value>>(arguments).is_ok();
+            if !is_object {
+                let must = "must be a JSON object in a string";
+                return Err(ApiError::invalid(format!("{at}.arguments"), must));
+            }
+            messages.push_call(id, name, arguments.to_owned());
         }
         "function_call_output" => {
+            check_keys(item, at, &["type", "id", "status", "call_id", "output"])?;
+            if item.get("output").is_none_or(Value::is_null) {
+                return Err(ApiError::invalid(format!("{at}.output"), "is missing"));
+            }
             let output =
                 join_texts(item.get("output"), &format!("{at}.output"), &["input_text", "text"])?;
             messages.push_result(text_in(item, at, "call_id")?, output);
         }
         "reasoning" => {
+            let known = ["type", "id", "status", "summary", "content", "encrypted_content"];
+            check_keys(item, at, &known)?;
             let content =
                 join_texts(item.get("content"), &format!("{at}.content"), &["reasoning_text"])?;
             // A client that keeps only the summary sends it back.
@@ -175,11 +229,14 @@ fn read_text(
     echo: &mut Echo,
 ) -> Result<(), ApiError> {
     let must = "must be an object";
-    let text = fields.tree::<Map<String, Value>>("text", must)?.unwrap_or_default();
-    let format = text.get("format").cloned().unwrap_or_else(|| json!({"type": "text"}));
-    if let Some(unknown) = text.keys().find(|key| !matches!(&***key, "format" | "verbosity")) {
-        return Err(ApiError::unknown(format!("text.{unknown}")));
+    let text = fields.tree::<Value>("text", must)?.unwrap_or_else(|| json!({}));
+    if !text.is_object() {
+        return Err(fields.invalid("text", must));
     }
+    check_keys(&text, "text", &["format", "verbosity"])?;
+    let format = text.get("format").filter(|format| !format.is_null());
+    let format = format.cloned().unwrap_or_else(|| json!({"type": "text"}));
+    check_keys(&format, "text.format", &["type", "name", "description", "schema", "strict"])?;
     chat.set_some("verbosity", text.get("verbosity").cloned());
     match format.get("type").and_then(Value::as_str) {
         Some("text") => {}
@@ -201,12 +258,12 @@ fn read_reasoning(
     chat: &mut ChatBody,
     echo: &mut Echo,
 ) -> Result<(), ApiError> {
-    let reasoning = fields.tree::<Map<String, Value>>("reasoning", "must be an object")?;
-    let reasoning = reasoning.unwrap_or_default();
-    let known = ["effort", "summary", "generate_summary"];
-    if let Some(unknown) = reasoning.keys().find(|key| !known.contains(&&***key)) {
-        return Err(ApiError::unknown(format!("reasoning.{unknown}")));
+    let reasoning = fields.tree::<Value>("reasoning", "must be an object")?;
+    let reasoning = reasoning.unwrap_or_else(|| json!({}));
+    if !reasoning.is_object() {
+        return Err(fields.invalid("reasoning", "must be an object"));
     }
+    check_keys(&reasoning, "reasoning", &["effort", "summary", "generate_summary"])?;
     let effort = reasoning.get("effort").filter(|effort| !effort.is_null());
     chat.set_some("reasoning_effort", effort.cloned());
     echo.insert("reasoning".into(), json!({"effort": effort, "summary": null}));
@@ -227,6 +284,7 @@ fn read_tools(
         if text_in(tool, &at, "type")? != "function" {
             return Err(ApiError::unsupported(format!("{at}.type")));
         }
+        check_keys(tool, &at, &["type", "name", "description", "parameters", "strict"])?;
         let name = text_in(tool, &at, "name")?;
         let mut function = Map::new();
         function.insert("name".into(), name.into());
@@ -239,8 +297,9 @@ fn read_tools(
     }
     let choice = fields.tree::<Value>("tool_choice", "must be a string or an object")?;
     let of_chat = match &choice {
-        Some(Value::Object(named)) if named.get("type") == Some(&json!("function")) => {
-            let name = named.get("name").cloned();
+        Some(named @ Value::Object(_)) if named.get("type") == Some(&json!("function")) => {
+            check_keys(named, "tool_choice", &["type", "name"])?;
+            let name = text_in(named, "tool_choice", "name")?;
             Some(json!({"type": "function", "function": {"name": name}}))
         }
         other => other.clone(),
@@ -266,9 +325,9 @@ fn read_logprobs(
     if let Some(at) = include.iter().position(|asked| !INCLUDES.contains(&&**asked)) {
         return Err(ApiError::unsupported(format!("include[{at}]")));
     }
-    let top = fields.tree::<Value>("top_logprobs", "must be a whole number")?;
-    let top = top.filter(|top| *top != json!(0));
-    echo.insert("top_logprobs".into(), top.clone().unwrap_or_else(|| json!(0)));
+    let top = fields.integer::<u32>("top_logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
+    let top = top.filter(|top| *top > 0);
+    echo.insert("top_logprobs".into(), top.unwrap_or(0).into());
     if top.is_some() || include.iter().any(|asked| asked == LOGPROBS) {
         chat.set("logprobs", true);
     }

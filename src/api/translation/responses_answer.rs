@@ -1,6 +1,7 @@
 //! Answers of `/v1/responses`, whole and as events.
 //!
-//! Invariants: events are numbered from 0 without a gap. The last event has the whole response.
+//! Invariants: events are numbered from 0 without a gap. The last event has the whole response. Log
+//! probabilities are in deltas and in the last event, and in no other.
 
 use super::AnswerWriter;
 use super::assembler::{AnswerBlock, AssembledAnswer, BlockDelta, bare_id};
@@ -51,7 +52,11 @@ impl ResponsesWriter {
         let last = blocks.len().saturating_sub(1);
         let items = blocks.iter().enumerate().map(|(index, block)| {
             let is_cut = index == last && status != "completed";
-            self.item(index, block, if is_cut { "incomplete" } else { "completed" })
+            let mut item = self.item(index, block, if is_cut { "incomplete" } else { "completed" });
+            if let AnswerBlock::Text { logprobs, .. } = block {
+                item["content"][0]["logprobs"] = json!(logprobs);
+            }
+            item
         });
         response["output"] = items.collect();
         response["usage"] = json!({
@@ -59,7 +64,7 @@ impl ResponsesWriter {
             "input_tokens_details": {"cached_tokens": usage.cached()},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning()},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
         });
         response
     }
@@ -120,8 +125,8 @@ impl ResponsesWriter {
 fn part(block: &AnswerBlock) -> Option<Value> {
     Some(match block {
         AnswerBlock::Reasoning { text } => json!({"type": "reasoning_text", "text": text}),
-        AnswerBlock::Text { text, logprobs } => json!({
-            "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs,
+        AnswerBlock::Text { text, .. } => json!({
+            "type": "output_text", "text": text, "annotations": [], "logprobs": [],
         }),
         AnswerBlock::Call { .. } => return None,
     })
@@ -154,7 +159,7 @@ impl AnswerWriter for ResponsesWriter {
             AnswerBlock::Call { .. } => "response.function_call_arguments.delta",
             AnswerBlock::Reasoning { .. } => "response.reasoning_text.delta",
             AnswerBlock::Text { .. } => {
-                data["logprobs"] = delta.logprobs.into();
+                data["logprobs"] = json!(delta.logprobs);
                 "response.output_text.delta"
             }
         };
@@ -177,10 +182,10 @@ impl AnswerWriter for ResponsesWriter {
                 data["text"] = text.as_str().into();
                 "response.reasoning_text.done"
             }
-            AnswerBlock::Text { text, logprobs } => {
+            AnswerBlock::Text { text, .. } => {
                 data["content_index"] = 0.into();
                 data["text"] = text.as_str().into();
-                data["logprobs"] = logprobs.as_slice().into();
+                data["logprobs"] = json!([]);
                 "response.output_text.done"
             }
         };

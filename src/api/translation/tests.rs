@@ -17,8 +17,14 @@ fn chat_of(endpoint: TranslatedEndpoint, body: &Value) -> Value {
 fn refused(endpoint: TranslatedEndpoint, body: &Value) -> String {
     let error = match endpoint.translate(body.to_string().as_bytes()) {
         Err(error) => error,
-        Ok((body, _)) => {
-            chat::parse(&body, &Sampling::default()).expect_err(&String::from_utf8_lossy(&body))
+        Ok((body, mut translator)) => {
+            let text = String::from_utf8_lossy(&body);
+            let error = chat::parse(&body, &Sampling::default()).expect_err(&text);
+            let told = translator.translate_body(error.status, &error.to_json());
+            // Anthropic's form names the field in the message alone.
+            let told: Value = serde_json::from_slice(&told).unwrap();
+            let message = told["error"]["message"].as_str().unwrap();
+            return message.split('`').nth(1).unwrap_or_default().to_owned();
         }
     };
     assert_eq!(error.status, 400);
@@ -140,6 +146,21 @@ fn a_field_that_has_no_meaning_here_is_refused_by_name() {
         ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
         ("tools", json!([{"type": "function"}]), "tools[0].name"),
         ("include", json!(["x"]), "include[0]"),
+        ("metadata", json!({"a": "b".repeat(513)}), "metadata"),
+        ("input", json!([{"role": "user"}]), "input[0].content"),
+        ("input", json!([{"role": "user", "content": "a", "nmae": "b"}]), "input[0].nmae"),
+        (
+            "input",
+            json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]),
+            "input[0].arguments",
+        ),
+        ("tools", json!([{"type": "function", "name": "a b"}]), "tools[0].name"),
+        (
+            "tools",
+            json!([{"type": "function", "name": "a", "parameters": 1}]),
+            "tools[0].parameters",
+        ),
+        ("tool_choice", json!({"type": "function"}), "tool_choice.name"),
         ("truncation", json!("auto"), "truncation"),
         ("text", json!({"style": 1}), "text.style"),
         ("reasoning", json!({"budget": 1}), "reasoning.budget"),
@@ -177,6 +198,12 @@ fn a_field_that_has_no_meaning_here_is_refused_by_name() {
         ),
         ("messages", content(json!({"type": "tool_result"})), "messages[0].content[0].tool_use_id"),
         ("tools", json!([{"name": "f"}]), "tools[0].input_schema"),
+        ("tools", json!([{"name": "a b", "input_schema": {}}]), "tools[0].name"),
+        (
+            "tools",
+            json!([{"name": "a", "input_schema": {}, "descripton": ""}]),
+            "tools[0].descripton",
+        ),
         ("tools", json!([{"type": "bash_20250124", "name": "bash"}]), "tools[0].type"),
         ("tool_choice", json!({"type": "all"}), "tool_choice.type"),
         ("mcp_servers", json!([{}]), "mcp_servers"),
@@ -327,6 +354,47 @@ fn a_stream_of_messages_has_all_events_of_each_block() {
     let json: String =
         all.iter().filter_map(|(_, data)| data["delta"]["partial_json"].as_str()).collect();
     assert_eq!(json, "{\"x\":1}");
+}
+
+/// A position with the log probability of this token.
+fn position(token: &str) -> Value {
+    json!({"token": token, "logprob": -0.5, "bytes": token.as_bytes(), "top_logprobs": []})
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_text() {
+    let usage = json!({"completion_tokens": 4, "completion_tokens_details":
+        {"reasoning_tokens": 1}});
+    let all = ["Hm", "Y", "o", "<end>"].map(position);
+    let message = json!({"reasoning": "Hm", "content": "Yo"});
+    let choice = json!({"message": message, "logprobs": {"content": all}, "finish_reason": "stop"});
+    let body = json!({"id": "chatcmpl-r", "choices": [choice], "usage": usage}).to_string();
+    let ask = br#"{"input": "a", "include": ["message.output_text.logprobs"]}"#;
+    let mut whole = RESPONSES.translate(ask).unwrap().1;
+    let answer: Value =
+        serde_json::from_slice(&whole.translate_body(200, body.as_bytes())).unwrap();
+    let expected = json!(["Y", "o"].map(position));
+    assert_eq!(answer["output"][1]["content"][0]["logprobs"], expected);
+    let chunk = |delta: Value, token: &str, finish: Value| {
+        let logprobs = json!({"content": [position(token)]});
+        let choice = json!({"delta": delta, "logprobs": logprobs, "finish_reason": finish});
+        format!("data: {}\n\n", json!({"id": "chatcmpl-r", "choices": [choice]}))
+    };
+    let stream = [
+        chunk(json!({"reasoning": "Hm"}), "Hm", json!(null)),
+        // A token without text: it waits for the next one.
+        chunk(json!({}), "Y", json!(null)),
+        chunk(json!({"content": "Yo"}), "o", json!(null)),
+        chunk(json!({}), "<end>", json!("stop")),
+        "data: [DONE]\n\n".to_owned(),
+    ];
+    let mut out = Vec::new();
+    let mut translator = RESPONSES.translate(ask).unwrap().1;
+    translator.translate_events(stream.concat().as_bytes(), &mut out);
+    let last = String::from_utf8(out).unwrap();
+    let last = last.trim_end().rsplit_once("data: ").unwrap().1;
+    let last: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(last["response"]["output"][1]["content"][0]["logprobs"], expected);
 }
 
 #[test]

@@ -339,7 +339,6 @@ impl RequestTable {
         debug_assert!(max_new > 0, "a choice without a token to generate is not placed");
         let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(ApiError::queue_full)?;
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
-        let stop_tokens = active.stop_tokens(&self.config.eos);
         self.next_request += 1;
         let mut request = Box::new(EngineRequest {
             id: RequestId(self.next_request),
@@ -364,7 +363,7 @@ impl RequestTable {
             top_logprobs: asked.logprobs.unwrap_or(0),
             priority: asked.priority,
             max_new,
-            stop_tokens,
+            stop_tokens: active.stop_tokens(&self.config.eos),
             ignore_eos: asked.ignore_eos,
             deadline,
             stamps: Stamps::new(

@@ -21,9 +21,7 @@ use crate::ids::{RequestKey, Role};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
-use crate::server::authorization::{
-    AccessKeys, authorise, refuse_browser_request, refuse_compressed_body,
-};
+use crate::server::authorization::{AccessKeys, authorise, refuse_compressed_body};
 use crate::server::role_change::RoleChange;
 use crate::upstream::request::UpstreamHead;
 use crate::wire::auth::Keyring;
@@ -258,7 +256,6 @@ impl WorkerRoutes {
             (Post, "/abort_request") => abort(conn, request, table, cx),
             (Post, "/flush_cache") => table.flush(conn, cx),
             (Post, "/drain") => {
-                refuse_browser_request(request)?;
                 self.drain();
                 json(conn, &Draining::with(table.running()), cx)
             }

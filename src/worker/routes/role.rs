@@ -9,7 +9,6 @@ use crate::api::{ApiError, ErrorCode};
 use crate::http::Request;
 use crate::ids::Role;
 use crate::obs::log::event;
-use crate::server::authorization::refuse_browser_request;
 use crate::server::role_change::{RoleChange, RoleChangeRequest, RoleStatus};
 use std::time::Instant;
 
@@ -50,7 +49,6 @@ impl WorkerRoutes {
         running: usize,
         now: Instant,
     ) -> Result<(u16, RoleStatus), ApiError> {
-        refuse_browser_request(request)?;
         if self.draining {
             return Err(ApiError::draining("the server is draining"));
         }

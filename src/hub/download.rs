@@ -10,7 +10,9 @@ use super::error::HubError;
 use super::file_list::HubFile;
 use super::part::PartFile;
 use crate::config::hub::HubConfig;
-use crate::limits::{HUB_PIECE, HUB_PROGRESS_BYTES, HUB_PROGRESS_EVERY, HUB_TRIES_MAX};
+use crate::limits::{
+    HUB_PIECE, HUB_PROGRESS_BYTES, HUB_PROGRESS_EVERY, HUB_TRIES_MAX, HUB_WINDOW, HUB_WINDOW_BYTES,
+};
 use crate::obs::log::event;
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -97,6 +99,7 @@ impl Downloader<'_> {
             part.reset()?;
         }
         let (mut bytes, mut piece) = (answer.bytes, vec![0; HUB_PIECE]);
+        let mut window = (Instant::now(), part.len());
         loop {
             let count = match bytes.read(&mut piece) {
                 Ok(count) => count,
@@ -111,6 +114,14 @@ impl Downloader<'_> {
             }
             part.append(&piece[..count])?;
             progress.step(part.len());
+            if window.0.elapsed() >= HUB_WINDOW {
+                let came = part.len() - window.1;
+                if came < HUB_WINDOW_BYTES {
+                    let reason = format!("{came} bytes in {} s are too slow", HUB_WINDOW.as_secs());
+                    return Err(HubFault::Passing(reason));
+                }
+                window = (Instant::now(), part.len());
+            }
         }
     }
 }

@@ -23,6 +23,10 @@ pub const HUB_CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How long a host may send nothing while an answer is due. The store of large files can take
 /// seconds for the first byte.
 pub const HUB_SILENCE_MAX: Duration = Duration::from_secs(30);
+/// A file must bring [`HUB_WINDOW_BYTES`] in each time as long as this, or the next try follows.
+pub const HUB_WINDOW: Duration = Duration::from_secs(60);
+/// Bytes of a file in [`HUB_WINDOW`]: the slowest modems brought more.
+pub const HUB_WINDOW_BYTES: u64 = 64 << 10;
 /// Time for the list of a repository's files, from the request to the last byte.
 pub const HUB_LISTING_TIME: Duration = Duration::from_secs(60);
 /// Tries in a row that bring less than [`HUB_PROGRESS_BYTES`]. With [`HUB_RETRY_DELAY`], a hub that

@@ -69,6 +69,9 @@ pub(super) struct Assembler<W> {
     held: usize,
 }
 
+/// Bytes that a block counts beside its text: its id, its name and its fields in an answer.
+const BLOCK_BYTES: usize = 512;
+
 /// Bytes of the token at a position with log probabilities.
 fn token_bytes(position: &RawValue) -> usize {
     #[derive(Deserialize)]
@@ -219,6 +222,7 @@ impl<W: AnswerWriter> Assembler<W> {
 
     fn open(&mut self, block: AnswerBlock, out: &mut Vec<u8>) {
         self.close(out);
+        self.held += BLOCK_BYTES;
         self.writer.open(self.answer.blocks.len(), &block, out);
         self.answer.blocks.push(block);
         self.is_open = true;

@@ -74,7 +74,7 @@ pub(super) type Echo = Map<String, Value>;
 
 /// Without its long fields, if it is longer than [`ECHO_BYTES_MAX`].
 fn shorten(echo: &mut Echo) {
-    if Value::Object(echo.clone()).to_string().len() > ECHO_BYTES_MAX {
+    if serde_json::to_string(echo).is_ok_and(|text| text.len() > ECHO_BYTES_MAX) {
         echo["instructions"] = Value::Null;
         (echo["tools"], echo["text"]) = (json!([]), json!({"format": {"type": "text"}}));
         if echo["tool_choice"].is_object() {

@@ -279,7 +279,7 @@ pub(super) struct ServerFlags {
     )]
     pub(super) max_payload_size: ByteSize,
     /// Origins of web pages that can send requests and read the answers, such as
-    /// https://chat.example.com; * is every origin. No page can change workers or roles
+    /// `https://chat.example.com`; * is every origin. No page can change workers or roles
     #[arg(
         long, value_name = "ORIGIN", num_args = 1.., alias = "cors-allowed-origins",
         value_parser = parse_origin,

@@ -234,8 +234,10 @@ fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiErr
         if tool.get("type").is_some_and(|kind| *kind != "custom" && !kind.is_null()) {
             return Err(ApiError::unsupported(format!("{at}.type")));
         }
-        let known = ["type", "name", "description", "input_schema", "strict", "cache_control"];
-        check_keys(tool, &at, &known)?;
+        let known = ["type", "name", "description", "input_schema", "strict"];
+        // Streams always have arguments piece by piece, and the prefix cache needs no marks.
+        let without_effect = ["eager_input_streaming", "cache_control"];
+        check_keys(tool, &at, &[&known[..], &without_effect].concat())?;
         let schema = tool.get("input_schema").filter(|schema| schema.is_object());
         let schema = schema.ok_or_else(|| {
             ApiError::invalid(format!("{at}.input_schema"), "must be a JSON schema")

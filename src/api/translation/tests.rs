@@ -94,7 +94,8 @@ fn a_conversation_of_messages_becomes_a_chat() {
             "system": [{"type": "text", "text": "Be brief.",
                 "cache_control": {"type": "ephemeral"}}],
             "thinking": {"type": "enabled", "budget_tokens": 1024},
-            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"},
+                "eager_input_streaming": true}],
             "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
             "metadata": {"user_id": "u"},
             "messages": [

@@ -167,19 +167,22 @@ impl<'a> Fields<'a> {
 
     /// Refuses unsupported fields of the API, unless they have a value without effect.
     pub(super) fn refuse(&mut self, fields: &[Neutral<'_>]) -> Result<(), ApiError> {
-        for (name, defaults) in fields {
-            if self.take(name).is_some_and(|raw| !is_one_of(raw.get(), defaults)) {
-                return Err(ApiError::unsupported(format!("{}{name}", self.path)));
-            }
-        }
-        Ok(())
+        self.refuse_as(ApiError::unsupported, fields)
     }
 
     /// Refuses fields that belong to another endpoint, unless they have a value without effect.
     pub(super) fn refuse_as_unknown(&mut self, fields: &[Neutral<'_>]) -> Result<(), ApiError> {
+        self.refuse_as(ApiError::unknown, fields)
+    }
+
+    fn refuse_as(
+        &mut self,
+        error: impl Fn(String) -> ApiError,
+        fields: &[Neutral<'_>],
+    ) -> Result<(), ApiError> {
         for (name, defaults) in fields {
             if self.take(name).is_some_and(|raw| !is_one_of(raw.get(), defaults)) {
-                return Err(ApiError::unknown(format!("{}{name}", self.path)));
+                return Err(error(format!("{}{name}", self.path)));
             }
         }
         Ok(())

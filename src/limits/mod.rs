@@ -274,6 +274,10 @@ pub const BYTES_PER_TOKEN: usize = 4;
 /// event or body.
 pub const TRANSLATED_ANSWER_MAX: usize = 12 << 20;
 const _: () = assert!(TRANSLATED_ANSWER_MAX < NET_QUEUED_MAX);
+/// Entries of the metadata of a request that its answer repeats, as OpenAI bounds them,
+pub const METADATA_ENTRIES_MAX: usize = 16;
+/// and bytes of each.
+pub const METADATA_BYTES_MAX: usize = 512;
 /// Longest repetition of a request's fields in its answer, which a stream has three times.
 pub const ECHO_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be idle without a request. It is longer than the keep-alive of common

@@ -65,12 +65,18 @@ pub(super) struct Assembler<W> {
     has_ended: bool,
     /// Log probabilities of tokens without text so far.
     logprobs: Vec<Box<RawValue>>,
+    /// Bytes of them.
+    waiting: usize,
     /// Bytes of the blocks.
     held: usize,
 }
 
 /// Bytes that a block counts beside its text: its id, its name and its fields in an answer.
 const BLOCK_BYTES: usize = 512;
+
+fn bytes_of(logprobs: &[Box<RawValue>]) -> usize {
+    logprobs.iter().map(|position| position.get().len()).sum()
+}
 
 /// Bytes of the token at a position with log probabilities.
 fn token_bytes(position: &RawValue) -> usize {
@@ -94,6 +100,7 @@ impl<W: AnswerWriter> Assembler<W> {
             is_open: false,
             has_ended: false,
             logprobs: Vec::new(),
+            waiting: 0,
             held: 0,
         }
     }
@@ -131,7 +138,7 @@ impl<W: AnswerWriter> Assembler<W> {
                 }
                 Ok(chunk) => {
                     self.take_chunk(chunk, out);
-                    if self.held > TRANSLATED_ANSWER_MAX {
+                    if self.held + self.waiting > TRANSLATED_ANSWER_MAX {
                         let why = format!("the answer has more than {TRANSLATED_ANSWER_MAX} bytes");
                         self.fail(&why, out);
                     }
@@ -162,7 +169,9 @@ impl<W: AnswerWriter> Assembler<W> {
 
     fn take_choice(&mut self, choice: ChatChoice, out: &mut Vec<u8>) {
         let ChatChoice { delta, logprobs, finish_reason, stop_reason } = choice;
-        self.logprobs.extend(logprobs.unwrap_or_default().content);
+        let logprobs = logprobs.unwrap_or_default().content;
+        self.waiting += bytes_of(&logprobs);
+        self.logprobs.extend(logprobs);
         if !delta.reasoning().is_empty() {
             let reasoning = AnswerBlock::Reasoning { text: String::new() };
             self.take_text(delta.reasoning(), reasoning, out);
@@ -171,14 +180,14 @@ impl<W: AnswerWriter> Assembler<W> {
                 true => usize::MAX,
                 false => usize::try_from(self.answer.usage.reasoning()).unwrap_or(usize::MAX),
             };
-            self.logprobs.drain(..of_reasoning.min(self.logprobs.len()));
+            self.drain_logprobs(of_reasoning);
         }
         if !delta.content.is_empty() {
             let content = AnswerBlock::Text { text: String::new(), logprobs: Vec::new() };
             self.take_text(&delta.content, content, out);
         }
         for call in delta.tool_calls {
-            self.logprobs.clear();
+            self.drain_logprobs(usize::MAX);
             if let Some(name) = call.function.name {
                 let id = call.id.unwrap_or_default();
                 self.open(AnswerBlock::Call { id, name, arguments: String::new() }, out);
@@ -217,7 +226,15 @@ impl<W: AnswerWriter> Assembler<W> {
             before < text.len()
         });
         let count = of_text.count();
-        self.logprobs.drain(..count).collect()
+        self.drain_logprobs(count)
+    }
+
+    /// Takes the first log probabilities that wait, at most `count`.
+    fn drain_logprobs(&mut self, count: usize) -> Vec<Box<RawValue>> {
+        let count = count.min(self.logprobs.len());
+        let taken: Vec<_> = self.logprobs.drain(..count).collect();
+        self.waiting -= bytes_of(&taken);
+        taken
     }
 
     fn open(&mut self, block: AnswerBlock, out: &mut Vec<u8>) {
@@ -241,7 +258,7 @@ impl<W: AnswerWriter> Assembler<W> {
         }
         self.writer.extend(index, block, &BlockDelta { text, logprobs: &logprobs }, out);
         self.held += text.len();
-        let more: usize = logprobs.iter().map(|position| position.get().len()).sum();
+        let more = bytes_of(&logprobs);
         // The deltas have had them. The last event has them only if it stays short.
         if self.held + more <= TRANSLATED_ANSWER_MAX / 2
             && let AnswerBlock::Text { logprobs: all, .. } = block

@@ -6,7 +6,7 @@ use super::chat_answer::{FieldName, InnerPath};
 use super::chat_body::{ChatBody, ChatMessages, check_keys, join_texts, text_in};
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, Neutral};
-use crate::limits::{ECHO_BYTES_MAX, TOP_LOGPROBS_MAX};
+use crate::limits::{ECHO_BYTES_MAX, METADATA_BYTES_MAX, METADATA_ENTRIES_MAX, TOP_LOGPROBS_MAX};
 use serde_json::{Map, Number, Value, json};
 
 /// Chat fields and the fields that they come from.
@@ -120,9 +120,13 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
     read_logprobs(&mut fields, &mut chat, &mut echo)?;
     let metadata = fields.tree::<Map<String, Value>>("metadata", "must be an object")?;
     let metadata = metadata.unwrap_or_default();
-    let is_short = |value: &Value| value.as_str().is_some_and(|text| text.len() <= 512);
-    if metadata.len() > 16 || !metadata.values().all(is_short) {
-        let must = "must be an object of at most 16 strings, each of at most 512 bytes";
+    let is_short =
+        |value: &Value| value.as_str().is_some_and(|text| text.len() <= METADATA_BYTES_MAX);
+    if metadata.len() > METADATA_ENTRIES_MAX || !metadata.values().all(is_short) {
+        let must = format!(
+            "must be an object of at most {METADATA_ENTRIES_MAX} strings, each of at most \
+             {METADATA_BYTES_MAX} bytes"
+        );
         return Err(fields.invalid("metadata", must));
     }
     echo.insert("metadata".into(), metadata.into());

@@ -398,6 +398,20 @@ fn log_probabilities_are_those_of_the_text() {
     assert_eq!(last["response"]["output"][1]["content"][0]["logprobs"], expected);
 }
 
+/// A worker of another project sends log probabilities without text and without end.
+#[test]
+fn log_probabilities_that_wait_are_bounded() {
+    let positions = vec![position("x"); 1000];
+    let choice = json!({"delta": {}, "logprobs": {"content": positions}});
+    let chunk = format!("data: {}\n\n", json!({"id": "r", "choices": [choice]}));
+    let mut translator = RESPONSES.translate(br#"{"input": "a"}"#).unwrap().1;
+    let mut out = Vec::new();
+    for _ in 0..2 * crate::limits::TRANSLATED_ANSWER_MAX / chunk.len() {
+        translator.translate_events(chunk.as_bytes(), &mut out);
+    }
+    assert!(String::from_utf8(out).unwrap().contains("response.failed"));
+}
+
 #[test]
 fn an_answer_that_breaks_off_says_so() {
     let all = events(RESPONSES, &stream("length"), 64);

@@ -66,6 +66,18 @@ pub struct HostInfo {
 }
 
 impl HostInfo {
+    /// A host with one CPU and without variables, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_one_cpu() -> HostInfo {
+        HostInfo {
+            cpus: vec![0],
+            parallelism: 1,
+            log_level: None,
+            files: FileAccess::Host,
+            hub: HubVariables::default(),
+        }
+    }
+
     /// The host of this process.
     pub fn of_this_process() -> HostInfo {
         let parallelism = std::thread::available_parallelism().map_or(1, |count| count.get());

@@ -232,18 +232,10 @@ fn by_name(name: &str) -> Option<ConfigError> {
 mod tests {
     use super::*;
     use crate::cli::{HostInfo, parse};
-    use crate::config::hub::HubVariables;
-    use crate::sys::file_access::FileAccess;
 
     #[test]
     fn a_flag_of_another_command_is_told_from_a_misspelling() {
-        let here = HostInfo {
-            cpus: vec![0],
-            parallelism: 1,
-            log_level: None,
-            files: FileAccess::Host,
-            hub: HubVariables::default(),
-        };
+        let here = HostInfo::of_one_cpu();
         let said = |line: &[&str]| parse(line, &here).unwrap_err().to_string();
         assert_eq!(
             said(&["baton", "serve", "m", "--local-prefill"]),
@@ -268,13 +260,7 @@ mod tests {
 
     #[test]
     fn every_name_is_explained_and_none_is_a_flag_of_ours() {
-        let here = HostInfo {
-            cpus: vec![0],
-            parallelism: 1,
-            log_level: None,
-            files: FileAccess::Host,
-            hub: HubVariables::default(),
-        };
+        let here = HostInfo::of_one_cpu();
         let commands = [&["serve", "m"][..], &["prefill", "m"], &["decode", "m"], &["router"]];
         let all = NAMES.iter().map(|name| (name, &commands[..]));
         // A router has the flags of ROUTERS.
@@ -296,13 +282,7 @@ mod tests {
 
     #[test]
     fn policies_of_others_are_refused_by_name() {
-        let here = HostInfo {
-            cpus: vec![0],
-            parallelism: 1,
-            log_level: None,
-            files: FileAccess::Host,
-            hub: HubVariables::default(),
-        };
+        let here = HostInfo::of_one_cpu();
         for flag in ["--policy", "--prefill-policy", "--decode-policy"] {
             for policy in LATER_POLICIES {
                 let error = parse(["baton", "router", flag, policy], &here).unwrap_err();

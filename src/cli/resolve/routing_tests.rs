@@ -1,23 +1,15 @@
 //! Tests of `baton router` command lines, including lines written for sglang-router.
 
 use crate::cli::{HostInfo, Invocation, parse};
-use crate::config::hub::HubVariables;
 use crate::config::{
     BreakerConfig, CacheAwareConfig, FirstToken, Flow, HealthConfig, Policies, Policy,
     RequestConfig, RetryConfig, RoleConfig, RouterConfig,
 };
 use crate::limits::RETRIES_DEFAULT;
-use crate::sys::file_access::FileAccess;
 use std::time::Duration;
 
 fn here() -> HostInfo {
-    HostInfo {
-        cpus: vec![0],
-        parallelism: 1,
-        log_level: None,
-        files: FileAccess::Host,
-        hub: HubVariables::default(),
-    }
+    HostInfo::of_one_cpu()
 }
 
 fn router(line: &str) -> (RouterConfig, Vec<String>) {

@@ -214,17 +214,9 @@ fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigError
 mod tests {
     use super::*;
     use crate::cli::{self, HostInfo, Invocation};
-    use crate::config::hub::HubVariables;
-    use crate::sys::file_access::FileAccess;
 
     fn plan(words: &str) -> Result<BenchPlan, String> {
-        let machine = HostInfo {
-            cpus: vec![0],
-            parallelism: 1,
-            log_level: None,
-            files: FileAccess::Host,
-            hub: HubVariables::default(),
-        };
+        let machine = HostInfo::of_one_cpu();
         let arguments = ["baton", "bench", "transfer"].into_iter().chain(words.split_whitespace());
         match cli::parse(arguments, &machine) {
             Ok(Invocation::BenchTransfer(flags)) => {

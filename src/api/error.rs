@@ -65,6 +65,8 @@ codes! {
     NotProven = "not_proven";
     /// The sender must not make this change.
     NotTrusted = "not_trusted";
+    /// A limit of the API key is reached.
+    RateLimitExceeded = "rate_limit_exceeded";
     /// The worker is between two roles.
     RoleChanges = "role_changes";
     /// The worker can never have the requested role.

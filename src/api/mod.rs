@@ -25,6 +25,7 @@ pub mod token_rules;
 pub mod tokenize;
 pub mod tools;
 pub mod translation;
+pub mod usage;
 
 pub use bootstrap::BootstrapParams;
 pub use error::{ApiError, ErrorCode};

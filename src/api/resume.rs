@@ -89,6 +89,9 @@ pub struct Mark {
     pub created: u64,
     /// Index of the choice.
     pub choice: usize,
+    /// In the first marks of the first choice of each prompt: the tokens of the prompt.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub prompt: u32,
     /// The progress of the choice with this event.
     #[serde(flatten)]
     pub progress: ChoiceProgress,
@@ -185,6 +188,7 @@ mod tests {
         Mark {
             created: 7,
             choice,
+            prompt: 0,
             progress: ChoiceProgress { ids: ids.to_vec(), end, ..ChoiceProgress::default() },
         }
     }

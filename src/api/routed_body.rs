@@ -33,6 +33,8 @@ pub struct RoutedBody {
     rids: Vec<String>,
     /// Its demand on workers, estimated from its text.
     work: Demand,
+    /// Maximum tokens of each answer; 0: unknown.
+    answer_max: u32,
 }
 
 /// The place where the workers of a pair meet: the prefill worker's bootstrap registry, and a room.
@@ -93,7 +95,8 @@ impl RoutedBody {
         let choices = prompts.saturating_mul(samples).clamp(1, CHOICES_MAX) as u32;
         let samples = samples.clamp(1, CHOICES_MAX) as u32;
         let work = Demand { samples, ..work(&entries, choices, secret) };
-        Ok(RoutedBody { open, form, choices, stream, rids: rids(&entries), work })
+        let (rids, answer_max) = (rids(&entries), answer_max(&entries));
+        Ok(RoutedBody { open, form, choices, stream, rids, work, answer_max })
     }
 
     /// Whether the client asks for server-sent events.
@@ -115,6 +118,12 @@ impl RoutedBody {
     /// Its demand on workers, estimated from its text.
     pub fn work(&self) -> &Demand {
         &self.work
+    }
+
+    /// Tokens of its prompts, estimated, and of its answers at their longest. Without a maximum in
+    /// the body, answers do not count.
+    pub fn tokens_max(&self) -> u64 {
+        u64::from(self.work.tokens) + u64::from(self.choices) * u64::from(self.answer_max)
     }
 
     /// The body for workers that generate, or for both legs. `place` says where the KV is; it is
@@ -258,6 +267,20 @@ fn work(entries: &[(String, &RawValue)], choices: u32, secret: Option<u64>) -> D
     }
 }
 
+/// The maximum tokens of each answer; 0 without one. The body is not validated for this.
+fn answer_max(entries: &[(String, &RawValue)]) -> u32 {
+    #[derive(Deserialize)]
+    struct Sampling {
+        max_new_tokens: Option<u32>,
+    }
+    let value = |(name, value): &(String, &RawValue)| match &**name {
+        "max_tokens" | "max_completion_tokens" => serde_json::from_str(value.get()).ok(),
+        "sampling_params" => serde_json::from_str::<Sampling>(value.get()).ok()?.max_new_tokens,
+        _ => None,
+    };
+    entries.iter().filter_map(value).max().unwrap_or(0)
+}
+
 /// Number of prompts, and of samples for each.
 fn choices(entries: &[(String, &RawValue)]) -> (usize, usize) {
     #[derive(Deserialize)]
@@ -346,6 +369,21 @@ mod tests {
         let ids = work(r#"{"input_ids":[[1, 22222], [3]],"sampling_params":{"n":2}}"#);
         assert_eq!((ids.sequences, ids.tokens, ids.context()), (4, 3, 6));
         assert!(ids.blocks.is_empty(), "blocks are not requested");
+    }
+
+    #[test]
+    fn answers_count_at_their_longest_if_the_body_says_it() {
+        for (body, tokens) in [
+            (r#"{"prompt":[1,2,3],"max_tokens":10}"#, 13),
+            (r#"{"prompt":[[1,2],[3]],"n":3,"max_tokens":10}"#, 63),
+            (r#"{"prompt":[1],"max_tokens":null,"max_completion_tokens":7}"#, 8),
+            (r#"{"input_ids":[1],"sampling_params":{"n":2,"max_new_tokens":5}}"#, 11),
+            (r#"{"prompt":[1],"max_tokens":-1}"#, 1),
+            ("{}", 0),
+        ] {
+            let routed = RoutedBody::parse(body.as_bytes()).unwrap();
+            assert_eq!(routed.tokens_max(), tokens, "{body}");
+        }
     }
 
     #[test]

@@ -108,7 +108,7 @@ const NAMES: &[(&str, &str)] = &[
     ("--allowed-methods", "web pages of --allowed-origins can use GET and POST"),
     ("--allowed-headers", "web pages of --allowed-origins can use all headers"),
     ("--allow-credentials", "no answer depends on cookies; web pages send a key in a header"),
-    ("--rate-limit-tokens-per-second", "use --max-concurrent-requests"),
+    ("--rate-limit-tokens-per-second", "use --key-requests-per-minute"),
     (
         "--disable-health-check",
         "the router uses healthy workers only; use --health-check-interval-secs",

@@ -3,6 +3,7 @@
 //! The comment of an `Option` says what `None` means: the model file or the peer decides, or the
 //! feature is off.
 
+pub mod api_key;
 pub mod error;
 mod forecast;
 pub mod hub;
@@ -23,6 +24,7 @@ pub use routing::{
 pub use worker::ClusterWorkerConfig;
 pub(crate) use worker::NO_NAMES;
 
+use crate::config::api_key::{ApiKey, RateLimits};
 use crate::config::hub::HubConfig;
 use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
@@ -204,7 +206,9 @@ pub struct ServerConfig {
     /// Port; 0: a free port.
     pub port: u16,
     /// Accepted API keys; empty: no key is required.
-    pub api_keys: Vec<Secret>,
+    pub api_keys: Vec<ApiKey>,
+    /// Limits of each API key that has no own ones. Without a flag, a limit is off for all keys.
+    pub key_limits: RateLimits,
     /// Keys for administrative requests; empty: each API key permits them.
     pub admin_keys: Vec<Secret>,
     /// Files of the certificate and its private key, for HTTPS.

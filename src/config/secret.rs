@@ -25,6 +25,11 @@ impl Secret {
         Secret { bytes: bytes.to_vec(), source: variable.into() }
     }
 
+    /// Other bytes from the same source.
+    pub(super) fn with_bytes(&self, bytes: &[u8]) -> Secret {
+        Secret { bytes: bytes.to_vec(), source: self.source.clone() }
+    }
+
     /// The secret bytes. Compare them in constant time.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -79,8 +84,8 @@ pub fn read_cluster_key(
     Ok(Secret { bytes, source: path.into() })
 }
 
-/// Reads the API keys or admin keys of the file that `flag` names, one on each line. Empty lines
-/// and lines that start with `#` are skipped.
+/// Reads the lines of the file of API keys or admin keys that `flag` names, one key on each. Empty
+/// lines and lines that start with `#` are skipped.
 ///
 /// # Errors
 /// The file cannot be read, is too large, or holds no key.

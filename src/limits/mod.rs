@@ -4,9 +4,11 @@
 //! them.
 
 mod hub;
+mod keys;
 mod text;
 
 pub use hub::*;
+pub use keys::*;
 pub use text::*;
 
 use std::time::Duration;
@@ -88,8 +90,6 @@ pub const MESSAGE_TEXT_MAX: usize = 256;
 pub const RANKS_MAX: usize = 64;
 /// Pages of one Destination: a million tokens in pages of one.
 pub const PAGES_MAX: usize = 1 << 20;
-/// Shortest cluster key in bytes: as strong as the hash that it keys.
-pub const CLUSTER_KEY_MIN: usize = 32;
 /// Cluster keys that a worker accepts at a time: the old and the new key of a rotation, and two
 /// more. Hello has the same number of fields for them.
 pub const CLUSTER_KEYS_MAX: usize = 4;
@@ -252,10 +252,6 @@ pub const KV_MEMORY_MIN: u64 = 1 << 20;
 /// Most KV memory of a worker in bytes: more than any present machine has. It keeps sums from
 /// overflow.
 pub const KV_MEMORY_MAX: u64 = 1 << 46;
-/// Most bytes of a cluster key. A longer file is not a key.
-pub const CLUSTER_KEY_MAX: usize = 4096;
-/// Most bytes of a file of API keys or admin keys.
-pub const API_KEYS_FILE_MAX: usize = 1 << 20;
 /// Most requests of one simulated run. Their times and lengths are kept in memory.
 pub const LOAD_REQUESTS_MAX: usize = 4 << 20;
 /// Most workers of one role behind a router.

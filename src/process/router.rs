@@ -88,7 +88,7 @@ pub fn build_service(
     let mut pool = WorkerPool::new(balancer(config, reactor.entropy()), names)
         .with_health(config.health_path.clone(), config.health.time)
         .with_keys(
-            config.server.api_keys.first().cloned(),
+            config.server.api_keys.first().map(|key| key.secret.clone()),
             config.server.admin_keys.first().cloned(),
         )
         .with_authorities(authorities);

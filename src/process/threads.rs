@@ -483,7 +483,7 @@ pub fn build_service(
     );
     let service =
         service.map_err(|error| ProcessError::Listen { flag: "--port", address, error })?;
-    Ok(service.within(config.server.body_max + added, config.server.allowed_origins.clone()))
+    Ok(service.within(&config.server, added))
 }
 
 /// Logs that the process is ready, and the duration of the start.

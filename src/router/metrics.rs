@@ -7,6 +7,7 @@ use crate::ids::Leg;
 use crate::obs::buckets::*;
 use crate::obs::instruments::{Counter, Gauge, Histogram, Labels};
 use crate::obs::registry::Registry;
+use crate::server::key_limits::KeyRefusals;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub struct RouterMetrics {
     pub resumed: Arc<Counter>,
     ttft: Arc<Histogram>,
     duration: Arc<Histogram>,
+    /// Requests that limits of API keys have refused.
+    pub key_refusals: KeyRefusals,
 }
 
 impl RouterMetrics {
@@ -59,6 +62,7 @@ impl RouterMetrics {
                 l,
                 E2E_SECONDS,
             ),
+            key_refusals: KeyRefusals::register(r),
         }
     }
 

@@ -31,6 +31,7 @@ use crate::registry::etcd::view::EtcdView;
 use crate::router::call::Owner;
 use crate::server::connections::{ClientEvent, Connections};
 use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
+use crate::server::key_limits::KeyLimits;
 use crate::server::reload::{Reload, ReloadedFile};
 use crate::stdx::failpoint::is_failpoint_active;
 use coalescer::WriteCoalescer;
@@ -96,12 +97,13 @@ impl RouterService {
         })
     }
 
-    /// Sets the maximum size of a body, the origins of web pages that can read answers, and the
-    /// header fields with a client's request ID.
+    /// Sets the maximum size of a body, the origins of web pages that can read answers, the limits
+    /// of API keys, and the header fields with a client's request ID.
     pub fn within(self, server: &ServerConfig, terms: &RequestConfig) -> RouterService {
         let limits = HttpLimits { body: server.body_max, ..HttpLimits::default() };
         let connections = Connections::with_limits(limits)
             .allowing(server.allowed_origins.clone())
+            .limiting(KeyLimits::of(server))
             .named_by(terms.id_headers.clone());
         RouterService { connections, ..self }
     }
@@ -129,9 +131,10 @@ impl RouterService {
                 }
                 ReloadedFile::ApiKeys(keys) => {
                     if !is_failpoint_active("router sends its former key") {
-                        self.pool.set_key(keys.first().cloned());
+                        self.pool.set_key(keys.first().map(|key| key.secret.clone()));
                     }
-                    self.paths.keys().set_api(keys);
+                    self.connections.key_limits.set_keys(&keys);
+                    self.paths.keys().set_api(&keys);
                 }
                 ReloadedFile::AdminKeys(keys) => {
                     self.pool.set_admin_key(keys.first().cloned());

@@ -10,7 +10,7 @@
 
 use crate::api::resume::{ChoiceProgress, Mark, Resume};
 use crate::cause::Cause;
-use crate::limits::{CHOICES_MAX, SSE_EVENT_MAX};
+use crate::limits::{BYTES_PER_TOKEN, CHOICES_MAX, SSE_EVENT_MAX};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::failure;
 
@@ -119,6 +119,11 @@ impl LegProgress {
 pub struct Relay {
     form: Form,
     has: Resume,
+    /// Tokens of the prompts, as far as the marks tell.
+    prompt_tokens: u64,
+    /// Events and bytes of an answer without marks.
+    plain_events: u64,
+    plain_bytes: u64,
     /// Whether the first event must have a mark, which shows that this worker continues the answer.
     must_mark: bool,
     /// Whether the event after all choices, the usage, was passed on.
@@ -134,6 +139,9 @@ impl Default for Relay {
         Relay {
             form: Form::Unknown,
             has: Resume::default(),
+            prompt_tokens: 0,
+            plain_events: 0,
+            plain_bytes: 0,
             must_mark: false,
             tail: false,
             lead: LegProgress::default(),
@@ -147,6 +155,19 @@ impl Relay {
     /// The data with which the next worker continues.
     pub fn resume(&self) -> &Resume {
         &self.has
+    }
+
+    /// Tokens of the prompts and of the client's part of the answer. Without marks, the prompts
+    /// have `prompt` tokens, each event stands for one token, and so do some bytes of a body.
+    pub fn tokens(&self, prompt: u32) -> u64 {
+        let ids: usize = self.has.choices.iter().flatten().map(|choice| choice.ids.len()).sum();
+        let prompt = if self.prompt_tokens > 0 { self.prompt_tokens } else { prompt.into() };
+        prompt + ids as u64 + self.plain_events + self.plain_bytes / BYTES_PER_TOKEN as u64
+    }
+
+    /// Counts bytes of an answer that is no stream.
+    pub fn count_bytes(&mut self, count: usize) {
+        self.plain_bytes += count as u64;
     }
 
     /// Whether another worker can continue the answer.
@@ -179,6 +200,8 @@ impl Relay {
             };
         }
         if self.form == Form::Plain {
+            let ends = body.windows(2).filter(|pair| pair == b"\n\n").count();
+            self.plain_events += ends as u64;
             return Relayed::Bytes(std::mem::take(body));
         }
         let mut bytes = Vec::with_capacity(body.len());
@@ -217,7 +240,7 @@ impl Relay {
                 if mark.progress.end.is_none() && self.prefill.is_new(&mark, &self.has) == Ok(true)
                 {
                     self.prefill.advance(&mark);
-                    if self.has.note(mark).is_ok() {
+                    if self.note(mark).is_ok() {
                         bytes.extend_from_slice(event);
                         if self.form == Form::Unknown {
                             (self.form, self.must_mark) = (Form::Marked, true);
@@ -241,6 +264,14 @@ impl Relay {
         Relayed::Bytes(bytes)
     }
 
+    /// Records the mark of an event that goes to the client.
+    fn note(&mut self, mark: Mark) -> Result<(), ()> {
+        if self.has.progress_of(mark.choice).is_none() {
+            self.prompt_tokens += u64::from(mark.prompt);
+        }
+        self.has.note(mark).map_err(|_| ())
+    }
+
     /// Handles one event: passes it on, unless it is a failure.
     fn event(&mut self, event: &[u8], bytes: &mut Vec<u8>) -> Result<Option<Cause>, ()> {
         if let Some(mark) = mark_of(event) {
@@ -249,7 +280,7 @@ impl Relay {
             self.lead.advance(&mark);
             self.must_mark = false;
             if is_new {
-                self.has.note(mark).map_err(|_| ())?;
+                self.note(mark)?;
                 bytes.extend_from_slice(event);
             }
             return Ok(None);
@@ -391,6 +422,23 @@ mod tests {
                 _ => assert_eq!((passed, relay.is_resumable()), (bytes(piece), false)),
             }
         }
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_marks_or_an_estimate() {
+        let (mut relay, mut body) = (Relay::default(), Vec::new());
+        assert_eq!(relay.tokens(9), 9);
+        let first = FIRST.replace("\"choice\":0", "\"choice\":0,\"prompt\":5");
+        take(&mut relay, &mut body, &first);
+        assert_eq!(relay.tokens(9), 7, "the prompt, and two ids");
+        relay.start_attempt(1);
+        take(&mut relay, &mut body, &SECOND.replace("\"ids\"", "\"prompt\":5,\"ids\""));
+        assert_eq!(relay.tokens(9), 8, "another worker continues, and the prompt counts once");
+        let mut plain = Relay::default();
+        take(&mut plain, &mut Vec::new(), "data: 1\n\ndata: 2\n\n");
+        assert_eq!(plain.tokens(9), 11);
+        plain.count_bytes(41);
+        assert_eq!(plain.tokens(9), 21);
     }
 
     #[test]

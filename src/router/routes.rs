@@ -184,8 +184,8 @@ impl RouterRoutes {
         cx: &mut RouterContext<'_>,
     ) {
         let id = cx.connections.assign_request_id(client, || self.make_id());
-        let course = match course(&request).and_then(|course| self.admit(course, &request)) {
-            Ok(course) => course,
+        let (course, key) = match course(&request).and_then(|course| self.admit(course, &request)) {
+            Ok(admitted) => admitted,
             Err(error) => return cx.refuse(client, &error),
         };
         let request = match cx.connections.translate(client, &request) {
@@ -213,7 +213,15 @@ impl RouterRoutes {
         if let (Some(timeout), Route::Pair | Route::Trial) = (self.timeout, course) {
             order.cap_patience(timeout);
         }
-        match payload {
+        let charged = payload.and_then(|payload| {
+            if let (Route::Pair, Some(key), Payload::Routed(body)) = (course, key, &payload) {
+                let refusals = &requests.metrics().key_refusals;
+                let charge = (key, body.tokens_max());
+                cx.connections.charge(client, charge, refusals, cx.now)?;
+            }
+            Ok(payload)
+        });
+        match charged {
             Ok(payload) => {
                 let request = requests::ClientRequest { head: order, payload, id };
                 requests.start_request(client, request, cx);
@@ -274,14 +282,17 @@ impl RouterRoutes {
         }
     }
 
-    fn admit(&self, course: Route, request: &http::Request) -> Result<Route, ApiError> {
+    /// Checks whether a request is allowed. Returns the index of its API key, too.
+    fn admit(
+        &self,
+        course: Route,
+        request: &http::Request,
+    ) -> Result<(Route, Option<usize>), ApiError> {
         let is_open = matches!(
             course,
             Route::Alive | Route::Health | Route::Readiness | Route::Identity | Route::Registry
         );
-        if !is_open {
-            authorise(&self.keys, request)?;
-        }
+        let key = if is_open { None } else { authorise(&self.keys, request)? };
         refuse_compressed_body(request)?;
         if course == Route::Registry {
             refuse_browser_request(request)?;
@@ -289,7 +300,7 @@ impl RouterRoutes {
         if self.draining && matches!(course, Route::Pair | Route::Trial | Route::Readiness) {
             return Err(ApiError::draining("the router is draining"));
         }
-        Ok(course)
+        Ok((course, key))
     }
 
     /// Answers a request that needs no worker.

@@ -7,6 +7,7 @@
 use crate::api::info::AbortRequest;
 use crate::api::{ApiError, ErrorCode};
 use crate::config::ServerConfig;
+use crate::config::api_key::ApiKey;
 use crate::config::secret::Secret;
 use crate::http::{Method, Request};
 use crate::stdx::failpoint::is_failpoint_active;
@@ -23,11 +24,14 @@ pub struct AccessKeys {
 impl AccessKeys {
     /// The keys of these settings.
     pub fn of(server: &ServerConfig) -> AccessKeys {
-        AccessKeys { api: server.api_keys.clone(), admin: server.admin_keys.clone() }
+        let mut keys = AccessKeys { api: Vec::new(), admin: server.admin_keys.clone() };
+        keys.set_api(&server.api_keys);
+        keys
     }
 
     /// Accepts these API keys from now on.
-    pub fn set_api(&mut self, keys: Vec<Secret>) {
+    pub fn set_api(&mut self, keys: &[ApiKey]) {
+        let keys = keys.iter().map(|key| key.secret.clone()).collect();
         let former = std::mem::replace(&mut self.api, keys);
         if is_failpoint_active("removed key is still accepted") {
             self.api.extend(former);
@@ -35,29 +39,33 @@ impl AccessKeys {
     }
 }
 
-/// Checks that a request carries one of the keys that it needs, if there are any. An admin key is
-/// also accepted in place of an API key. The time of the comparison does not depend on where the
-/// keys differ.
+/// Checks that a request carries one of the keys that it needs, if there are any. Returns the index
+/// of its API key. An admin key, which has no index, is also accepted in place of an API key. The
+/// time of the comparison does not depend on where the keys differ.
 /// No web page can send an administrative request, whatever its key.
-pub fn authorise(keys: &AccessKeys, request: &Request) -> Result<(), ApiError> {
+pub fn authorise(keys: &AccessKeys, request: &Request) -> Result<Option<usize>, ApiError> {
     if is_administrative(request) {
         refuse_browser_request(request)?;
     }
     let needs_admin = !keys.admin.is_empty() && is_administrative(request);
     if keys.api.is_empty() && !needs_admin {
-        return Ok(());
+        return Ok(None);
     }
     let shown =
         request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
     let shown = shown.unwrap_or_default().trim().as_bytes();
     // All keys are compared, so that the time does not reveal which one matched.
-    let is_one = |keys: &[Secret]| keys.iter().fold(false, |is, key| is | key.matches(shown));
-    let is_api = is_one(&keys.api) || is_failpoint_active("any key is accepted");
+    let find = |keys: &[Secret]| {
+        let matches = keys.iter().map(|key| key.matches(shown)).enumerate();
+        matches.fold(None, |found: Option<usize>, (index, is)| found.or(is.then_some(index)))
+    };
+    let (api_key, admin_key) = (find(&keys.api), find(&keys.admin));
+    let is_api = api_key.is_some() || is_failpoint_active("any key is accepted");
     let is_admin =
-        is_one(&keys.admin) || is_api && is_failpoint_active("API key is accepted for orders");
+        admin_key.is_some() || is_api && is_failpoint_active("API key is accepted for orders");
     match needs_admin {
-        _ if is_admin => Ok(()),
-        false if is_api => Ok(()),
+        _ if is_admin => Ok(None),
+        false if is_api => Ok(api_key),
         true if is_api => Err(ApiError::new(
             403,
             ErrorCode::AdminKeyRequired,
@@ -170,7 +178,7 @@ mod tests {
         key: Option<&str>,
     ) -> (u16, &'static str) {
         match authorise(keys, &request(it.0, it.1, it.2, key)) {
-            Ok(()) => (200, ""),
+            Ok(_) => (200, ""),
             Err(error) => (error.status, error.code.name()),
         }
     }
@@ -198,6 +206,14 @@ mod tests {
             assert_eq!(verdict(&keys, it, Some("roo")), (401, "invalid_api_key"), "{it:?}");
             assert_eq!(verdict(&keys, it, None), (401, "invalid_api_key"), "{it:?}");
         }
+    }
+
+    #[test]
+    fn an_api_key_is_known_by_its_place_and_an_admin_key_by_none() {
+        let keys = keys(&["client", "other", "root"], &["root"]);
+        let place = |key| authorise(&keys, &request("POST", "/v1/completions", "{}", Some(key)));
+        assert_eq!((place("client"), place("other")), (Ok(Some(0)), Ok(Some(1))));
+        assert_eq!(place("root"), Ok(None), "a key in both files is an admin key");
     }
 
     #[test]

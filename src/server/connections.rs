@@ -7,14 +7,14 @@
 //! meaning: a disconnected client refuses them. Invariant: the total size of held bodies,
 //! unanswered requests included, is bounded.
 
+use super::client::Client;
+use super::key_limits::{KeyLimits, KeyRefusals};
 use super::origins::AllowedOrigins;
-use super::pending_response::PendingResponse;
+use super::pending_response::{PendingResponse, is_between_events, note_tail};
 use crate::api::{AnswerTranslator, ApiError, ErrorCode, TranslatedEndpoint};
 use crate::cause::Cause;
 use crate::http::response::{CONTINUE, JSON, PROCESSING, Response};
-use crate::http::{
-    Exchange, HttpError, HttpLimits, Method, Request, RequestDecoder, ResponseWriter, Version, sse,
-};
+use crate::http::{Exchange, HttpError, HttpLimits, Method, Request, ResponseWriter, Version, sse};
 use crate::limits::{
     HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX,
     HTTP_REQUEST_TIME_MAX, TRANSLATED_ANSWER_MAX,
@@ -40,28 +40,6 @@ pub enum ClientEvent {
     Disconnected(ConnId),
 }
 
-#[derive(Debug)]
-struct Client {
-    decoder: RequestDecoder,
-    /// The response that is due.
-    due: Option<PendingResponse>,
-    /// Deadline for the next request, or for the rest of an incomplete one.
-    until: Instant,
-    /// Time of its last bytes.
-    heard: Instant,
-    /// Whether the client has closed its sending side.
-    half_closed: bool,
-    /// Bytes of its body that are held.
-    held: usize,
-}
-
-impl Client {
-    fn is_late(&self, now: Instant) -> bool {
-        let stands_still = !self.decoder.is_idle() && self.heard + HTTP_REQUEST_TIME_MAX <= now;
-        self.until <= now || stands_still
-    }
-}
-
 /// All client connections of one listener.
 #[derive(Debug)]
 pub struct Connections {
@@ -76,6 +54,8 @@ pub struct Connections {
     held: usize,
     held_max: usize,
     draining: bool,
+    /// The limits of their API keys.
+    pub key_limits: KeyLimits,
 }
 
 impl Default for Connections {
@@ -96,6 +76,7 @@ impl Connections {
             held: 0,
             held_max: HTTP_BODIES_MAX,
             draining: false,
+            key_limits: KeyLimits::default(),
         }
     }
 
@@ -113,8 +94,11 @@ impl Connections {
     /// Asserts the rules that hold between turns.
     ///
     /// # Panics
-    /// The count of held bytes is wrong.
+    /// The count of held bytes is wrong, or a charge has no response that is due.
     pub fn invariants(&self) {
+        let is_due =
+            |conn| self.clients.get(&conn).is_some_and(|client: &Client| client.due.is_some());
+        assert!(self.key_limits.charged().all(is_due), "each charge has its response");
         let held: usize = self.clients.values().map(|client| client.held).sum();
         assert_eq!(self.held, held, "each held byte of a body has its client");
     }
@@ -123,6 +107,11 @@ impl Connections {
     /// length are always accepted.
     pub fn holding(self, held_max: usize) -> Connections {
         Connections { held_max, ..self }
+    }
+
+    /// Limits API keys.
+    pub fn limiting(self, key_limits: KeyLimits) -> Connections {
+        Connections { key_limits, ..self }
     }
 
     /// Lets web pages of these origins read answers.
@@ -139,15 +128,7 @@ impl Connections {
     pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) {
         match event {
             Event::Accepted { conn, .. } => {
-                let client = Client {
-                    decoder: RequestDecoder::new(self.limits),
-                    due: None,
-                    until: now + HTTP_IDLE_MAX,
-                    heard: now,
-                    half_closed: false,
-                    held: 0,
-                };
-                self.clients.insert(conn, client);
+                self.clients.insert(conn, Client::new(self.limits, now));
             }
             Event::Received(conn) => self.read(reactor, conn, now),
             Event::Eof(conn) => match self.clients.get(&conn).map(|client| client.due.is_some()) {
@@ -198,7 +179,10 @@ impl Connections {
 
     /// Closes all connections after their queued bytes.
     pub fn close(&mut self, reactor: &mut Reactor) {
-        self.clients.drain().for_each(|(conn, _)| reactor.close_after_flush(conn));
+        for (conn, _) in self.clients.drain() {
+            self.key_limits.end(conn);
+            reactor.close_after_flush(conn);
+        }
         self.incoming.clear();
         self.held = 0;
     }
@@ -237,6 +221,7 @@ impl Connections {
             writer = writer.header("allow", methods);
         }
         writer.body(media, body);
+        self.key_limits.settle(conn, status, now);
         self.send(reactor, conn, &out);
         self.answered(reactor, conn, exchange.keep_alive, now);
     }
@@ -273,6 +258,28 @@ impl Connections {
             due.translator = Some(translator);
         }
         Ok(Some(Request { head: request.head.with_path(endpoint.target()), body }))
+    }
+
+    /// Charges the request with a due response, and this many tokens, to the API key with this
+    /// index. The answer shows the limits of the key.
+    ///
+    /// # Errors
+    /// A limit of the key refuses it.
+    pub fn charge(
+        &mut self,
+        conn: ConnId,
+        (key, tokens): (usize, u64),
+        refusals: &KeyRefusals,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        let admitted = self.key_limits.admit(conn, key, tokens, now);
+        for (name, value) in self.key_limits.fields(key).collect::<Vec<_>>() {
+            self.add_header(conn, name, value);
+        }
+        admitted.map_err(|(limit, error)| {
+            refusals.count(limit);
+            error
+        })
     }
 
     /// Assigns an id to the request with a due response: the client's own, or `made`.
@@ -370,10 +377,7 @@ impl Connections {
         if piece.is_empty() {
             return;
         }
-        for &byte in &piece[piece.len().saturating_sub(tail.len())..] {
-            tail.rotate_left(1);
-            tail[3] = byte;
-        }
+        note_tail(tail, piece);
         let mut out = Vec::with_capacity(piece.len() + 16);
         stream.write(&mut out, piece);
         self.send(reactor, conn, &out);
@@ -552,6 +556,7 @@ impl Connections {
     fn answered(&mut self, reactor: &mut Reactor, conn: ConnId, keep_alive: bool, now: Instant) {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         client.due = None;
+        self.key_limits.end(conn);
         client.until = now + HTTP_IDLE_MAX;
         let held = std::mem::take(&mut client.held);
         if keep_alive || !is_failpoint_active("body of a last request stays counted") {
@@ -579,16 +584,12 @@ impl Connections {
 
     fn forget(&mut self, conn: ConnId) -> Option<Client> {
         let client = self.clients.remove(&conn)?;
+        self.key_limits.end(conn);
         if !is_failpoint_active("body of a client that left stays counted") {
             self.held -= client.held;
         }
         Some(client)
     }
-}
-
-/// Whether these bytes end an event.
-fn is_between_events(tail: &[u8]) -> bool {
-    [&b"\n\n"[..], b"\r\r", b"\r\n\r\n"].iter().any(|end| tail.ends_with(end))
 }
 
 #[cfg(test)]

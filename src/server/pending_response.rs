@@ -49,3 +49,16 @@ impl PendingResponse {
         writer
     }
 }
+
+/// Keeps the last bytes of a stream.
+pub(super) fn note_tail(tail: &mut [u8; 4], piece: &[u8]) {
+    for &byte in &piece[piece.len().saturating_sub(tail.len())..] {
+        tail.rotate_left(1);
+        tail[3] = byte;
+    }
+}
+
+/// Whether these bytes end an event.
+pub(super) fn is_between_events(tail: &[u8]) -> bool {
+    [&b"\n\n"[..], b"\r\r", b"\r\n\r\n"].iter().any(|end| tail.ends_with(end))
+}

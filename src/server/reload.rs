@@ -8,6 +8,7 @@
 //! the users of the files (`worker::service`, `router`).
 
 use crate::config::ServerConfig;
+use crate::config::api_key::{ApiKey, read_api_keys};
 use crate::config::secret::{Secret, read_bearer_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
 use crate::net::{Authorities, Credentials, Reactor};
@@ -26,7 +27,7 @@ pub enum ReloadedFile {
     /// The CAs of workers that are reached over TLS.
     Authorities(Authorities),
     /// API keys; a client must present one of them.
-    ApiKeys(Vec<Secret>),
+    ApiKeys(Vec<ApiKey>),
     /// Admin keys; an administrative request must present one of them.
     AdminKeys(Vec<Secret>),
     /// Cluster keys; a peer must prove one of them. The worker proves the first one to its peers.
@@ -89,10 +90,6 @@ impl Group {
     fn read(&mut self) -> Option<ReloadedFile> {
         let stamps = self.stamps();
         let mut warnings = Vec::new();
-        let mut bearer_keys = |flag| {
-            let keys = read_bearer_keys(&self.access, flag, &self.files[0], &mut warnings);
-            keys.map_err(|error| error.to_string())
-        };
         let fresh = match self.what {
             FileKind::Credentials => {
                 Credentials::read(&self.files[0], &self.files[1]).map(ReloadedFile::Credentials)
@@ -100,8 +97,15 @@ impl Group {
             FileKind::Authorities => {
                 Authorities::read(&self.files[0]).map(ReloadedFile::Authorities)
             }
-            FileKind::ApiKeys => bearer_keys("--api-key-file").map(ReloadedFile::ApiKeys),
-            FileKind::AdminKeys => bearer_keys("--admin-key-file").map(ReloadedFile::AdminKeys),
+            FileKind::ApiKeys => {
+                let keys = read_api_keys(&self.access, &self.files[0], &mut warnings);
+                keys.map(ReloadedFile::ApiKeys).map_err(|error| error.to_string())
+            }
+            FileKind::AdminKeys => {
+                const FLAG: &str = "--admin-key-file";
+                let keys = read_bearer_keys(&self.access, FLAG, &self.files[0], &mut warnings);
+                keys.map(ReloadedFile::AdminKeys).map_err(|error| error.to_string())
+            }
             FileKind::ClusterKeys => {
                 let read = |file: &PathBuf| read_cluster_key(&self.access, file, &mut warnings);
                 let keys = self.files.iter().map(read);
@@ -157,11 +161,12 @@ impl Reload {
         let credentials =
             server.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
         // All API keys are in one file, and so are all admin keys.
-        let first = |keys: &[Secret]| files(&keys[..keys.len().min(1)]);
+        let first = |key: Option<&Secret>| files(key.map_or(&[], std::slice::from_ref));
+        let api_key = server.api_keys.first().map(|key| &key.secret);
         let groups = [
             Group::new(FileKind::Credentials, credentials.collect(), &FileAccess::Host),
-            Group::new(FileKind::ApiKeys, first(&server.api_keys), access),
-            Group::new(FileKind::AdminKeys, first(&server.admin_keys), access),
+            Group::new(FileKind::ApiKeys, first(api_key), access),
+            Group::new(FileKind::AdminKeys, first(server.admin_keys.first()), access),
             Group::new(FileKind::ClusterKeys, files(cluster_keys), access),
         ];
         Reload { groups: groups.into_iter().flatten().collect(), next: now + RELOAD_INTERVAL }
@@ -228,6 +233,7 @@ pub fn keyring(secrets: &[Secret]) -> Result<Keyring, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::api_key::RateLimits;
     use crate::sys::file_access::MemoryFiles;
     use std::path::Path;
     use std::time::Duration;
@@ -245,6 +251,7 @@ mod tests {
             host: "127.0.0.1".parse().unwrap(),
             port: 0,
             api_keys: Vec::new(),
+            key_limits: RateLimits::default(),
             admin_keys: Vec::new(),
             tls: None,
             body_max: 1,

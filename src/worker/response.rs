@@ -162,6 +162,12 @@ impl ResponseBuilder {
         self.open == 0
     }
 
+    /// Number of tokens of the prompts and of the answer so far.
+    pub fn tokens(&self) -> u64 {
+        let usage = self.usage();
+        u64::from(usage.prompt) + u64::from(usage.completion)
+    }
+
     /// Number of ids generated for a choice so far.
     pub fn generated(&self, choice: usize) -> u32 {
         self.choices[choice].generated
@@ -439,7 +445,11 @@ impl ResponseBuilder {
     }
 
     fn mark(&self, choice: usize, progress: ChoiceProgress, out: &mut Vec<u8>) {
-        let mark = Mark { created: self.renderer.created(), choice, progress };
+        let ChoiceState { first, prompt, .. } = &self.choices[choice];
+        let before = choice.checked_sub(1).map(|before| &self.choices[before].prompt);
+        let is_told = *first && before.is_none_or(|before| !Arc::ptr_eq(before, prompt));
+        let prompt = if is_told { prompt.len() as u32 } else { 0 };
+        let mark = Mark { created: self.renderer.created(), choice, prompt, progress };
         sse::write_comment(out, &serde_json::to_vec(&mark).expect("numbers are JSON"));
     }
 }

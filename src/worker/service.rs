@@ -8,6 +8,7 @@
 mod checks;
 
 use crate::cause::Cause;
+use crate::config::ServerConfig;
 use crate::config::secret::Secret;
 use crate::http::HttpLimits;
 use crate::ids::Role;
@@ -22,6 +23,7 @@ use crate::sched::masks::MaskClient;
 use crate::sched::messages::{self, EngineEvent, TransferEvent};
 use crate::server::connections::{ClientEvent, Connections};
 use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
+use crate::server::key_limits::KeyLimits;
 use crate::server::reload::{Reload, ReloadedFile, keyring};
 use crate::server::role_change::{RoleChange, RoleChangeAction};
 use crate::stdx::event_count::EventCount;
@@ -135,11 +137,14 @@ impl WorkerService {
         })
     }
 
-    /// Sets the maximum size of a body in bytes, and the origins of web pages that can read
-    /// answers.
-    pub fn within(self, body_max: usize, origins: Vec<String>) -> WorkerService {
-        let limits = HttpLimits { body: body_max, ..HttpLimits::default() };
-        WorkerService { connections: Connections::with_limits(limits).allowing(origins), ..self }
+    /// Sets the maximum size of a body, plus `added` bytes for routers, the origins of web pages
+    /// that can read answers, and the limits of API keys.
+    pub fn within(self, server: &ServerConfig, added: usize) -> WorkerService {
+        let limits = HttpLimits { body: server.body_max + added, ..HttpLimits::default() };
+        let connections = Connections::with_limits(limits)
+            .allowing(server.allowed_origins.clone())
+            .limiting(KeyLimits::of(server));
+        WorkerService { connections, ..self }
     }
 
     /// From now on, serves HTTPS with these credentials.
@@ -170,7 +175,10 @@ impl WorkerService {
             match fresh {
                 ReloadedFile::Credentials(credentials) => self.secure(credentials),
                 ReloadedFile::Authorities(authorities) => self.trust(authorities),
-                ReloadedFile::ApiKeys(keys) => self.routes.keys().set_api(keys),
+                ReloadedFile::ApiKeys(keys) => {
+                    self.connections.key_limits.set_keys(&keys);
+                    self.routes.keys().set_api(&keys);
+                }
                 ReloadedFile::AdminKeys(keys) => self.routes.keys().admin = keys,
                 ReloadedFile::ClusterKeys(secrets) => {
                     let Ok(keys) = keyring(&secrets) else { continue };

@@ -7,6 +7,7 @@ use crate::ids::Role;
 use crate::obs::instruments::{Counter, Labels};
 use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
+use crate::server::key_limits::KeyRefusals;
 use crate::transfer::counters::Counters;
 use crate::worker::metrics::{Depths, WorkerMetrics};
 use crate::worker::shortage::ShortageLog;
@@ -34,6 +35,7 @@ pub struct WorkerTelemetry {
 pub struct Telemetry {
     registry: Registry,
     ignored_fields: Arc<Counter>,
+    key_refusals: KeyRefusals,
     workers: Vec<WorkerTelemetry>,
     /// One for each worker.
     shortages: Vec<ShortageLog>,
@@ -48,7 +50,13 @@ impl Telemetry {
             "Fields of requests that no interface has, such as misspelt names.",
             &Labels::none(),
         );
-        Telemetry { registry, ignored_fields, workers, shortages }
+        let key_refusals = KeyRefusals::register(&mut registry);
+        Telemetry { registry, ignored_fields, key_refusals, workers, shortages }
+    }
+
+    /// Counters of requests that limits of API keys have refused.
+    pub fn key_refusals(&self) -> &KeyRefusals {
+        &self.key_refusals
     }
 
     /// Counts fields of a request that were ignored.

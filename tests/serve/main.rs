@@ -5,6 +5,7 @@ mod client;
 mod endpoints;
 mod gone;
 mod hub;
+mod key_limits;
 mod metrics;
 mod newer_apis;
 mod process;

@@ -175,8 +175,9 @@ fn labels_name_model_and_worker_and_are_bounded() {
     ]
     .into();
     for (name, series) in &metrics.samples {
-        // All workers of a process share their masks.
-        let is_shared = |labels: &&String| labels.is_empty() || name.starts_with("baton_grammar_");
+        // All workers of a process share their masks and the limits of keys.
+        let is_of_process = name.starts_with("baton_grammar_") || name.starts_with("baton_key_");
+        let is_shared = |labels: &&String| labels.is_empty() || is_of_process;
         for labels in series.keys().filter(|labels| !is_shared(labels)) {
             assert!(
                 labels.starts_with(r#"model_name="a \"model\"",engine_type="#),

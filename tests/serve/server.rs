@@ -54,6 +54,19 @@ impl Made {
         }
         made
     }
+
+    /// The same with a longer context.
+    fn long() -> Made {
+        let made = Made::copy();
+        let config = std::fs::read_to_string(fixture(MODEL).join("config.json")).unwrap();
+        let config = config.replace(
+            r#""max_position_embeddings": 512"#,
+            &format!(r#""max_position_embeddings": {LONG_CONTEXT}"#),
+        );
+        assert!(config.contains(&format!(r#""max_position_embeddings": {LONG_CONTEXT}"#)));
+        std::fs::write(made.0.join("config.json"), config).unwrap();
+        made
+    }
 }
 
 impl Drop for Made {
@@ -81,14 +94,7 @@ impl Server {
 
     /// The usual model with a context that is long enough for a request of [`endless`].
     pub fn start_long(flags: &[&str]) -> Server {
-        let made = Made::copy();
-        let config = std::fs::read_to_string(fixture(MODEL).join("config.json")).unwrap();
-        let config = config.replace(
-            r#""max_position_embeddings": 512"#,
-            &format!(r#""max_position_embeddings": {LONG_CONTEXT}"#),
-        );
-        assert!(config.contains(&format!(r#""max_position_embeddings": {LONG_CONTEXT}"#)));
-        std::fs::write(made.0.join("config.json"), config).unwrap();
+        let made = Made::long();
         let memory: &[&str] =
             if flags.contains(&"--kv-memory") { &[] } else { &["--kv-memory", "256MiB"] };
         let flags = [memory, flags].concat();
@@ -121,7 +127,10 @@ impl Server {
                 // Shown if the test fails.
                 eprintln!("{line}");
                 kept.lock().unwrap().extend([&line, "\n"]);
-                let address = line.split_once(" ready address=").map(|(_, rest)| rest);
+                // A router listens, and a worker is ready.
+                let address = line.split_once(" ready address=");
+                let address = address.or_else(|| line.split_once(" listening address="));
+                let address = address.map(|(_, rest)| rest);
                 if let Some(address) = address.and_then(|rest| rest.split(' ').next()) {
                     let _ = ready.send(address.parse().unwrap());
                 }
@@ -234,6 +243,37 @@ impl Server {
             assert!(begun.elapsed() < PATIENCE, "the server does not end");
             thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// A router with a prefill worker and a decode worker of a model with a long context.
+pub struct Routed {
+    pub router: Server,
+    pub workers: [Server; 2],
+}
+
+impl Routed {
+    /// `shared` are flags of all processes, and `flags` those of the router.
+    pub fn start(shared: &[&str], flags: &[&str]) -> Routed {
+        let made = Made::long();
+        let model = made.0.to_str().unwrap();
+        let worker = |role: &'static str| {
+            let common = [role, model, "--port", "0", "--bootstrap-port", "0", "--threads", "1"];
+            let size = ["--kv-memory", "256MiB", "--served-model-name", "tiny"];
+            Server::of_command(baton(&[&common[..], &size, shared].concat()))
+        };
+        let workers = ["prefill", "decode"].map(worker);
+        let [prefill, decode] =
+            workers.each_ref().map(|worker| format!("http://{}", worker.address));
+        let named = ["router", "--port", "0", "--prefill", &prefill, "--decode", &decode];
+        let mut router = Server::of_command(baton(&[&named[..], shared, flags].concat()));
+        router._made = Some(made);
+        let begun = Instant::now();
+        while router.get("/health").status() != 200 {
+            assert!(begun.elapsed() < PATIENCE, "the router never has a pair");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Routed { router, workers }
     }
 }
 

@@ -28,9 +28,9 @@ use crate::config::values::{
 use crate::config::{DataThreadMode, FirstToken, KernelFamily, KvCacheDtype, LoadFormat, Transfer};
 use crate::ids::DecodeAllocation;
 use crate::limits::{
-    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, PAGE_SIZE_MAX,
-    QUEUED_REQUESTS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX,
-    WORKERS_MAX,
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, KEY_PER_MINUTE_MAX,
+    PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX,
+    THREADS_MAX, WORKERS_MAX,
 };
 use crate::obs::log::{LogFormat, LogLevel};
 use clap::{Args, Parser, Subcommand, value_parser};
@@ -190,6 +190,9 @@ pub struct RouterFlags {
     pub(super) process: ProcessFlags,
 }
 
+/// Limit of requests and tokens per minute, in the type of clap's ranges.
+const PER_MINUTE_MAX: i64 = KEY_PER_MINUTE_MAX as i64;
+
 /// Flags of every process that holds a model.
 #[derive(Args, Debug)]
 pub(super) struct WorkerFlags {
@@ -255,6 +258,19 @@ pub(super) struct ServerFlags {
     /// KEY`
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// Maximum requests for text per minute of each API key. Further requests get status 429. The
+    /// line of a key can have another value: `KEY requests-per-minute=N` [default: no limit]
+    #[arg(
+        long, value_name = "N", value_parser = value_parser!(u32).range(1..=PER_MINUTE_MAX),
+    )]
+    pub(super) key_requests_per_minute: Option<u32>,
+    /// Maximum tokens per minute of each API key, of prompts and answers together. Further requests
+    /// get status 429. The line of a key can have another value: `KEY tokens-per-minute=N`
+    /// [default: no limit]
+    #[arg(
+        long, value_name = "N", value_parser = value_parser!(u32).range(1..=PER_MINUTE_MAX),
+    )]
+    pub(super) key_tokens_per_minute: Option<u32>,
     /// File of admin keys, one on each line. Only with an admin key, a client can drain, abort all
     /// requests, flush caches, and change roles and workers [default: every API key permits this]
     #[arg(long, value_name = "FILE")]

@@ -8,6 +8,7 @@ use super::flags::{
     ServerFlags, SimFlow, SourceFlags, WorkerFlags,
 };
 use super::{HostInfo, Invocation};
+use crate::config::api_key::{ApiKey, RateLimits, read_api_keys};
 use crate::config::error::ConfigError;
 use crate::config::hub::{HubConfig, HubName, REVISION};
 use crate::config::registry::RegistryAddress;
@@ -194,10 +195,10 @@ impl Resolver<'_> {
     }
 
     fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
-        let api_keys = self.bearer_keys("--api-key-file", flags.api_key_file.as_deref())?;
-        let admin_keys = self.bearer_keys("--admin-key-file", flags.admin_key_file.as_deref())?;
+        let api_keys = self.api_keys(flags.api_key_file.as_deref())?;
+        let admin_keys = self.admin_keys(flags.admin_key_file.as_deref())?;
         // At most one of the two files is given.
-        let key = admin_keys.into_iter().chain(api_keys).next();
+        let key = admin_keys.into_iter().chain(api_keys.into_iter().map(|key| key.secret)).next();
         vouched("URL", [&flags.url], flags.tls_ca_file.as_deref())?;
         Ok(DrainConfig { url: flags.url, tls_ca: flags.tls_ca_file, key, wait: flags.wait })
     }
@@ -260,8 +261,14 @@ impl Resolver<'_> {
     }
 
     fn server(&mut self, flags: ServerFlags, port: u16) -> Result<ServerConfig, ConfigError> {
-        let api_keys = self.bearer_keys("--api-key-file", flags.api_key_file.as_deref())?;
-        let admin_keys = self.bearer_keys("--admin-key-file", flags.admin_key_file.as_deref())?;
+        let api_keys = self.api_keys(flags.api_key_file.as_deref())?;
+        let admin_keys = self.admin_keys(flags.admin_key_file.as_deref())?;
+        let (requests, tokens) = (flags.key_requests_per_minute, flags.key_tokens_per_minute);
+        let key_limits = RateLimits { requests, tokens };
+        if let (Some(flag), true) = (key_limits.flag(), api_keys.is_empty()) {
+            let why = format!("{flag} limits each API key");
+            return Err(ConfigError::Missing { flag: "--api-key-file", why });
+        }
         self.warn_of_rights(&api_keys, &admin_keys);
         if !flags.host.is_loopback() && api_keys.is_empty() {
             self.warnings.push(format!(
@@ -284,6 +291,7 @@ impl Resolver<'_> {
             host: flags.host,
             port: flags.port.unwrap_or(port),
             api_keys,
+            key_limits,
             admin_keys,
             tls,
             body_max,
@@ -291,19 +299,23 @@ impl Resolver<'_> {
         })
     }
 
-    /// The keys of this file; none without a file.
-    fn bearer_keys(
-        &mut self,
-        flag: &'static str,
-        path: Option<&Path>,
-    ) -> Result<Vec<Secret>, ConfigError> {
+    /// The API keys of this file; none without a file.
+    fn api_keys(&mut self, path: Option<&Path>) -> Result<Vec<ApiKey>, ConfigError> {
         let files = &self.surroundings.files;
-        path.map_or(Ok(Vec::new()), |path| read_bearer_keys(files, flag, path, &mut self.warnings))
+        path.map_or(Ok(Vec::new()), |path| read_api_keys(files, path, &mut self.warnings))
+    }
+
+    /// The admin keys of this file; none without a file.
+    fn admin_keys(&mut self, path: Option<&Path>) -> Result<Vec<Secret>, ConfigError> {
+        const FLAG: &str = "--admin-key-file";
+        let files = &self.surroundings.files;
+        path.map_or(Ok(Vec::new()), |path| read_bearer_keys(files, FLAG, path, &mut self.warnings))
     }
 
     /// Warns if clients with an API key can administer the server.
-    fn warn_of_rights(&mut self, api_keys: &[Secret], admin_keys: &[Secret]) {
-        let is_admin = |key: &Secret| admin_keys.iter().any(|admin| admin.bytes() == key.bytes());
+    fn warn_of_rights(&mut self, api_keys: &[ApiKey], admin_keys: &[Secret]) {
+        let is_admin =
+            |key: &ApiKey| admin_keys.iter().any(|admin| admin.bytes() == key.secret.bytes());
         if !api_keys.is_empty() && admin_keys.is_empty() {
             self.warnings.push(
                 "--api-key-file: without --admin-key-file, every client with an API key can \

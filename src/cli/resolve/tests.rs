@@ -377,7 +377,8 @@ fn keys_are_read_and_never_shown() {
     let RoleConfig::Decode(config) = &command else { panic!() };
     let found = |keys: &[Secret]| keys.iter().map(|key| key.bytes().to_vec()).collect::<Vec<_>>();
     let server = &config.worker.server;
-    assert_eq!(found(&server.api_keys), [&b"sk-open-sesame"[..], b"sk-second"]);
+    let api_keys: Vec<Secret> = server.api_keys.iter().map(|key| key.secret.clone()).collect();
+    assert_eq!(found(&api_keys), [&b"sk-open-sesame"[..], b"sk-second"]);
     assert_eq!(found(&server.admin_keys), [&b"ak-abracadabra"[..], b"ak-second"]);
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("chmod 600"), "others may read it: {warnings:?}");
@@ -396,6 +397,32 @@ fn keys_are_read_and_never_shown() {
     assert!(refusal("serve m --api-key-file /dev/zero").contains("more than"), "bounded");
     let message = refusal(&format!("serve m --admin-key-file {}", empty.name()));
     assert!(message.contains("--admin-key-file") && message.contains("no key"), "{message}");
+}
+
+#[test]
+fn limits_of_keys_need_keys_and_lines_can_have_their_own() {
+    let keys = TestFile::new("limited", b"one tokens-per-minute=7\ntwo\n", 0o600);
+    let flags = "--key-requests-per-minute 60 --key-tokens-per-minute 5000";
+    for command in ["serve m", "prefill m", "decode m", "router"] {
+        let (config, _) = run(&format!("{command} --api-key-file {} {flags}", keys.name()));
+        let server = match config {
+            RoleConfig::Serve(config) => config.worker.server,
+            RoleConfig::Prefill(config) | RoleConfig::Decode(config) => config.worker.server,
+            RoleConfig::Router(config) => config.server,
+        };
+        assert_eq!((server.key_limits.requests, server.key_limits.tokens), (Some(60), Some(5000)));
+        assert_eq!(server.api_keys[0].limits.tokens, Some(7), "{command}");
+        assert_eq!(server.api_keys[1].secret.bytes(), b"two");
+        for flag in ["--key-requests-per-minute", "--key-tokens-per-minute"] {
+            let message = refusal(&format!("{command} {flag} 60"));
+            assert!(message.contains(flag) && message.contains("--api-key-file"), "{message}");
+            let message = refusal(&format!("{command} --api-key-file {} {flag} 0", keys.name()));
+            assert!(message.contains(flag), "{message}");
+        }
+    }
+    let odd = TestFile::new("odd", b"secret-one\nsecret-two secret-three\n", 0o600);
+    let message = refusal(&format!("serve m --api-key-file {}", odd.name()));
+    assert!(message.contains("key 2: ") && !message.contains("secret-t"), "{message}");
 }
 
 #[test]

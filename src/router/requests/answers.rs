@@ -174,7 +174,10 @@ impl ProxiedRequests {
         let passed = match (proxied.body, is_stream) {
             (Some(BodyMode::Stream), false) => Relayed::Broken,
             (_, true) => proxied.relay.take(body),
-            (_, false) => Relayed::Bytes(std::mem::take(body)),
+            (_, false) => {
+                proxied.relay.count_bytes(body.len());
+                Relayed::Bytes(std::mem::take(body))
+            }
         };
         let (bytes, news) = match passed {
             Relayed::Bytes(bytes) => (bytes, None),
@@ -208,6 +211,7 @@ impl ProxiedRequests {
             proxied.acquit(cx);
         }
         self.passed += 1;
+        proxied.count_tokens(client, cx);
         cx.connections.send_chunk(cx.reactor, client, &bytes);
         let passes = AttemptEvent::Passes { resumable: is_stream && proxied.relay.is_resumable() };
         // Successful pieces need no random number and no deadline.
@@ -248,6 +252,7 @@ impl ProxiedRequests {
             if proxied.body.is_none() {
                 self.open_body(client, proxied, sse::CONTENT_TYPE, true, cx);
             }
+            proxied.count_tokens(client, cx);
             cx.connections.send_chunk(cx.reactor, client, &bytes);
             let terms = &mut AttemptContext {
                 now: cx.now,

@@ -136,6 +136,7 @@ impl ProxiedRequests {
             decode = Self::name_of(&proxied, Leg::Decode, cx),
             target = order.target
         );
+        proxied.count_tokens(client, cx);
         for conn in [proxied.prefill, proxied.lead].into_iter().flatten() {
             cx.pool.send_request(cx.reactor, conn, &order, &body, cx.now);
         }

@@ -23,6 +23,7 @@ impl ProxiedRequests {
         debug_assert!(has_answer, "a request that ends well has an answer");
         match (proxied.body, &proxied.last) {
             (None, Some(answer)) => {
+                proxied.count_answer(client, &answer.body, cx);
                 cx.connections.send_response(cx.reactor, client, &answer.whole(), cx.now);
             }
             _ => cx.connections.end_stream(cx.reactor, client, cx.now),

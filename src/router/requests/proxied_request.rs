@@ -5,6 +5,7 @@
 
 use super::{ClientRequest, Payload, RouterContext};
 use crate::api::KvTransferParams;
+use crate::api::usage::tokens_of_answer;
 use crate::cause::Cause;
 use crate::ids::{Leg, Room};
 use crate::limits::{REQUEST_TIME_MAX, ROUTER_GRACE};
@@ -94,6 +95,29 @@ impl ProxiedRequest {
     /// Whether the metrics count it. They count only generation requests.
     pub(super) fn is_counted(&self) -> bool {
         matches!(self.request.payload, Payload::Routed(_))
+    }
+
+    /// Counts the tokens so far for the limits of the client's API key.
+    pub(super) fn count_tokens(&self, client: ConnId, cx: &mut RouterContext<'_>) {
+        let limits = &mut cx.connections.key_limits;
+        if let Payload::Routed(body) = &self.request.payload
+            && limits.is_charged(client)
+        {
+            limits.set_used(client, self.relay.tokens(body.work().tokens), cx.now);
+        }
+    }
+
+    /// Counts the tokens that a whole answer reports, or else the whole charge.
+    pub(super) fn count_answer(&self, client: ConnId, body: &[u8], cx: &mut RouterContext<'_>) {
+        let limits = &mut cx.connections.key_limits;
+        if let Payload::Routed(routed) = &self.request.payload
+            && limits.is_charged(client)
+        {
+            match tokens_of_answer(body, routed.work().samples as usize) {
+                Some(tokens) => limits.set_used(client, tokens, cx.now),
+                None => limits.use_whole_charge(client),
+            }
+        }
     }
 
     /// Opens the connections. Returns the number of connections that are not established yet.

@@ -77,6 +77,14 @@ impl ActiveRequest {
             .all(|(choice, first)| *first != FirstTokenState::Pending || response.has_ended(choice))
     }
 
+    /// Counts the tokens so far for the limits of the client's API key.
+    pub(super) fn count_tokens(&self, cx: &mut Context<'_>) {
+        let limits = &mut cx.connections.key_limits;
+        if let Some(response) = self.response.as_ref().filter(|_| limits.is_charged(self.conn)) {
+            limits.set_used(self.conn, response.tokens(), cx.now);
+        }
+    }
+
     /// Sends `out` if the answer is a stream. The first call opens the stream.
     pub(super) fn stream(&mut self, out: &[u8], cx: &mut Context<'_>) {
         let is_first = !std::mem::replace(&mut self.begun, true);

@@ -235,11 +235,9 @@ impl RequestTable {
         let Some(active) = self.active.get_mut(&leg.key) else { return };
         let Some(response) = active.response.as_mut() else { return };
         let mut out = Vec::new();
-        let PushOutcome::Stop(finish) =
-            response.push_token(leg.choice, sampled, &self.text.tokenizer, &mut out)
-        else {
-            return active.stream(&out, cx);
-        };
+        let outcome = response.push_token(leg.choice, sampled, &self.text.tokenizer, &mut out);
+        active.count_tokens(cx);
+        let PushOutcome::Stop(finish) = outcome else { return active.stream(&out, cx) };
         for id in &active.legs {
             if let Some(of_choice) = self.legs.get_mut(id).filter(|one| one.choice == leg.choice) {
                 of_choice.stopped = true;

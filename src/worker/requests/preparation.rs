@@ -102,6 +102,7 @@ impl RequestTable {
             build_response(active, (prompts, ids), &self.text, &self.config, created);
         let request = &active.request;
         active.response = Some(response);
+        active.count_tokens(cx);
         active.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
         active.first_tokens = vec![FirstTokenState::default(); active.timings.len()];
         let samples = request.samples;

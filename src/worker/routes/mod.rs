@@ -101,6 +101,8 @@ pub struct WorkerRoutes {
 
 /// Paths that need no key.
 const OPEN_PATHS: [&str; 4] = ["/health", "/readiness", "/liveness", "/ping"];
+/// Paths of requests for text.
+const TEXT_PATHS: [&str; 3] = ["/v1/completions", "/v1/chat/completions", "/generate"];
 /// Maximum number of unknown fields that are logged.
 const UNKNOWN_FIELDS_MAX: usize = 256;
 
@@ -191,14 +193,30 @@ impl WorkerRoutes {
         table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
-        if !OPEN_PATHS.contains(&request.head.path()) {
-            authorise(&self.keys, request)?;
-        }
+        let is_open = OPEN_PATHS.contains(&request.head.path());
+        let key = if is_open { None } else { authorise(&self.keys, request)? };
         refuse_compressed_body(request)?;
-        match cx.connections.translate(conn, request)? {
-            Some(translated) => self.dispatch(conn, &translated, id, table, cx),
-            None => self.dispatch(conn, request, id, table, cx),
+        let translated = cx.connections.translate(conn, request)?;
+        let request = translated.as_ref().unwrap_or(request);
+        if TEXT_PATHS.contains(&request.head.path()) && request.head.method == Method::Post {
+            self.check_role(request)?;
+            self.admitting()?;
+            self.charge(conn, key, request, cx)?;
         }
+        self.dispatch(conn, request, id, table, cx)
+    }
+
+    /// Charges a request for text to its API key, if the key has limits.
+    fn charge(
+        &self,
+        conn: ConnId,
+        key: Option<usize>,
+        request: &Request,
+        cx: &mut Context<'_>,
+    ) -> Result<(), ApiError> {
+        let Some(key) = key.filter(|_| cx.connections.key_limits.is_on()) else { return Ok(()) };
+        let tokens = RoutedBody::parse(&request.body)?.tokens_max();
+        cx.connections.charge(conn, (key, tokens), self.telemetry.key_refusals(), cx.now)
     }
 
     /// Answers a request that is allowed, or starts it.
@@ -213,8 +231,7 @@ impl WorkerRoutes {
         use Method::{Get, Head, Post};
         let path = request.head.path();
         let method = request.head.method;
-        let open = OPEN_PATHS.contains(&path);
-        if open || matches!(path, "/v1/completions" | "/v1/chat/completions" | "/generate") {
+        if OPEN_PATHS.contains(&path) {
             self.check_role(request)?;
         }
         match (method, path) {
@@ -294,7 +311,6 @@ impl WorkerRoutes {
         table: &mut RequestTable,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
-        self.admitting()?;
         if asked.priority != 0 && !table.config().has_priorities {
             let why = "needs a server with --scheduling-policy priority";
             return Err(ApiError::invalid("priority", why));

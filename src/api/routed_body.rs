@@ -35,6 +35,8 @@ pub struct RoutedBody {
     work: Demand,
     /// Maximum tokens of each answer; 0: unknown.
     answer_max: u32,
+    /// The field `priority`; 0 without a valid one.
+    priority: i32,
 }
 
 /// The place where the workers of a pair meet: the prefill worker's bootstrap registry, and a room.
@@ -96,7 +98,10 @@ impl RoutedBody {
         let samples = samples.clamp(1, CHOICES_MAX) as u32;
         let work = Demand { samples, ..work(&entries, choices, secret) };
         let (rids, answer_max) = (rids(&entries), answer_max(&entries));
-        Ok(RoutedBody { open, form, choices, stream, rids, work, answer_max })
+        let priority = entries.iter().find(|(name, _)| name == "priority");
+        let priority = priority.and_then(|(_, value)| serde_json::from_str(value.get()).ok());
+        let priority = priority.unwrap_or(0);
+        Ok(RoutedBody { open, form, choices, stream, rids, work, answer_max, priority })
     }
 
     /// Whether the client asks for server-sent events.
@@ -118,6 +123,12 @@ impl RoutedBody {
     /// Its demand on workers, estimated from its text.
     pub fn work(&self) -> &Demand {
         &self.work
+    }
+
+    /// Its order in a queue at this path: the lowest number is the first. In `/generate`, it is the
+    /// highest number of the body, as in SGLang.
+    pub fn priority(&self, path: &str) -> i32 {
+        if path == "/generate" { self.priority.saturating_neg() } else { self.priority }
     }
 
     /// Tokens of its prompts, estimated, and of its answers at their longest. Without a maximum in
@@ -383,6 +394,22 @@ mod tests {
         ] {
             let routed = RoutedBody::parse(body.as_bytes()).unwrap();
             assert_eq!(routed.tokens_max(), tokens, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_lowest_priority_is_the_first_at_each_path() {
+        for (body, priority) in [
+            (r#"{"priority":7}"#, 7),
+            (r#"{"priority":-2147483648}"#, i32::MIN),
+            (r#"{"priority":2147483648}"#, 0),
+            (r#"{"priority":null}"#, 0),
+            (r#"{"priority":"7"}"#, 0),
+            ("{}", 0),
+        ] {
+            let routed = RoutedBody::parse(body.as_bytes()).unwrap();
+            let both = ["/v1/completions", "/generate"].map(|path| routed.priority(path));
+            assert_eq!(both, [priority, priority.saturating_neg()], "{body}");
         }
     }
 

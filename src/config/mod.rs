@@ -165,11 +165,11 @@ pub struct WorkerConfig {
     pub kernels: Option<KernelFamily>,
 }
 
-/// Order of the requests that wait in a worker, with the names of vLLM.
+/// Order of the requests that wait in a worker or a router, with the names of vLLM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum SchedulingPolicy {
-    /// First come, first served. A request with a priority is refused.
+    /// First come, first served. A worker refuses a request with a priority.
     #[default]
     Fcfs,
     /// By priority, then by arrival.

@@ -1,6 +1,6 @@
 //! A router's rules for requests and workers, in the types that `routing` uses.
 
-use super::{FirstToken, Policy};
+use super::{FirstToken, Policy, SchedulingPolicy};
 use crate::limits::{
     RETRIES_DEFAULT, RETRY_DELAY, RETRY_DELAY_MAX, ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL,
     ROUTER_PROBE_TIME, ROUTER_SUSPECT_TIME,
@@ -179,6 +179,8 @@ pub struct RequestConfig {
     pub queue: u32,
     /// Maximum time that one waits.
     pub queue_time: Duration,
+    /// Order in which they wait.
+    pub scheduling: SchedulingPolicy,
     /// Order in which the workers of a request are called.
     pub flow: Flow,
     /// Worker that sends the first token of a stream.
@@ -194,6 +196,7 @@ impl Default for RequestConfig {
             concurrent: None,
             queue: 0,
             queue_time: Duration::ZERO,
+            scheduling: SchedulingPolicy::default(),
             flow: Flow::default(),
             first_token: FirstToken::default(),
             id_headers: vec!["x-request-id".into()],

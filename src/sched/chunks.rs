@@ -123,7 +123,7 @@ impl ChunkScheduler {
     /// Whether a waiting request would be too late: it and all work before it take longer than
     /// `left`. If no time is left, it returns false, because other code ends such a request.
     pub fn is_beyond<S>(&self, slots: &Slots<S>, slot: SlotId, left: Duration) -> bool {
-        let before = self.line.slots().take_while(|&other| other != slot);
+        let before = self.line.iter().take_while(|&other| other != slot);
         let all = before.chain([slot]).chain(self.begun.iter().copied());
         let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
         !left.is_zero() && self.estimate(tokens).is_some_and(|takes| takes > left)

@@ -2,51 +2,51 @@
 //! priority, or one that does not fit, but only a bounded number of times.
 //!
 //! Invariant: no request in it has been passed more than [`PASSES_MAX`] times, for either reason.
-//! So no request starves.
+//! So no request starves. Workers name a request by its slot, and routers by its client.
 
 use crate::ids::SlotId;
 use crate::limits::PASSES_MAX;
 use std::collections::VecDeque;
 
-/// Requests in their order.
+/// Requests in their order, by their names.
 #[derive(Debug)]
-pub struct WaitQueue {
-    waiting: VecDeque<Waiting>,
+pub struct WaitQueue<T = SlotId> {
+    waiting: VecDeque<Waiting<T>>,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    slot: SlotId,
+struct Waiting<T> {
+    name: T,
     priority: i32,
     passed: u32,
 }
 
-impl WaitQueue {
-    /// An empty queue for at most `slots` requests.
-    pub fn new(slots: usize) -> WaitQueue {
-        WaitQueue { waiting: VecDeque::with_capacity(slots) }
+impl<T: Copy + Eq> WaitQueue<T> {
+    /// An empty queue for at most this many requests.
+    pub fn new(length_max: usize) -> WaitQueue<T> {
+        WaitQueue { waiting: VecDeque::with_capacity(length_max) }
     }
 
     /// Adds a request behind those of the same priority; the lowest number is the first. It does
     /// not pass a request that has been passed too often, and none before that one.
-    pub fn push(&mut self, slot: SlotId, priority: i32) {
+    pub fn push(&mut self, name: T, priority: i32) {
         debug_assert!(self.waiting.len() < self.waiting.capacity(), "the queue has a place");
-        debug_assert!(self.slots().all(|other| other != slot), "a request waits once");
+        debug_assert!(self.iter().all(|other| other != name), "a request waits once");
         let may_be_passed =
-            |waiting: &&Waiting| waiting.priority > priority && waiting.passed < PASSES_MAX;
+            |waiting: &&Waiting<T>| waiting.priority > priority && waiting.passed < PASSES_MAX;
         let behind = self.waiting.iter().rev().take_while(may_be_passed).count();
         let at = self.waiting.len() - behind;
         self.waiting.range_mut(at..).for_each(|waiting| waiting.passed += 1);
-        self.waiting.insert(at, Waiting { slot, priority, passed: 0 });
+        self.waiting.insert(at, Waiting { name, priority, passed: 0 });
     }
 
     /// Removes a request at any position, if it is in the queue.
-    pub fn remove(&mut self, slot: SlotId) {
-        self.waiting.retain(|waiting| waiting.slot != slot);
+    pub fn remove(&mut self, name: T) {
+        self.waiting.retain(|waiting| waiting.name != name);
     }
 
     /// Takes the first request that fits, unless one before it has been passed too often.
-    pub fn pop_fitting(&mut self, fits: impl FnMut(SlotId) -> bool) -> Option<SlotId> {
+    pub fn pop_fitting(&mut self, fits: impl FnMut(T) -> bool) -> Option<T> {
         self.pop_fitting_from(&mut 0, fits)
     }
 
@@ -55,11 +55,11 @@ impl WaitQueue {
     pub fn pop_fitting_from(
         &mut self,
         from: &mut usize,
-        mut fits: impl FnMut(SlotId) -> bool,
-    ) -> Option<SlotId> {
+        mut fits: impl FnMut(T) -> bool,
+    ) -> Option<T> {
         let mut at = None;
         for (index, waiting) in self.waiting.iter().enumerate() {
-            if index >= *from && fits(waiting.slot) {
+            if index >= *from && fits(waiting.name) {
                 at = Some(index);
                 break;
             }
@@ -69,15 +69,15 @@ impl WaitQueue {
         }
         let at = at?;
         *from = at;
-        let may_be_passed = |waiting: &Waiting| waiting.passed < PASSES_MAX;
+        let may_be_passed = |waiting: &Waiting<T>| waiting.passed < PASSES_MAX;
         debug_assert!(self.waiting.iter().take(at).all(may_be_passed), "passes are bounded");
         self.waiting.iter_mut().take(at).for_each(|waiting| waiting.passed += 1);
-        self.waiting.remove(at).map(|waiting| waiting.slot)
+        self.waiting.remove(at).map(|waiting| waiting.name)
     }
 
-    /// The slots of the waiting requests, in order.
-    pub fn slots(&self) -> impl Iterator<Item = SlotId> {
-        self.waiting.iter().map(|waiting| waiting.slot)
+    /// The names of the waiting requests, in order.
+    pub fn iter(&self) -> impl Iterator<Item = T> {
+        self.waiting.iter().map(|waiting| waiting.name)
     }
 
     /// Number of waiting requests.

@@ -147,6 +147,14 @@ impl Client {
         }
     }
 
+    /// Whether a part of an answer is there. Does not wait.
+    pub fn has_bytes(&mut self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        let is_there = self.stream.peek(&mut [0]).is_ok();
+        self.stream.set_nonblocking(false).unwrap();
+        is_there || !self.input.is_empty()
+    }
+
     /// Reads until the server closes, with or without a last response. Returns what it sent.
     pub fn until_closed(&mut self) -> Vec<u8> {
         while self.fill() {}

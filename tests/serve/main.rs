@@ -8,6 +8,7 @@ mod hub;
 mod key_limits;
 mod metrics;
 mod newer_apis;
+mod priorities;
 mod process;
 mod refusals;
 mod same_bits;

@@ -3,7 +3,7 @@
 
 use crate::config::registry::RegistryAddress;
 use crate::config::values::{WorkerUrl, parse_header_name, parse_health_path, parse_host};
-use crate::config::{FirstToken, Flow, Policy};
+use crate::config::{FirstToken, Flow, Policy, SchedulingPolicy};
 use crate::limits::{
     BREAKER_FAILURES_MAX, BREAKER_SECONDS_MAX, HEALTH_PROBES_MAX, HEALTH_SECONDS_MAX,
     HTTP_CONNECTIONS_MAX, REQUEST_TIME_MAX, RETRIES_DEFAULT, RETRY_BACKOFF_MS_MAX,
@@ -148,6 +148,11 @@ pub(in crate::cli) struct RequestFlags {
         value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64),
     )]
     pub(in crate::cli) queue_timeout_secs: u32,
+    /// Order of requests that wait because --max-concurrent-requests is reached. fcfs: first come,
+    /// first served. priority: by the field priority of requests, and those of one priority in
+    /// order of arrival. Workers need the same flag for this field
+    #[arg(long, value_enum, default_value_t)]
+    pub(in crate::cli) scheduling_policy: SchedulingPolicy,
     /// Order in which the router calls the workers of a request. Flows other than dual need Baton's
     /// own workers: the prefill worker keeps the KV for up to 30 s, until the decode
     /// worker claims it

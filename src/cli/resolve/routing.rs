@@ -370,6 +370,7 @@ fn requests(flags: RequestFlags) -> Result<RequestConfig, ConfigError> {
         concurrent,
         queue: flags.queue_size,
         queue_time: Duration::from_secs(flags.queue_timeout_secs.into()),
+        scheduling: flags.scheduling_policy,
         flow: flags.flow,
         first_token: flags.first_token,
         id_headers: match flags.request_id_headers {

@@ -3,7 +3,7 @@
 use crate::cli::{HostInfo, Invocation, parse};
 use crate::config::{
     BreakerConfig, CacheAwareConfig, FirstToken, Flow, HealthConfig, Policies, Policy,
-    RequestConfig, RetryConfig, RoleConfig, RouterConfig,
+    RequestConfig, RetryConfig, RoleConfig, RouterConfig, SchedulingPolicy,
 };
 use crate::limits::RETRIES_DEFAULT;
 use std::time::Duration;
@@ -141,7 +141,8 @@ fn flags_of_the_forecast_are_for_the_policies_that_have_one() {
     assert!(refusal("--rebalance --decode-ms 1,0,0").contains("--decode-ms has no effect"));
 }
 
-/// All flags of sglang-router that Baton accepts, each with a value other than the default.
+/// All flags of sglang-router that Baton accepts, each with a value other than the default, and the
+/// order of the queue.
 #[test]
 fn each_accepted_flag_of_sglang_router_sets_its_value() {
     let (config, warnings) = router(
@@ -150,6 +151,7 @@ fn each_accepted_flag_of_sglang_router_sets_its_value() {
          --prometheus-port 29000 --prometheus-host 127.0.0.1 \
          --log-level warn --request-timeout-secs 600 --max-concurrent-requests 32 --queue-size 5 \
          --queue-timeout-secs 7 --first-token prefill --max-payload-size 1048576 \
+         --scheduling-policy priority \
          --request-id-headers X-Trace-Id x-request-id \
          --retry-max-retries 2 --retry-initial-backoff-ms 50 --retry-max-backoff-ms 30000 \
          --retry-backoff-multiplier 1.5 --retry-jitter-factor 0.2 --cb-failure-threshold 10 \
@@ -174,6 +176,7 @@ fn each_accepted_flag_of_sglang_router_sets_its_value() {
             concurrent: Some(32),
             queue: 5,
             queue_time: seconds(7),
+            scheduling: SchedulingPolicy::Priority,
             flow: Flow::Dual,
             first_token: FirstToken::Prefill,
             id_headers: vec!["x-trace-id".into(), "x-request-id".into()],

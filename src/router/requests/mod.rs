@@ -203,8 +203,8 @@ impl ProxiedRequests {
     }
 
     fn queue(&mut self, client: ConnId, proxied: ProxiedRequest, cx: &mut RouterContext<'_>) {
-        let deadline = proxied.deadline();
-        if let Err(mut proxied) = self.line.join(client, proxied, deadline, cx.now) {
+        let (priority, deadline) = (proxied.priority(), proxied.deadline());
+        if let Err(mut proxied) = self.line.join(client, proxied, priority, deadline, cx.now) {
             let most = self.line.length_max();
             let why = format!(
                 "{most} requests already wait at this router, which is the limit \

@@ -92,6 +92,12 @@ impl ProxiedRequest {
         Some(self.begun + self.request.head.patience()?)
     }
 
+    /// Its order in the queue: the lowest number is the first.
+    pub(super) fn priority(&self) -> i32 {
+        let path = self.request.head.target.split('?').next().unwrap_or_default();
+        if let Payload::Routed(body) = &self.request.payload { body.priority(path) } else { 0 }
+    }
+
     /// Whether the metrics count it. They count only generation requests.
     pub(super) fn is_counted(&self) -> bool {
         matches!(self.request.payload, Payload::Routed(_))

@@ -212,6 +212,7 @@ impl Cluster {
             grammar: None,
             rules: None,
             top_logprobs: 0,
+            prompt_logprobs: None,
             priority: 0,
             max_new: 1,
             stop_tokens: Vec::new(),

@@ -9,6 +9,7 @@ use baton::ids::{Generation, RequestId, Room, SlotId};
 use baton::kv::prefix::Salt;
 use baton::limits::{GRAMMAR_STACK, KEPT_KV_LIFE, PASSES_MAX};
 use baton::model::grammar::GrammarSource;
+use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
 use baton::sched::engine::{EngineLoop, run};
 use baton::sched::first_token::FirstTokenRecord;
@@ -66,6 +67,10 @@ fn random_wanted(rng: &mut Rng) -> Wanted {
         wanted.stop_tokens.push(END);
     }
     wanted.top_logprobs = rng.within(0, 3) as usize;
+    if rng.one_in(4) {
+        let last = wanted.prompt.len() as u32;
+        wanted.prompt_logprobs = Some((rng.within(1, last), rng.within(0, 3) as usize));
+    }
     wanted
 }
 
@@ -94,7 +99,7 @@ fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
 
 #[test]
 fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
-    let (mut cached, mut given_up, mut retracted) = (0, 0, 0);
+    let (mut cached, mut given_up, mut retracted, mut scored) = (0, 0, 0, 0);
     for seed in 0..40 {
         let rng = &mut Rng::new(seed * 1000);
         let wanted: Vec<_> = (0..rng.within(1, 14)).map(|_| random_wanted(rng)).collect();
@@ -106,6 +111,7 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
             let ids = play(&mut rig, &wanted, rng);
             for (id, expected) in ids.iter().zip(&expected) {
                 assert_eq!(&rig.told[id], expected, "seed {seed}, split {split}, {setup:?}");
+                scored += expected.prompt.as_ref().map_or(0, |prompt| prompt.iter().count());
             }
             cached += rig.cached.values().sum::<u32>();
             let free = rig.stats(FIRST).pages().free;
@@ -118,7 +124,40 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
         cached > 1000 && given_up > 0,
         "{cached} tokens were cached, {given_up} caches were full"
     );
+    assert!(scored > 1000, "{scored} tokens of prompts have a logprob");
     assert!(retracted > 20, "{retracted} requests gave up their pages");
+}
+
+/// A token that was generated has the same logprob and the same alternatives as a part of a prompt.
+#[test]
+fn logprobs_of_a_prompt_are_those_of_generation() {
+    for (max_running, page_size, chunk) in [(1, 1, 1), (1, 16, 40), (3, 4, 7), (6, 2, 40)] {
+        let mut setup = Setup::new();
+        setup.config.max_running = max_running;
+        setup.config.page_size = page_size;
+        setup.config.chunked_prefill_size = chunk;
+        (setup.prefill_pages, setup.decode_pages) = (96, 96);
+        let mut wanted = Wanted { top_logprobs: 2, ..Wanted::new(13, 25) };
+        let generated = alone(&wanted).tokens;
+        wanted.prompt.extend(generated.iter().map(|sampled| sampled.token));
+        for start in [1, 13, 14, 37, 38] {
+            wanted.prompt_logprobs = Some((start, 2));
+            for split in [true, false] {
+                let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+                let decode = rig.submit(&wanted).decode;
+                rig.finish();
+                let found = rig.told[&decode].prompt.as_ref().expect("the prompt has logprobs");
+                assert_eq!(found.iter().count(), 38 - start as usize);
+                for (at, scored) in found.iter().filter(|(at, _)| *at >= 13) {
+                    let Sampled { token, logprob, top } = generated[at as usize - 13];
+                    assert_eq!((scored.logprob, scored.top), (logprob, top), "{at}, {setup:?}");
+                    let better = top.as_slice().iter().filter(|entry| entry.0 != token);
+                    let better = better.filter(|entry| entry.1 >= logprob).count();
+                    assert_eq!(scored.rank as usize, 1 + better, "{at}");
+                }
+            }
+        }
+    }
 }
 
 /// Late allocation: while a prompt is read, decode has no page for it; what is computed waits at

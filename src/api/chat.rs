@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 const DIALECT: Dialect = Dialect {
     default_length: None,
     max_tokens: &["max_completion_tokens", "max_tokens"],
+    least_tokens: 1,
     min_tokens: "min_tokens",
     seed: &["seed"],
 };
@@ -64,6 +65,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         return Err(ApiError::invalid("top_logprobs", "needs `logprobs` to be true"));
     }
     request.logprobs = logprobs.then_some(top);
+    request.read_prompt_logprobs(&mut fields)?;
     request.finish(fields)
 }
 

@@ -9,6 +9,7 @@ const DIALECT: Dialect = Dialect {
     default_length: Some(16),
     // The second name is that of the chat endpoint. Other engines accept it here, too.
     max_tokens: &["max_tokens", "max_completion_tokens"],
+    least_tokens: 0,
     min_tokens: "min_tokens",
     seed: &["seed"],
 };
@@ -32,9 +33,10 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     request.read_stream_options(&mut fields)?;
     request.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
     request.echo = fields.flag("echo", false)?;
-    if request.echo && request.logprobs.is_some() {
-        // Logprobs of echoed tokens would need logprobs of the prompt.
-        return Err(ApiError::invalid("echo", "cannot be combined with logprobs on this server"));
+    request.read_prompt_logprobs(&mut fields)?;
+    if request.max_tokens == Some(0) && (!request.echo || request.stream) {
+        let must = "must be at least 1, or 0 with `echo` and without `stream`";
+        return Err(fields.invalid("max_tokens", must));
     }
     let best_of = fields.integer("best_of", 1..=i128::from(u32::MAX))?;
     if best_of.is_some_and(|best_of: usize| best_of != request.samples) {
@@ -224,8 +226,11 @@ mod tests {
         }
         assert_eq!(read("{}").unwrap_err().param.as_deref(), Some("prompt"));
         assert_eq!(
-            read(r#"{"prompt":"a","echo":true,"logprobs":1}"#).unwrap_err().param.as_deref(),
-            Some("echo")
+            read(r#"{"prompt":"a","prompt_logprobs":1,"stream":true}"#)
+                .unwrap_err()
+                .param
+                .as_deref(),
+            Some("prompt_logprobs")
         );
         let crowd = format!("{{\"n\":2,\"prompt\":[{}\"a\"]}}", "\"a\",".repeat(600));
         assert_eq!(read(&crowd).unwrap_err().param.as_deref(), Some("n"));

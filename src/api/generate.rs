@@ -3,24 +3,21 @@
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
 use super::peer_fields;
-use super::request::{self, ApiEndpoint, Dialect, GenerateRequest, Sampling};
+use super::request::{self, ApiEndpoint, Dialect, GenerateRequest, PromptLogprobFields, Sampling};
 use super::structured_output;
 use crate::limits::TOP_LOGPROBS_MAX;
 
 const DIALECT: Dialect = Dialect {
     default_length: Some(128),
     max_tokens: &["max_new_tokens"],
+    least_tokens: 1,
     min_tokens: "min_new_tokens",
     seed: &["sampling_seed", "seed"],
 };
 
 /// Inputs and constraints that this server does not support. It refuses them, because an answer
 /// without them would be wrong.
-pub const REFUSED: &[Neutral<'_>] = &[
-    // Prompt logprobs are not supported.
-    ("logprob_start_len", &["-1"]),
-    ("modalities", &["[\"text\"]"]),
-];
+pub const REFUSED: &[Neutral<'_>] = &[("modalities", &["[\"text\"]"]), ("prompt_logprobs", &[])];
 
 /// Reads a body. Sampling fields that are absent take their values from `defaults`.
 ///
@@ -64,6 +61,11 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     let top = fields.integer("top_logprobs_num", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);
     request.logprobs = fields.flag("return_logprob", false)?.then_some(top);
     request.logprob_text = fields.flag("return_text_in_logprobs", false)?;
+    let start = fields.integer("logprob_start_len", -1..=i128::from(u32::MAX))?;
+    let start = start.and_then(|start: i128| u32::try_from(start).ok());
+    request.prompt_logprobs = start
+        .filter(|_| request.logprobs.is_some())
+        .map(|start| PromptLogprobFields { start, top, field: None });
     request.finish(fields)
 }
 

@@ -72,7 +72,6 @@ pub const REFUSED: &[Neutral<'_>] = &[
     ("background", &["false"]),
     ("n_probs", &["0"]),
     ("post_sampling_probs", &["false"]),
-    ("prompt_logprobs", &["0"]),
     ("reasoning_format", &["\"auto\"", "\"deepseek\""]),
     ("return_bytes", &["false"]),
     ("return_cached_tokens_details", &["false"]),

@@ -14,11 +14,11 @@ use super::token_rules::{self, TokenRuleFields};
 use super::tools::Tools;
 use crate::limits::{
     CHOICES_MAX, IGNORED_FIELDS_BYTES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX,
-    STOP_IDS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
+    STOP_IDS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, TOP_LOGPROBS_MAX,
 };
 use crate::model::answer::{AnswerRules, AnswerStyle, ReasoningDelivery};
 use serde_json::{Map, Value};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 /// Values of `priority`.
@@ -156,7 +156,8 @@ pub struct GenerateRequest {
     pub samples: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Maximum tokens to generate, at least 1; `None`: until the context is full.
+    /// Maximum tokens to generate; `None`: until the context is full. 0: the answer is the echo of
+    /// the prompt.
     pub max_tokens: Option<u32>,
     /// Tokens before the answer can end.
     pub min_tokens: u32,
@@ -190,6 +191,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<usize>,
     /// Whether `/generate` returns the text of each logprob's token.
     pub logprob_text: bool,
+    /// The logprobs of the prompt, if the answer has them.
+    pub prompt_logprobs: Option<PromptLogprobFields>,
     /// Whether the prompt's text precedes the answer's text.
     pub echo: bool,
     /// Whether the answer is a stream of server-sent events.
@@ -225,11 +228,32 @@ pub struct GenerateRequest {
     pub unknown: Vec<String>,
 }
 
+/// Which logprobs of the prompt an answer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PromptLogprobFields {
+    /// Position of the first token in the answer. Its own logprob is null.
+    pub start: u32,
+    /// Number of alternatives that are computed for each token.
+    pub top: usize,
+    /// Number of alternatives in vLLM's field `prompt_logprobs`; `None`: the answer has no such
+    /// field.
+    pub field: Option<usize>,
+}
+
+impl PromptLogprobFields {
+    /// The positions that have a logprob, in a prompt of `tokens` tokens.
+    pub fn positions(&self, tokens: u32) -> Range<u32> {
+        self.start.saturating_add(1).min(tokens)..tokens
+    }
+}
+
 /// The differences between OpenAI's and SGLang's API in the fields that they share.
 pub(super) struct Dialect {
     /// Default of `max_tokens`; `None`: the context's length.
     pub(super) default_length: Option<u32>,
     pub(super) max_tokens: &'static [&'static str],
+    /// Least value of `max_tokens`.
+    pub(super) least_tokens: i128,
     pub(super) min_tokens: &'static str,
     pub(super) seed: &'static [&'static str],
 }
@@ -266,6 +290,7 @@ impl GenerateRequest {
             skip_special_tokens: true,
             logprobs: None,
             logprob_text: false,
+            prompt_logprobs: None,
             echo: false,
             stream: fields.flag("stream", false)?,
             include_usage: false,
@@ -304,7 +329,7 @@ impl GenerateRequest {
             return Err(fields.invalid("n", why));
         }
         for name in dialect.max_tokens {
-            let value = fields.integer(name, 1..=i128::from(u32::MAX))?;
+            let value = fields.integer(name, dialect.least_tokens..=i128::from(u32::MAX))?;
             self.max_tokens = self.max_tokens.or(value);
         }
         self.max_tokens = self.max_tokens.or(dialect.default_length);
@@ -351,7 +376,12 @@ impl GenerateRequest {
         self.bootstrap = bootstrap::read(&mut fields, self.prompts.len(), self.samples)?;
         match kv_transfer::read(&mut fields, self.prompts.len() * self.samples)? {
             None => {}
-            Some(KvTransfer::Keep(keep)) => self.keeps_kv = Some(keep),
+            Some(KvTransfer::Keep(keep)) => {
+                self.keeps_kv = Some(keep);
+                // The decode leg has the answer. `echo` only means that it needs the logprobs of
+                // the prompt, which are read already.
+                self.echo = false;
+            }
             Some(KvTransfer::Take(_)) if self.bootstrap.is_some() => {
                 return Err(
                     fields.invalid(kv_transfer::FIELD, "and `bootstrap_room` exclude each other")
@@ -369,6 +399,18 @@ impl GenerateRequest {
         self.resume = resume::read(&mut fields, self.prompts.len() * self.samples, goes_on)?;
         self.unknown.extend(fields.rest());
         Ok(self)
+    }
+
+    /// Reads vLLM's `prompt_logprobs`. The logprobs of the answer and `echo` are already read.
+    pub(super) fn read_prompt_logprobs(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
+        let field = fields.integer("prompt_logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
+        if field.is_some() && self.stream {
+            return Err(fields.invalid("prompt_logprobs", "and `stream` exclude each other"));
+        }
+        let echoed = self.logprobs.filter(|_| self.echo);
+        self.prompt_logprobs =
+            field.max(echoed).map(|top| PromptLogprobFields { start: 0, top, field });
+        Ok(())
     }
 
     /// Reads `stream_options` and the form of tokens, which only the OpenAI endpoints have.

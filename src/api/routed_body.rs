@@ -228,7 +228,7 @@ fn is_ours(name: &str) -> bool {
 
 /// Whether the field concerns only the form of the answer, not its content.
 fn is_of_form(name: &str) -> bool {
-    matches!(name, "stream" | "stream_options" | "echo" | "return_token_ids" | "return_timings")
+    matches!(name, "stream" | "stream_options" | "return_token_ids" | "return_timings")
 }
 
 /// Request ids: `rid` is one string or one per prompt. Values that workers refuse are dropped.
@@ -441,15 +441,15 @@ mod tests {
         let keep = Keep { host: Some("10.0.0.1".into()), ..Keep::default() };
         assert_eq!(
             text(routed.keep(&keep, None, false)),
-            r#"{"prompt":[1],"n":2,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_host":"10.0.0.1"}}"#
+            r#"{"prompt":[1],"echo":true,"n":2,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_host":"10.0.0.1"}}"#
         );
         let resume = Resume { created: Some(7), choices: vec![None] };
         assert!(text(routed.keep(&keep, Some(&resume), true)).starts_with(
-            r#"{"prompt":[1],"n":2,"baton_resume":{"created":7,"choices":[null]},"stream":true,"kv_"#
+            r#"{"prompt":[1],"echo":true,"n":2,"baton_resume":{"created":7,"choices":[null]},"stream":true,"kv_"#
         ));
         assert_eq!(
             text(routed.address(Some(KvLocation::Kept(r#"{"a":1}"#)), None, false)),
-            r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"kv_transfer_params":{"a":1}}"#
+            r#"{"prompt":[1],"echo":true,"n":2,"stream":true,"kv_transfer_params":{"a":1}}"#
         );
         let address = PrefillAddress {
             host: "10.0.0.1".into(),
@@ -459,7 +459,7 @@ mod tests {
         };
         assert_eq!(
             text(routed.address(Some(KvLocation::Asked(&address)), None, false)),
-            r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"baton_prefill":{"host":"10.0.0.1","port":30000}}"#
+            r#"{"prompt":[1],"echo":true,"n":2,"stream":true,"baton_prefill":{"host":"10.0.0.1","port":30000}}"#
         );
     }
 

@@ -191,6 +191,14 @@ pub const CHOICES_MAX: usize = 1024;
 pub const SAMPLES_MAX: u32 = 128;
 /// Alternatives beside a token's logprob; the same limit as OpenAI's chat.
 pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Bytes for the logprobs of one prompt: 65,536 tokens with one alternative, 6,241 with twenty.
+/// They cross a control link as one message, and two of the largest messages can wait there.
+pub const PROMPT_LOGPROBS_BYTES_MAX: usize = 1 << 20;
+/// Bytes for the logprobs of all prompts of a process. Their JSON is about ten times as long.
+pub const PROMPT_LOGPROBS_MEMORY: usize = 32 << 20;
+/// How long a decode worker that has the KV waits for the logprobs of its prompt. The prefill
+/// worker sends them before the last KV.
+pub const PROMPT_LOGPROBS_WAIT: Duration = Duration::from_secs(10);
 /// Stop strings of one request; OpenAI takes 4, other engines any number.
 pub const STOP_STRINGS_MAX: usize = 32;
 /// Bytes of one stop string. A stream holds back at most as many bytes.

@@ -6,7 +6,8 @@
 //! prefix. If prompts share a large prefix, one of them computes it, and the others wait and begin
 //! behind it. A chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a
 //! retracted request is computed again in the same way. Such a request already has its pages and
-//! needs no logits, because its next token is known.
+//! needs no logits, because its next token is known. A prompt with logprobs needs logits for most
+//! of its tokens, and its chunks are bounded by the room for them.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
@@ -20,8 +21,9 @@ use crate::sched::admission::PageBudget;
 use crate::sched::channel::EngineChannel;
 use crate::sched::config::SchedConfig;
 use crate::sched::messages::FinishReason;
+use crate::sched::request::EngineRequest;
 use crate::sched::running_batch::accept;
-use crate::sched::slots::Slots;
+use crate::sched::slots::{SlotEntry, Slots};
 use crate::sched::stats::WorkerStats;
 use crate::sched::throughput::Throughput;
 use crate::sched::wait_queue::WaitQueue;
@@ -40,6 +42,8 @@ pub struct Chunk {
     /// Whether the chunk completes its request. The last chunk of a prompt holds the last token and
     /// produces its logits.
     pub last: bool,
+    /// Number of its tokens, from the end, that have logits.
+    pub logits: u32,
 }
 
 /// The state of a request after a chunk.
@@ -150,6 +154,7 @@ impl ChunkScheduler {
         let mut at = 0;
         while let Some(&slot) = self.begun.get(at)
             && self.has_place(left)
+            && has_logits(&slots[slot], turn.batch, self.config.page_size)
         {
             left -= self.add(slot, slots, turn.batch, left);
             at += 1;
@@ -171,7 +176,8 @@ impl ChunkScheduler {
                     compared = compared.saturating_sub(1 + shared);
                     shared >= least
                 };
-                held.fits(&self.config, &room, pool, &mut lookups)
+                has_logits(held, turn.batch, self.config.page_size)
+                    && held.fits(&self.config, &room, pool, &mut lookups)
                     && !self.picked.iter().any(is_read_now)
             };
             let Some(slot) = self.line.pop_fitting_from(&mut from, begins) else { break };
@@ -253,14 +259,14 @@ impl ChunkScheduler {
         } else {
             stats.recomputed(tokens)
         }
+        let next = score_chunk(chunk, logits, &mut held.request, turn);
         if !chunk.last {
             return Computed::Part;
         }
         if !is_prompt {
             return Computed::Whole;
         }
-        let sampled = turn.sample_first(*logits, &held.request);
-        *logits += 1;
+        let sampled = turn.sample_first(next, &held.request);
         stats.generated(1);
         let outcome = accept(&mut held.request, sampled, turn);
         outcome.map_or(Computed::Whole, Computed::Over)
@@ -271,16 +277,61 @@ impl ChunkScheduler {
     fn add<S>(&mut self, slot: SlotId, slots: &Slots<S>, batch: &mut Batch, left: u32) -> u32 {
         let held = &slots[slot];
         let remaining = held.fill - held.computed;
-        let last = remaining <= left;
-        let taken = if last { remaining } else { left - left % self.config.page_size };
+        // Pages before the first token with a logprob. The logits at a position are for the token
+        // at the next one.
+        let before = held.request.next_scored().map(|at| {
+            let tokens = (at - 1).saturating_sub(held.computed);
+            tokens - tokens % self.config.page_size
+        });
+        let most = match before {
+            None => left,
+            Some(0) => left.min(batch.free_logits() as u32),
+            Some(before) => left.min(before),
+        };
+        let last = remaining <= most;
+        let taken = if last { remaining } else { most - most % self.config.page_size };
         let tokens = held.computed..held.computed + taken;
         let pages = tokens.end.div_ceil(self.config.page_size) as usize;
-        let wanted =
-            if last && held.request.output.is_empty() { Logits::Last } else { Logits::None };
+        let wanted = match before {
+            Some(0) => Logits::All,
+            _ if last && held.request.output.is_empty() => Logits::Last,
+            _ => Logits::None,
+        };
+        let free = batch.free_logits();
         let parts = held.request.tokens(tokens.clone());
         let pushed = batch.push_joined(parts, tokens.start, &held.request.pages[..pages], wanted);
         assert!(pushed.is_ok(), "a chunk within its bounds does not fit the batch: {pushed:?}");
-        self.picked.push(Chunk { slot, tokens, last });
+        let logits = (free - batch.free_logits()) as u32;
+        self.picked.push(Chunk { slot, tokens, last, logits });
         taken
     }
+}
+
+/// Whether the batch has room for the logits of the next chunk of a request.
+fn has_logits<S>(held: &SlotEntry<S>, batch: &Batch, page_size: u32) -> bool {
+    let needed = held.request.next_scored().map_or(1, |_| page_size);
+    batch.free_logits() >= needed as usize
+}
+
+/// Takes the logits of a chunk of a prompt: the next ones of the step. Records the logprobs that
+/// its request wants. Returns the index of the chunk's last logits.
+pub fn score_chunk(
+    chunk: &Chunk,
+    logits: &mut usize,
+    request: &mut EngineRequest,
+    turn: &mut TurnContext<'_>,
+) -> usize {
+    let from = *logits;
+    *logits += chunk.logits as usize;
+    if let Some(mut scored) = request.prompt_logprobs.take() {
+        let start = chunk.tokens.end - chunk.logits;
+        while !scored.is_complete() && scored.next_position() <= chunk.tokens.end {
+            let at = scored.next_position();
+            debug_assert!(at > start, "logits of a position were not computed");
+            let index = from + (at - 1 - start) as usize;
+            scored.push(&turn.score(index, request.prompt[at as usize], scored.top()));
+        }
+        request.prompt_logprobs = Some(scored);
+    }
+    logits.saturating_sub(1)
 }

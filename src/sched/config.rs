@@ -63,7 +63,8 @@ impl SchedConfig {
         BatchLimits {
             tokens: self.max_running.max(self.chunk_tokens() as usize),
             rows: self.max_running,
-            logits: self.max_running,
+            // A prompt with logprobs needs logits for at least a page of tokens in a step.
+            logits: self.max_running.max(self.page_size as usize),
             context: self.context as usize,
             pages: self.max_running * self.context.div_ceil(self.page_size) as usize,
         }

@@ -5,7 +5,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{Generation, RequestId, Room, SlotId, WorkerId};
-use crate::model::logprobs::Sampled;
+use crate::model::logprobs::{PromptLogprobs, Sampled};
 use crate::sched::request::{EngineRequest, Stamps};
 use crate::transfer::target::{SessionId, Target};
 use std::ops::Range;
@@ -118,6 +118,8 @@ pub enum RequestEvent {
         /// With the first token: the times so far. They are sent here because on prefill Finished
         /// comes only after the transfer, which can end after decode's answer.
         first: Option<Stamps>,
+        /// With the first token: the logprobs of the prompt, if they are wanted.
+        prompt: Option<Box<PromptLogprobs>>,
     },
     /// The prefix cache is empty.
     Flushed {

@@ -13,7 +13,7 @@ use crate::kv::pool::PagePool;
 use crate::limits::{KEPT_KV_LIFE, REQUEST_TIME_MAX};
 use crate::sched::admission::{self, Claims};
 use crate::sched::channel::EngineChannel;
-use crate::sched::chunks::{Allowance, ChunkScheduler};
+use crate::sched::chunks::{Allowance, ChunkScheduler, score_chunk};
 use crate::sched::config::SchedConfig;
 use crate::sched::first_token::FirstTokenRecord;
 use crate::sched::messages::{EngineCommand, FinishReason, RequestEvent, TransferEvent};
@@ -268,10 +268,10 @@ impl PrefillWorker {
             let chunk = self.chunks.picked()[index].clone();
             self.slots[chunk.slot].keep(&mut self.pool);
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
+            let SlotEntry { request, cached, state, .. } = &mut self.slots[chunk.slot];
+            let next = score_chunk(&chunk, &mut logits, request, turn);
             if chunk.last {
-                let SlotEntry { request, cached, state, .. } = &mut self.slots[chunk.slot];
-                let sampled = turn.sample_first(logits, request);
-                logits += 1;
+                let sampled = turn.sample_first(next, request);
                 let mut first = FirstTokenRecord::new(&sampled, *cached);
                 (first.queue_us, first.prefill_us) = shares(&request.stamps);
                 state.aux = Some(first.to_aux(request.room));

@@ -5,6 +5,7 @@
 
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
 use crate::kv::prefix::{Salt, Sequence};
+use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::{SamplingParams, TokenRules};
 use crate::sched::masks::RequestGrammar;
 use crate::stdx::failpoint::is_failpoint_active;
@@ -50,6 +51,9 @@ pub struct EngineRequest {
     pub rules: Option<Arc<TokenRules>>,
     /// Alternatives per position, 0 to 20.
     pub top_logprobs: usize,
+    /// Logprobs of the prompt, if this worker computes them. The engine fills them, and sends them
+    /// with the first token.
+    pub prompt_logprobs: Option<Box<PromptLogprobs>>,
     /// Order in the queues: the lowest number is the first.
     pub priority: i32,
     /// Most ids to generate, at least 1. A prefill worker always generates one.
@@ -71,6 +75,12 @@ impl EngineRequest {
             if is_failpoint_active("salt is not compared") { Salt::default() } else { salt }
         });
         salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
+    }
+
+    /// Position of the next token of the prompt that must get a logprob.
+    pub fn next_scored(&self) -> Option<u32> {
+        let scored = self.prompt_logprobs.as_ref().filter(|scored| !scored.is_complete());
+        scored.map(|scored| scored.next_position())
     }
 
     /// Its ids at these positions: those of the prompt, then generated ones.

@@ -162,7 +162,9 @@ pub fn accept(
         request.stamps
     });
     request.output.push(sampled.token);
-    turn.channel.send_event(RequestEvent::Token { request: request.id, sampled, first });
+    let prompt = request.prompt_logprobs.take();
+    debug_assert!(prompt.as_ref().is_none_or(|prompt| prompt.is_complete()), "all are computed");
+    turn.channel.send_event(RequestEvent::Token { request: request.id, sampled, first, prompt });
     if request.stop_tokens.contains(&sampled.token) {
         Some(FinishReason::Stop)
     } else if request.output.len() >= request.max_new as usize {

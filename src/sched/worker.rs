@@ -7,7 +7,7 @@ use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
 use crate::model::forward::batch::Batch;
 use crate::model::forward::{Forward, KvPool, StepEnd};
-use crate::model::logprobs::Sampled;
+use crate::model::logprobs::{Sampled, ScoredToken};
 use crate::model::sampler::{Sampler, TokenHistory, TokenLimits};
 use crate::sched::channel::EngineChannel;
 use crate::sched::masks::{NextMask, RequestGrammar};
@@ -155,6 +155,11 @@ impl TurnContext<'_> {
             NextMask::Late => Err(NoToken::MaskIsLate),
             NextMask::Failed => Err(NoToken::GrammarFailed),
         }
+    }
+
+    /// The logprob of a prompt's token from the `index`-th logits of the batch.
+    pub fn score(&mut self, index: usize, token: u32, top: usize) -> ScoredToken {
+        self.sampler.score(self.forward.logits(index), token, top)
     }
 
     fn sample(

@@ -193,7 +193,8 @@ impl Forward for PseudoModel {
                 Logits::Last => {
                     self.fill_logits(kv, batch.pages(row), positions(batch, row).end - 1)
                 }
-                Logits::All => panic!("schedulers ask for the last token's logits only"),
+                Logits::All => positions(batch, row)
+                    .for_each(|position| self.fill_logits(kv, batch.pages(row), position)),
             }
         }
         StepEnd::Complete

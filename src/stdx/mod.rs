@@ -1,6 +1,7 @@
 //! Extensions of the standard library, without any term of the domain.
 
 pub mod barrier;
+pub mod budget;
 pub mod date;
 pub mod disjoint_parts;
 pub mod event_count;

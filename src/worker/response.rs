@@ -5,12 +5,14 @@
 //! in [`ResponseBuilder::push_token`] or by [`ResponseBuilder::finish_choice`]. Not here: the
 //! worker that generates a choice (`requests`), sockets.
 
-use crate::api::render::{Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage};
+use crate::api::render::{
+    Choice, DONE, Finish, Position, PromptPosition, Renderer, Timings, TokenLogprob, Usage,
+};
 use crate::api::resume::{ChoiceEnd, ChoiceProgress, Mark};
 use crate::api::{ApiError, GenerateRequest, Prompts};
 use crate::http::sse;
 use crate::model::answer::{AnswerParts, AnswerReader, AnswerRules, ReasoningStart};
-use crate::model::logprobs::Sampled;
+use crate::model::logprobs::{PromptLogprobs, Sampled};
 use crate::model::tokenizer::{Detokenizer, Tokenizer};
 use crate::sched::messages::FinishReason;
 use crate::stdx::text_matcher::{TextMatch, TextMatcher};
@@ -23,6 +25,9 @@ pub struct ResponseBuilder {
     choices: Vec<ChoiceState>,
     stream: bool,
     logprobs: bool,
+    echo: bool,
+    /// Whether the answer is only the echo of the prompt.
+    only_echo: bool,
     return_token_ids: bool,
     /// Whether each event has a mark with the progress of its choice, for a failover.
     marked: bool,
@@ -51,6 +56,8 @@ struct ChoiceState {
     reasoning_tokens: u32,
     ids: Vec<u32>,
     positions: Vec<Position>,
+    /// The prompt's tokens, if their logprobs are in the answer.
+    prompt_positions: Vec<PromptPosition>,
     /// Number of characters with logprobs in earlier chunks.
     sent_chars: usize,
     /// Number of `ids` and `positions` in earlier events.
@@ -119,6 +126,7 @@ impl ResponseBuilder {
             reasoning_tokens: 0,
             ids: Vec::new(),
             positions: Vec::new(),
+            prompt_positions: Vec::new(),
             sent_chars: 0,
             marked: 0,
             generated: 0,
@@ -138,6 +146,8 @@ impl ResponseBuilder {
             choices,
             stream: request.stream,
             logprobs: request.logprobs.is_some(),
+            echo: request.echo,
+            only_echo: request.max_tokens == Some(0),
             return_token_ids: request.return_token_ids,
             marked: request.stream && request.resume.is_some(),
             stops: request.stop.clone(),
@@ -178,6 +188,37 @@ impl ResponseBuilder {
         self.choices[choice].finish.is_some()
     }
 
+    /// The ids of a choice's prompt.
+    pub fn prompt(&self, choice: usize) -> &[u32] {
+        &self.choices[choice].prompt
+    }
+
+    /// Takes the logprobs of the prompt of a choice, before its first token. The token at `start`
+    /// is the first in the answer; its logprob is null.
+    pub fn set_prompt_logprobs(
+        &mut self,
+        choice: usize,
+        start: u32,
+        logprobs: &PromptLogprobs,
+        tokenizer: &Tokenizer,
+    ) {
+        let ChoiceState { prompt, prompt_positions, .. } = &mut self.choices[choice];
+        let unscored = prompt.get(start as usize).map(|&id| PromptPosition {
+            token: token_logprob(id, f32::NAN, tokenizer),
+            rank: 0,
+            top: Vec::new(),
+        });
+        prompt_positions.extend(unscored);
+        prompt_positions.extend(logprobs.iter().map(|(at, scored)| {
+            let others = scored.top.as_slice().iter();
+            PromptPosition {
+                token: token_logprob(prompt[at as usize], scored.logprob, tokenizer),
+                rank: scored.rank,
+                top: others.map(|&(id, logprob)| token_logprob(id, logprob, tokenizer)).collect(),
+            }
+        }));
+    }
+
     /// Continues a choice after the tokens that its client has, up to `most` tokens. If only the
     /// end of the answer is missing, appends it to `out`.
     pub fn resume_choice(
@@ -188,7 +229,13 @@ impl ResponseBuilder {
         tokenizer: &Tokenizer,
         out: &mut Vec<u8>,
     ) {
-        self.choices[choice].opened = true;
+        let state = &mut self.choices[choice];
+        state.opened = true;
+        if self.echo && self.logprobs && !progress.ids.is_empty() {
+            // The client has the logprobs of the prompt.
+            let texts = state.prompt.iter().map(|&id| token_logprob(id, 0.0, tokenizer));
+            state.sent_chars = texts.map(|token| token.text().chars().count()).sum();
+        }
         // The client has these events already, so they are not sent.
         let mut unsaid = Vec::new();
         for sampled in progress.sampled() {
@@ -220,7 +267,7 @@ impl ResponseBuilder {
         out: &mut Vec<u8>,
     ) -> PushOutcome {
         let state = &mut self.choices[choice];
-        if state.finish.is_some() {
+        if state.finish.is_some() || self.only_echo {
             return PushOutcome::Continue;
         }
         state.generated += 1;
@@ -287,6 +334,7 @@ impl ResponseBuilder {
         }
         let last = state.ids.last().copied().unwrap_or(0);
         let finish = match outcome {
+            _ if self.only_echo => Finish::Length(0),
             FinishReason::Stop if state.eos.contains(&last) => Finish::EndOfSequence(last),
             FinishReason::Stop => Finish::StopToken(last),
             FinishReason::Length | FinishReason::HandedOver => Finish::Length(state.generated),
@@ -391,6 +439,10 @@ impl ResponseBuilder {
             has_call: state.reader.as_ref().is_some_and(AnswerReader::has_call),
             token_ids: &state.ids,
             positions: &state.positions,
+            prompt: match state.first || self.renderer.is_cumulative() {
+                true => &state.prompt_positions,
+                false => &[],
+            },
             text_offset: state.sent_chars,
             prompt_ids: state.first.then_some(&state.prompt[..]),
             finish: state.finish.as_ref(),
@@ -411,12 +463,13 @@ impl ResponseBuilder {
         }
         sse::write_event(out, &data);
         let state = &mut self.choices[index];
-        state.first = false;
+        let was_first = std::mem::replace(&mut state.first, false);
         state.marked = state.ids.len();
         if !self.renderer.is_cumulative() {
-            let sent =
-                state.positions.iter().map(|position| position.chosen.text().chars().count());
-            state.sent_chars += sent.sum::<usize>();
+            let length = |token: &TokenLogprob| token.text().chars().count();
+            let echoed = state.prompt_positions.iter().filter(|_| was_first && self.echo);
+            state.sent_chars += echoed.map(|at| length(&at.token)).sum::<usize>();
+            state.sent_chars += state.positions.iter().map(|at| length(&at.chosen)).sum::<usize>();
             state.parts.clear();
             state.ids.clear();
             state.positions.clear();
@@ -476,15 +529,15 @@ impl ChoiceState {
 }
 
 fn position(sampled: &Sampled, tokenizer: &Tokenizer) -> Position {
-    let token = |id: u32, logprob: f32| TokenLogprob {
-        id,
-        bytes: tokenizer.token_bytes(id).to_vec(),
-        logprob,
-    };
+    let others = sampled.top.as_slice().iter();
     Position {
-        chosen: token(sampled.token, sampled.logprob),
-        top: sampled.top.as_slice().iter().map(|&(id, logprob)| token(id, logprob)).collect(),
+        chosen: token_logprob(sampled.token, sampled.logprob, tokenizer),
+        top: others.map(|&(id, logprob)| token_logprob(id, logprob, tokenizer)).collect(),
     }
+}
+
+fn token_logprob(id: u32, logprob: f32, tokenizer: &Tokenizer) -> TokenLogprob {
+    TokenLogprob { id, bytes: tokenizer.token_bytes(id).to_vec(), logprob }
 }
 
 /// The text of each prompt for `echo`: as sent, or decoded from ids.

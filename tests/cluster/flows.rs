@@ -46,6 +46,8 @@ fn more() -> Vec<(&'static str, Value)> {
     more.push(("/v1/completions", list));
     let mut echo = body(5, 60, 1);
     (echo["echo"], echo["logprobs"]) = (json!(true), json!(null));
+    more.push(("/v1/completions", echo.clone()));
+    (echo["logprobs"], echo["n"]) = (json!(20), json!(2));
     more.push(("/v1/completions", echo));
     let text = json!({"text": ["The Seine", "A longer one: where does the baton go?"],
         "return_logprob": true,

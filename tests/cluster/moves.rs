@@ -152,7 +152,8 @@ pub fn cases() -> Vec<(&'static str, Value)> {
             json!({"prompt": ids(2, 70), "max_tokens": 96, "temperature": 40, "seed": 5,
             "frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3,
             "ignore_eos": true,
-            "stop": ["never to be seen"], "echo": true, "stream_options": usage}),
+            "stop": ["never to be seen"], "echo": true, "logprobs": 1,
+            "stream_options": usage}),
         ),
         (
             "/v1/chat/completions",
@@ -163,6 +164,7 @@ pub fn cases() -> Vec<(&'static str, Value)> {
         (
             "/generate",
             json!({"input_ids": ids(3, 33), "return_logprob": true, "top_logprobs_num": 2,
+            "logprob_start_len": 4,
             "sampling_params": {"max_new_tokens": 96, "temperature": 40, "sampling_seed": 3,
             "ignore_eos": true}}),
         ),

@@ -10,6 +10,7 @@ mod metrics;
 mod newer_apis;
 mod priorities;
 mod process;
+mod prompt_logprobs;
 mod refusals;
 mod same_bits;
 mod scripted_hub;

@@ -7,7 +7,7 @@ use baton::kv::prefix::Salt;
 use baton::kv::region::Region;
 use baton::kv::tier::Tier;
 use baton::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
-use baton::model::logprobs::Sampled;
+use baton::model::logprobs::{PromptLogprobs, Sampled};
 use baton::model::sampler::SamplingParams;
 use baton::model::tokenizer::Tokenizer;
 use baton::obs::registry::Registry;
@@ -84,6 +84,8 @@ pub struct Wanted {
     pub sampling: SamplingParams,
     pub stop_tokens: Vec<u32>,
     pub top_logprobs: usize,
+    /// Logprobs of the prompt from this position on, with so many alternatives.
+    pub prompt_logprobs: Option<(u32, usize)>,
     /// The salt of its prefix cache; `None`: it shares no cache.
     pub salt: Option<Salt>,
     pub patience: Duration,
@@ -102,6 +104,7 @@ impl Wanted {
             sampling: SamplingParams::GREEDY,
             stop_tokens: Vec::new(),
             top_logprobs: 0,
+            prompt_logprobs: None,
             salt: Some(Salt(0)),
             patience: Duration::from_secs(1000),
             grammar: None,
@@ -122,6 +125,8 @@ fn compile(source: &GrammarSource) -> GrammarState {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
     pub tokens: Vec<Sampled>,
+    /// The logprobs of its prompt, from the leg that computed it.
+    pub prompt: Option<PromptLogprobs>,
     pub outcome: Option<FinishReason>,
     pub released: bool,
 }
@@ -161,6 +166,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         grammar: None,
         rules: None,
         top_logprobs: wanted.top_logprobs,
+        prompt_logprobs: None,
         priority: 0,
         max_new: wanted.max_new,
         stop_tokens: wanted.stop_tokens.clone(),
@@ -443,6 +449,12 @@ impl Rig {
         self.next += 1;
         let mut request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
         (request.alone, request.keep) = (alone, self.keep);
+        let computes = worker == FIRST || alone;
+        if let Some((start, top)) = wanted.prompt_logprobs.filter(|_| computes) {
+            let positions = start..wanted.prompt.len() as u32;
+            request.prompt_logprobs = Some(Box::new(PromptLogprobs::new(positions, top)));
+            request.salt = None;
+        }
         if let Some(source) = &wanted.grammar {
             let mut state = Box::new(compile(source));
             let first = state.compute_mask().unwrap();
@@ -498,7 +510,12 @@ impl Rig {
 
     fn take(&mut self, event: EngineEvent) {
         match event {
-            EngineEvent::Request(RequestEvent::Token { request, sampled, .. }) => {
+            EngineEvent::Request(RequestEvent::Token { request, sampled, prompt, .. }) => {
+                let room = self.uses[&request].room;
+                let legs = self.uses.iter().filter(|(_, leg)| prompt.is_some() && leg.room == room);
+                for (id, _) in legs {
+                    self.told.get_mut(id).unwrap().prompt = prompt.as_deref().cloned();
+                }
                 let told = self.told.get_mut(&request).unwrap();
                 assert!(told.outcome.is_none(), "a token after the end");
                 told.tokens.push(sampled);

@@ -173,6 +173,7 @@ pub(super) fn body(
     });
     let mut envelope = renderer.envelope(OBJECT, forms.collect(), Some(Some(usage)), timings);
     envelope.prompt_token_ids = choices.first().and_then(|choice| renderer.prompt_ids(choice));
+    envelope.prompt_logprobs = choices.first().and_then(|choice| renderer.prompt_logprobs(choice));
     write(out, &envelope);
 }
 

@@ -1,6 +1,8 @@
 //! Responses of `/v1/completions`.
 
-use super::{Choice, Matched, Position, Renderer, Timings, Usage, write};
+use super::{
+    Choice, Matched, Position, PromptLogprobForms, Renderer, Timings, TokenLogprob, Usage, write,
+};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -18,13 +20,15 @@ struct Form<'a> {
     token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobForms<'a>>,
 }
 
 #[derive(Serialize)]
 struct Logprobs<'a> {
     tokens: Vec<Cow<'a, str>>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<Top<'a>>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<Top<'a>>>,
     text_offset: Vec<usize>,
 }
 
@@ -52,14 +56,21 @@ fn logprobs<'a>(renderer: &Renderer, choice: &Choice<'a>, alternatives: usize) -
         top_logprobs: vec![],
         text_offset: vec![],
     };
-    for Position { chosen, top } in choice.positions {
+    let mut add = |token: &'a TokenLogprob, logprob: Option<f32>, top: &'a [TokenLogprob]| {
         form.text_offset.push(offset);
-        offset += chosen.text().chars().count();
-        form.tokens.push(renderer.token_name(chosen));
-        form.token_logprobs.push(chosen.logprob);
-        let others = top.iter().take(alternatives).filter(|token| token.id != chosen.id);
+        offset += token.text().chars().count();
+        form.tokens.push(renderer.token_name(token));
+        form.token_logprobs.push(logprob);
+        let others = top.iter().take(alternatives).filter(|other| other.id != token.id);
         let named = |token| (renderer.token_name(token), token.logprob);
-        form.top_logprobs.push(Top(std::iter::once(chosen).chain(others).map(named).collect()));
+        let all = || Top(std::iter::once(token).chain(others).map(named).collect());
+        form.top_logprobs.push(logprob.map(|_| all()));
+    };
+    for at in choice.prompt.iter().filter(|_| renderer.echo) {
+        add(&at.token, at.logprob(), &at.top);
+    }
+    for Position { chosen, top } in choice.positions {
+        add(chosen, Some(chosen.logprob), top);
     }
     form
 }
@@ -73,6 +84,7 @@ fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
         stop_reason: choice.finish.and_then(Matched::of),
         token_ids: renderer.token_ids(choice),
         prompt_token_ids: renderer.prompt_ids(choice),
+        prompt_logprobs: renderer.prompt_logprobs(choice),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Responses of SGLang's `/generate`.
 
-use super::{Choice, Finish, KeptKv, Matched, Renderer, Timings, TokenLogprob, write};
+use super::{
+    Choice, Finish, KeptKv, Matched, PromptPosition, Renderer, Timings, TokenLogprob, write,
+};
 use serde::Serialize;
 use std::borrow::Cow;
 
@@ -60,29 +62,35 @@ impl<'a> Reason<'a> {
 
 #[derive(Serialize)]
 struct Logprobs<'a> {
-    /// Always present and empty: SGLang's router prepends prefill's entries.
-    input_token_logprobs: [(); 0],
+    /// Always present: SGLang's router prepends prefill's entries.
+    input_token_logprobs: Vec<Triple<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_top_logprobs: Option<Vec<Option<Vec<Triple<'a>>>>>,
     output_token_logprobs: Vec<Triple<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     output_top_logprobs: Option<Vec<Vec<Triple<'a>>>>,
 }
 
-/// Logprob, token id, and text or null.
-type Triple<'a> = (f32, u32, Option<Cow<'a, str>>);
+/// Logprob (null for the first token of the prompt), token id, and text or null.
+type Triple<'a> = (Option<f32>, u32, Option<Cow<'a, str>>);
 
 fn logprobs<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Option<Logprobs<'a>> {
     let alternatives = renderer.logprobs?;
-    let triple = |token: &'a TokenLogprob| {
-        (token.logprob, token.id, renderer.logprob_text.then(|| token.text()))
+    let with = |token: &'a TokenLogprob, logprob| {
+        (logprob, token.id, renderer.logprob_text.then(|| token.text()))
     };
-    let positions = choice.positions;
-    let top = || {
-        positions.iter().map(|at| at.top.iter().take(alternatives).map(triple).collect()).collect()
-    };
+    let triple = |token: &'a TokenLogprob| with(token, Some(token.logprob));
+    let (positions, prompt) = (choice.positions, choice.prompt);
+    let triples =
+        |top: &'a [TokenLogprob]| -> Vec<_> { top.iter().take(alternatives).map(triple).collect() };
+    let of_input = |at: &'a PromptPosition| at.logprob().map(|_| triples(&at.top));
     Some(Logprobs {
-        input_token_logprobs: [],
+        input_token_logprobs: prompt.iter().map(|at| with(&at.token, at.logprob())).collect(),
+        input_top_logprobs: (alternatives > 0 && !prompt.is_empty())
+            .then(|| prompt.iter().map(of_input).collect()),
         output_token_logprobs: positions.iter().map(|at| triple(&at.chosen)).collect(),
-        output_top_logprobs: (alternatives > 0).then(top),
+        output_top_logprobs: (alternatives > 0)
+            .then(|| positions.iter().map(|at| triples(&at.top)).collect()),
     })
 }
 

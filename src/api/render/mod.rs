@@ -17,6 +17,7 @@ use super::kv_transfer::KeptKv;
 use super::request::{ApiEndpoint, GenerateRequest};
 use crate::model::answer::CallPart;
 use crate::stdx::hex::to_hex;
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
@@ -80,6 +81,25 @@ pub struct Position {
     pub chosen: TokenLogprob,
     /// The most probable tokens, best first; can hold more than the request asked for.
     pub top: Vec<TokenLogprob>,
+}
+
+/// A token of the prompt.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PromptPosition {
+    /// Its logprob, NaN for the first token of the range: nothing comes before the first token of a
+    /// prompt, and SGLang begins every range with null.
+    pub token: TokenLogprob,
+    /// Number of tokens that were at least as likely; 0 without a logprob.
+    pub rank: u32,
+    /// The most probable tokens, best first; can hold more than the request asked for.
+    pub top: Vec<TokenLogprob>,
+}
+
+impl PromptPosition {
+    /// Its logprob, if it has one.
+    pub fn logprob(&self) -> Option<f32> {
+        (self.rank > 0).then_some(self.token.logprob)
+    }
 }
 
 /// Token counts of a request, or of one choice.
@@ -185,7 +205,10 @@ pub struct Choice<'a> {
     pub token_ids: &'a [u32],
     /// One for each of `token_ids` if logprobs are requested, otherwise empty.
     pub positions: &'a [Position],
-    /// Number of characters in the choice's tokens before `positions`.
+    /// The prompt's tokens, if their logprobs are requested, in the first chunk of a choice and in
+    /// whole responses.
+    pub prompt: &'a [PromptPosition],
+    /// Number of characters in the choice's tokens before `prompt` and `positions`.
     pub text_offset: usize,
     /// The prompt's ids, in the first chunk of a choice and in whole responses.
     pub prompt_ids: Option<&'a [u32]>,
@@ -204,6 +227,9 @@ pub struct Renderer {
     model: String,
     logprobs: Option<usize>,
     logprob_text: bool,
+    /// Alternatives in the field `prompt_logprobs`.
+    prompt_logprobs: Option<usize>,
+    echo: bool,
     return_token_ids: bool,
     include_usage: bool,
     continuous_usage: bool,
@@ -228,6 +254,9 @@ struct Envelope<'a, C> {
     /// Only for chat. Completions have the ids in each choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
+    /// The same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobForms<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<&'a Timings>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -250,6 +279,8 @@ impl Renderer {
             model: model.to_owned(),
             logprobs: request.logprobs,
             logprob_text: request.logprob_text,
+            prompt_logprobs: request.prompt_logprobs.and_then(|wanted| wanted.field),
+            echo: request.echo,
             return_token_ids: request.return_token_ids,
             include_usage: request.include_usage,
             continuous_usage: request.continuous_usage,
@@ -364,6 +395,7 @@ impl Renderer {
             choices,
             usage,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             timings,
             kv_transfer_params: self.kept.as_ref(),
         }
@@ -383,12 +415,45 @@ impl Renderer {
         }
     }
 
+    /// vLLM's field `prompt_logprobs`.
+    fn prompt_logprobs<'a>(&self, choice: &Choice<'a>) -> Option<PromptLogprobForms<'a>> {
+        let count = self.prompt_logprobs.filter(|_| !choice.prompt.is_empty())?;
+        let form = |at: &'a PromptPosition| at.logprob().map(|_| PromptLogprobForm(at, count));
+        Some(choice.prompt.iter().map(form).collect())
+    }
+
     fn token_ids<'a>(&self, choice: &Choice<'a>) -> Option<&'a [u32]> {
         self.return_token_ids.then_some(choice.token_ids)
     }
 
     fn prompt_ids<'a>(&self, choice: &Choice<'a>) -> Option<&'a [u32]> {
         choice.prompt_ids.filter(|_| self.return_token_ids)
+    }
+}
+
+/// One entry for each token of a prompt; null for the first.
+type PromptLogprobForms<'a> = Vec<Option<PromptLogprobForm<'a>>>;
+
+/// The logprobs at one position of a prompt: a map from token ids, the prompt's token first, then
+/// this number of alternatives.
+struct PromptLogprobForm<'a>(&'a PromptPosition, usize);
+
+impl Serialize for PromptLogprobForm<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Form<'a> {
+            logprob: f32,
+            rank: u32,
+            decoded_token: Cow<'a, str>,
+        }
+        let PromptLogprobForm(PromptPosition { token, rank, top }, count) = self;
+        let mut map = serializer.serialize_map(None)?;
+        let others = (1..).zip(top.iter().take(*count)).filter(|(_, other)| other.id != token.id);
+        for (rank, token) in std::iter::once((*rank, token)).chain(others) {
+            let form = Form { logprob: token.logprob, rank, decoded_token: token.text() };
+            map.serialize_entry(&token.id, &form)?;
+        }
+        map.end()
     }
 }
 
@@ -454,6 +519,7 @@ mod tests {
             has_call: false,
             token_ids: &[7, 9, 5],
             positions,
+            prompt: &[],
             text_offset: 2,
             prompt_ids: Some(&[1, 2]),
             finish,

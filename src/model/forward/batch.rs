@@ -165,6 +165,11 @@ impl Batch {
         self.logits
     }
 
+    /// Number of positions with logits that still fit.
+    pub fn free_logits(&self) -> usize {
+        self.limits.logits - self.logits
+    }
+
     /// The capacities of the batch.
     pub fn limits(&self) -> &BatchLimits {
         &self.limits

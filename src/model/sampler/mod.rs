@@ -14,7 +14,7 @@ mod tests;
 pub use rules::{TokenLimits, TokenRules};
 
 use crate::limits::TOP_LOGPROBS_MAX;
-use crate::model::logprobs::{Sampled, TopLogprobs};
+use crate::model::logprobs::{Sampled, ScoredToken, TopLogprobs};
 use crate::stdx::rng::mix;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -69,6 +69,21 @@ pub struct TokenHistory<'a> {
 /// The logprob of a token with probability zero, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
 
+/// What the softmax of some logits needs.
+#[derive(Clone, Copy, Debug)]
+struct Softmax {
+    /// The id of the highest logit.
+    likeliest: u32,
+    /// The highest logit.
+    max: f32,
+    /// Logarithm of the sum of the exponentials of all logits minus `max`.
+    log_total: f64,
+}
+
+fn logprob_of(logit: f32, max: f32, log_total: f64) -> f32 {
+    ((f64::from(logit) - f64::from(max) - log_total) as f32).max(LOGPROB_MIN)
+}
+
 /// Scratch for one choice at a time.
 #[derive(Debug)]
 pub struct Sampler {
@@ -107,15 +122,9 @@ impl Sampler {
         position: u32,
         top_logprobs: usize,
     ) -> Sampled {
-        assert_eq!(logits.len(), self.logits.len());
-        self.start(logits, limits.mask);
-        let (likeliest, max) = argmax(&self.logits);
-        let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
-        let logprob =
-            |logit: f32| ((f64::from(logit) - f64::from(max) - log_total) as f32).max(LOGPROB_MIN);
-        let mut top = top(&self.logits, top_logprobs.min(TOP_LOGPROBS_MAX));
-        top.as_mut_slice().iter_mut().for_each(|entry| entry.1 = logprob(entry.1));
-
+        let Softmax { likeliest, max, log_total } = self.start_softmax(logits, limits.mask);
+        let logprob = |logit: f32| logprob_of(logit, max, log_total);
+        let top = self.top_logprobs(top_logprobs, max, log_total);
         let penalised = params.repetition_penalty != 1.0
             || params.presence_penalty != 0.0
             || params.frequency_penalty != 0.0;
@@ -139,6 +148,34 @@ impl Sampler {
             likeliest
         };
         Sampled { token, logprob: logprob(finite(logits[token as usize])), top }
+    }
+
+    /// The logprob of `token` by these logits, with the `top_logprobs` likeliest tokens.
+    pub fn score(&mut self, logits: &[f32], token: u32, top_logprobs: usize) -> ScoredToken {
+        let Softmax { max, log_total, .. } = self.start_softmax(logits, None);
+        let logit = self.logits[token as usize];
+        ScoredToken {
+            logprob: logprob_of(logit, max, log_total),
+            rank: self.logits.iter().filter(|&&other| other >= logit).count() as u32,
+            top: self.top_logprobs(top_logprobs, max, log_total),
+        }
+    }
+
+    /// Takes logits and a mask. Returns what a softmax needs.
+    fn start_softmax(&mut self, logits: &[f32], mask: Option<&[AtomicU32]>) -> Softmax {
+        assert_eq!(logits.len(), self.logits.len());
+        self.start(logits, mask);
+        let (likeliest, max) = argmax(&self.logits);
+        let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
+        Softmax { likeliest, max, log_total }
+    }
+
+    /// The `count` likeliest tokens of the logits that were taken.
+    fn top_logprobs(&self, count: usize, max: f32, log_total: f64) -> TopLogprobs {
+        let mut top = top(&self.logits, count.min(TOP_LOGPROBS_MAX));
+        let entries = top.as_mut_slice().iter_mut();
+        entries.for_each(|entry| entry.1 = logprob_of(entry.1, max, log_total));
+        top
     }
 
     /// Takes logits and a mask.

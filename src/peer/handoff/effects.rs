@@ -5,7 +5,7 @@
 
 use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportCapabilities};
 use crate::cause::Cause;
-use crate::ids::{PageId, SessionGeneration};
+use crate::ids::{PageId, SessionGeneration, WorkerId};
 use crate::net::Entropy;
 use crate::obs::log::event;
 use crate::peer::local_worker::{DestinationRing, LocalWorker, SourceRing};
@@ -63,6 +63,8 @@ pub struct Effects<'a, M> {
 pub struct Outbox {
     /// Actions to run after the call.
     pub actions: VecDeque<Action>,
+    /// Logprobs of prompts that have arrived, with the slot of their request.
+    pub records: VecDeque<(WorkerId, Slot, Vec<u8>)>,
     /// The transports that destinations offer.
     pub offer: TransportCapabilities,
     /// Random numbers for tokens and queue pairs.
@@ -202,6 +204,10 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
 
     fn hang_up(&mut self, link: LinkId) {
         self.outbox.actions.push_back(Action::HangUp { link });
+    }
+
+    fn record(&mut self, slot: Slot, bytes: &[u8]) {
+        self.outbox.records.push_back((self.worker.id, slot, bytes.to_vec()));
     }
 
     fn make_rank(

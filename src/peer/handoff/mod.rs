@@ -10,6 +10,7 @@
 mod actions;
 mod effects;
 mod endpoints;
+mod prompt_records;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -105,7 +106,7 @@ impl Handoff {
             offers: HashMap::default(),
             remote_actions: VecDeque::new(),
             pumping: false,
-            outbox: Outbox { actions: VecDeque::new(), offer, entropy },
+            outbox: Outbox { actions: VecDeque::new(), records: VecDeque::new(), offer, entropy },
         }
     }
 

@@ -190,6 +190,7 @@ impl LoadCluster<'_> {
             grammar: None,
             rules: None,
             top_logprobs: 0,
+            prompt_logprobs: None,
             priority: self.arrivals.list()[id].priority,
             max_new,
             stop_tokens: Vec::new(),

@@ -27,8 +27,8 @@ pub use session::{
     RegionLengths, Transport, Welcome,
 };
 pub use transfer::{
-    Abort, AbortAck, Destination, Done, IdsHash, Interest, PageList, Ready, Status, TransferId,
-    ids_hash,
+    Abort, AbortAck, Destination, Done, IdsHash, Interest, PageList, PromptRecord, Ready, Status,
+    TransferId, ids_hash,
 };
 
 use crate::limits;
@@ -42,8 +42,8 @@ pub const VERSION: u8 = 3;
 /// Minor version, sent in Hello; a link uses the lower of both sides' versions. A minor version
 /// appends to bodies and adds kinds that may be skipped. It removes nothing, changes no meaning and
 /// adds no parts. 1: ids of cluster keys in Hello. 2: late allocation, in Welcome, with Interest
-/// and Ready. 3: the bit class, in Announce.
-pub const MINOR: u8 = 3;
+/// and Ready. 3: the bit class, in Announce. 4: logprobs of the prompt, in PromptRecord.
+pub const MINOR: u8 = 4;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.
 const MUST_UNDERSTAND: u16 = 1;
@@ -92,6 +92,8 @@ pub enum Message<'a> {
     Status(Status),
     /// The destination has received everything.
     Done(Done),
+    /// The logprobs of a transfer's prompt.
+    PromptRecord(PromptRecord<'a>),
     /// The sender accepts no new rooms.
     Bye(Bye),
 }
@@ -109,6 +111,7 @@ const ABORT_ACK: u8 = 10;
 const STATUS: u8 = 11;
 const DONE: u8 = 12;
 const BYE: u8 = 13;
+const PROMPT_RECORD: u8 = 14;
 
 impl<'a> Message<'a> {
     /// Reads a message. `seal` is the peer's, if the connection has one. `None` is an unknown kind
@@ -150,6 +153,7 @@ impl<'a> Message<'a> {
             STATUS => Message::Status(Status::parse(body, parts)?),
             DONE => Message::Done(Done::parse(body, parts)?),
             BYE => Message::Bye(Bye::parse(body, parts)?),
+            PROMPT_RECORD => Message::PromptRecord(PromptRecord::parse(body, parts)?),
             kind if header.flags & MUST_UNDERSTAND != 0 => return Err(MessageError::Kind(kind)),
             _ => return Ok(None),
         }))
@@ -174,6 +178,7 @@ impl<'a> Message<'a> {
             Message::AbortAck(ack) => ack.write(out),
             Message::Status(status) => status.write(out),
             Message::Done(done) => done.write(out),
+            Message::PromptRecord(record) => record.write(out),
             Message::Bye(bye) => bye.write(out),
         }
         header.parts = (out.parts().len() - 1 + usize::from(seal.is_some())) as u16;
@@ -197,6 +202,7 @@ impl<'a> Message<'a> {
             Message::AbortAck(_) => ABORT_ACK,
             Message::Status(_) => STATUS,
             Message::Done(_) => DONE,
+            Message::PromptRecord(_) => PROMPT_RECORD,
             Message::Bye(_) => BYE,
         }
     }

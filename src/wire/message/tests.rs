@@ -125,6 +125,8 @@ fn every_kind() -> Vec<Message<'static>> {
         Message::Done(Done { id: ID }),
         Message::Bye(Bye { cause: Some(Cause::Draining) }),
         Message::Bye(Bye { cause: None }),
+        Message::PromptRecord(PromptRecord { id: ID, bytes: &[1, 2, 3] }),
+        Message::PromptRecord(PromptRecord { id: ID, bytes: &[] }),
     ]
 }
 
@@ -308,9 +310,9 @@ fn every_cut_of_every_part_is_refused() {
             for len in 0..part.len() {
                 let cut = with_part(&whole, index, &part[..len]);
                 let result = Message::decode(cut.parts(), None);
-                // Texts and page lists may be shorter; they are then other values.
+                // Texts, lists and records may be shorter; they are then other values.
                 let list = match message {
-                    Message::Refused(_) => index > 0,
+                    Message::Refused(_) | Message::PromptRecord(_) => index > 0,
                     Message::Destination(_) => index > 0 && len % 4 == 0,
                     // As minor 2 wrote it: header and session.
                     Message::Announce(_) => index == 0 && len == 16,

@@ -6,7 +6,7 @@ use super::MessageError;
 use super::body::{exactly, read_body, within, write_body};
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
-use crate::limits;
+use crate::limits::{self, PROMPT_LOGPROBS_BYTES_MAX};
 use crate::wire::{Multipart, Parts};
 use bytemuck::{Pod, Zeroable};
 use sha2::{Digest, Sha256};
@@ -339,6 +339,34 @@ impl Done {
     pub(super) fn write(&self, out: &mut Multipart) {
         write_body(&self.id, out);
         out.end_part();
+    }
+}
+
+/// The logprobs of the prompt of a transfer, if its request asks for them. Sent once by the source,
+/// since minor 4.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PromptRecord<'a> {
+    /// The transfer.
+    pub id: TransferId,
+    /// The logprobs, in the form that both schedulers know.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> PromptRecord<'a> {
+    pub(super) fn parse(body: &[u8], parts: Parts<'a>) -> Result<PromptRecord<'a>, MessageError> {
+        exactly(parts, 2)?;
+        let id: TransferId = read_body(body, "PromptRecord")?;
+        let bytes = parts.get(1).unwrap_or_default();
+        if bytes.len() > PROMPT_LOGPROBS_BYTES_MAX {
+            return Err(MessageError::Content { what: "prompt record", len: bytes.len() });
+        }
+        Ok(PromptRecord { id: id.checked()?, bytes })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_body(&self.id, out);
+        out.end_part();
+        out.push(self.bytes);
     }
 }
 

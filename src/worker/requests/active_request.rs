@@ -9,6 +9,8 @@ use crate::api::{GenerateRequest, KeptKv};
 use crate::ids::RequestId;
 use crate::model::sampler::TokenRules;
 use crate::net::ConnId;
+use crate::sched::messages::RequestEvent;
+use crate::stdx::budget::BudgetShare;
 use crate::worker::response::ResponseBuilder;
 use crate::worker::stages::ChoiceTimes;
 use crate::worker::text::{JobGuard, PreparedGrammar};
@@ -40,6 +42,10 @@ pub(super) struct ActiveRequest {
     pub(super) timings: Vec<ChoiceTimes>,
     /// For each choice: its first token, and which leg has sent it.
     pub(super) first_tokens: Vec<FirstTokenState>,
+    /// For each choice: the logprobs of its prompt.
+    pub(super) prompt_logprobs: Vec<PromptLogprobsState>,
+    /// Memory for the logprobs of its prompts.
+    pub(super) memory: Vec<BudgetShare>,
 }
 
 /// The first token of a choice and the leg that sent it.
@@ -52,6 +58,24 @@ pub(super) enum FirstTokenState {
     SentByPrefill(u32),
     /// The decode leg has sent it.
     SentByDecode,
+}
+
+/// The logprobs of the prompt of one choice.
+#[derive(Debug, Default)]
+pub(super) enum PromptLogprobsState {
+    /// Nothing waits for them: they are not wanted, this worker computes them, or they are in the
+    /// answer.
+    #[default]
+    Settled,
+    /// Another worker computes them. The events of the leg that generates wait.
+    Awaited(Vec<RequestEvent>),
+}
+
+impl PromptLogprobsState {
+    /// Whether events wait.
+    pub(super) fn holds_events(&self) -> bool {
+        matches!(self, PromptLogprobsState::Awaited(held) if !held.is_empty())
+    }
 }
 
 impl ActiveRequest {

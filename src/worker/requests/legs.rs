@@ -70,10 +70,13 @@ pub(super) struct NewLeg<'a> {
 }
 
 impl RequestTable {
-    /// Takes an engine's event about a request.
-    pub fn handle_event(&mut self, event: RequestEvent, cx: &mut Context<'_>) {
+    /// Handles an engine's event about a request.
+    pub(super) fn apply_event(&mut self, event: RequestEvent, cx: &mut Context<'_>) {
         match event {
-            RequestEvent::Token { request, sampled, first } => {
+            RequestEvent::Token { request, sampled, first, prompt } => {
+                if let (Some(prompt), Some(leg)) = (prompt, self.legs.get(&request).copied()) {
+                    self.handle_prompt_logprobs(&leg, &prompt, cx);
+                }
                 let Some(leg) = self.legs.get_mut(&request) else { return };
                 debug_assert!(!leg.finished, "a leg has no token after its end");
                 if let Some(last) = leg.last_token.replace(cx.now) {

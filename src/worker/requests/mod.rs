@@ -13,34 +13,36 @@ mod kept_kv;
 mod legs;
 mod placement;
 mod preparation;
+mod prompt_logprobs;
 mod remote_prefill;
 mod timings;
 
 pub use placement::Placement;
 
 use crate::api::bootstrap::SOURCE_PARAM;
-use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, kv_transfer};
+use crate::api::{ApiError, ErrorCode, GenerateRequest, kv_transfer};
 use crate::cause::Cause;
 use crate::http::response::Response;
 use crate::ids::{RequestId, RequestKey};
+use crate::limits::PROMPT_LOGPROBS_MEMORY;
 use crate::net::{ConnId, Reactor};
 use crate::peer::handoff::Handoff;
 use crate::sched::masks::MaskClient;
 use crate::sched::messages::EngineCommand;
 use crate::server::connections::Connections;
+use crate::stdx::budget::Budget;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use crate::transfer::manager::rooms::Slot;
 use crate::worker::metrics::{Stages, WorkerMetrics};
 use crate::worker::prefill_client::{PrefillClient, PrefillRequest};
-use crate::worker::text::{
-    GrammarTask, JobGuard, PromptTask, TextJob, TextProcessor, TextQueue, TextTask,
-};
+use crate::worker::text::{JobGuard, TextJob, TextProcessor, TextQueue, TextTask};
 use active_request::{ActiveRequest, ChoiceInput};
 use flushes::PendingFlushes;
 use kept_kv::KeptRequest;
 use legs::{ActiveLeg, LegKind, NewLeg};
 use placement::ChoicePlace;
+use preparation::take_prompt_task;
 use remote_prefill::PendingPrefill;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -79,6 +81,10 @@ pub struct RequestTable {
     awaiting_reply: VecDeque<(Instant, RequestKey)>,
     /// Requests that lost the connection to prefill, and the time by which each must begin.
     start_deadlines: VecDeque<(Instant, RequestKey)>,
+    /// Memory for the logprobs of prompts.
+    prompt_logprobs: Budget,
+    /// Requests with KV that wait for the logprobs of their prompts, and the end of each wait.
+    prompt_logprobs_due: VecDeque<(Instant, RequestKey)>,
     flushes: PendingFlushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
     masks: MaskClient,
@@ -126,6 +132,8 @@ impl RequestTable {
             kept: HashMap::default(),
             awaiting_reply: VecDeque::new(),
             start_deadlines: VecDeque::new(),
+            prompt_logprobs: Budget::new(PROMPT_LOGPROBS_MEMORY),
+            prompt_logprobs_due: VecDeque::new(),
             flushes: PendingFlushes::default(),
             metrics,
             masks,
@@ -257,20 +265,7 @@ impl RequestTable {
             Err(error) => return cx.send_error(conn, &error),
         };
         let mut request = Box::new(request);
-        let choices = request.prompts.len() * request.samples;
-        let can_reason = matches!(&request.prompts, Prompts::Chat(chat) if !chat.continues);
-        let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
-        let task = TextTask::Prompts(PromptTask {
-            prompts,
-            endpoint: request.endpoint,
-            rules: std::mem::take(&mut request.rules),
-            add_special: request.add_special_tokens,
-            grammar: request.structured.take().map(|grammar| GrammarTask {
-                grammar,
-                answered: answered(&request, choices),
-                can_reason,
-            }),
-        });
+        let task = take_prompt_task(&mut request);
         let ticket = match self.queue.submit(TextJob { key, task }) {
             Ok(ticket) => ticket,
             Err(error) => return cx.send_error(conn, &error),
@@ -291,6 +286,8 @@ impl RequestTable {
             legs: Vec::new(),
             timings: Vec::new(),
             first_tokens: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            memory: Vec::new(),
         };
         self.active.insert(key, active);
         let before = self.by_conn.insert(conn, key);
@@ -386,6 +383,7 @@ impl RequestTable {
             busy = true;
         }
         self.end_unheard(cx);
+        self.take_prompt_records(cx);
         busy
     }
 
@@ -518,6 +516,7 @@ impl RequestTable {
     fn drop_request(&mut self, key: RequestKey, cause: Cause, cx: &mut Context<'_>) {
         let Some(mut active) = self.remove_request(key) else { return };
         self.drop_asked(key, &mut active, cx);
+        self.release_events(std::mem::take(&mut active.prompt_logprobs), cx);
         for request in active.legs {
             if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {
                 cx.handoff.worker_mut(leg.worker).abort(leg.slot, cause);
@@ -549,13 +548,6 @@ impl Context<'_> {
     pub fn send_response(&mut self, conn: ConnId, answer: &Response<'_>) {
         self.connections.send_response(self.reactor, conn, answer, self.now);
     }
-}
-
-/// By choice: the ids that the client already has.
-fn answered(request: &GenerateRequest, choices: usize) -> Vec<Vec<u32>> {
-    let resume = request.resume.as_ref();
-    let progress = |choice| resume.and_then(|resume| resume.progress_of(choice));
-    (0..choices).map(|choice| progress(choice).map_or(Vec::new(), |it| it.ids.clone())).collect()
 }
 
 /// The error that a client gets for a failure.

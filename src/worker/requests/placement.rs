@@ -8,6 +8,7 @@ use crate::cause::Cause;
 use crate::config::{BOOTSTRAP_PORT, FirstToken};
 use crate::ids::{RequestId, RequestKey, Room, WorkerId};
 use crate::kv::prefix::Salt;
+use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::SamplingParams;
 use crate::net::Entropy;
 use crate::peer::handoff::{Handoff, Source, prompt_of, room_of};
@@ -95,15 +96,17 @@ impl RequestTable {
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         self.turn += 1;
+        let logprobs = self.reserve_prompt_logprobs(place)?;
         match self.config.placement.clone() {
             Placement::Prefill { worker, fake_bootstrap, .. } => {
-                self.place_on_prefill(place, worker, fake_bootstrap, cx)
+                self.place_on_prefill(place, worker, (fake_bootstrap, logprobs), cx)
             }
             Placement::Decode { worker, local_prefill: true, .. }
                 if self.comes_alone(place.key) =>
             {
                 let mut request = self.build_request(place, worker, Room(0), None, cx)?;
                 request.alone = true;
+                score_prompt(&mut request, logprobs);
                 self.start_leg(place.leg(LegKind::Visible), request, cx);
                 Ok(())
             }
@@ -115,6 +118,7 @@ impl RequestTable {
                     fake_by_default,
                     cx.reactor.entropy(),
                 )?;
+                self.await_prompt_logprobs(place, logprobs.is_some());
                 let mut request = self.build_request(place, worker, room, None, cx)?;
                 self.salt_as_from(&source, proven, &mut request);
                 let leg = NewLeg { source: Some(&source), ..place.leg(LegKind::Visible) };
@@ -123,12 +127,13 @@ impl RequestTable {
             }
             Placement::Mixed(workers) => {
                 let worker = self.most_free_worker(&workers, cx.handoff)?;
-                let request = self.build_request(place, worker, Room(0), None, cx)?;
+                let mut request = self.build_request(place, worker, Room(0), None, cx)?;
+                score_prompt(&mut request, logprobs);
                 self.start_leg(place.leg(LegKind::Visible), request, cx);
                 Ok(())
             }
             Placement::Split { prefill, decode, .. } => {
-                self.place_on_pair(place, &prefill, &decode, cx)
+                self.place_on_pair(place, (&prefill, &decode), logprobs, cx)
             }
         }
     }
@@ -139,7 +144,7 @@ impl RequestTable {
         &mut self,
         place: ChoicePlace<'_>,
         worker: WorkerId,
-        fake_bootstrap: bool,
+        (fake_bootstrap, logprobs): (bool, Option<Box<PromptLogprobs>>),
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         let active = self.active.get(&place.key);
@@ -156,6 +161,7 @@ impl RequestTable {
                 return Err(error_of(Cause::OtherLeg));
             }
             let mut request = self.build_request(place, worker, room, Some(1), cx)?;
+            score_prompt(&mut request, logprobs);
             request.keep = !is_claimed;
             self.start_leg(place.leg(LegKind::KvKept), request, cx);
             return Ok(());
@@ -167,7 +173,8 @@ impl RequestTable {
             false,
             cx.reactor.entropy(),
         )?;
-        let request = self.build_request(place, worker, room, Some(1), cx)?;
+        let mut request = self.build_request(place, worker, room, Some(1), cx)?;
+        score_prompt(&mut request, logprobs);
         let is_ahead = self
             .active
             .get(&place.key)
@@ -185,15 +192,15 @@ impl RequestTable {
     fn place_on_pair(
         &mut self,
         place: ChoicePlace<'_>,
-        prefill: &[WorkerId],
-        decode: &[WorkerId],
+        (prefill, decode): (&[WorkerId], &[WorkerId]),
+        logprobs: Option<Box<PromptLogprobs>>,
         cx: &mut Context<'_>,
     ) -> Result<(), ApiError> {
         let source = self.most_free_worker(prefill, cx.handoff)?;
         let destination = self.most_free_worker(decode, cx.handoff)?;
         debug_assert_ne!(source, destination, "a hand-off has two workers");
         let room = room_of(cx.reactor.entropy().next_u64());
-        let reader = self.build_request(place, source, room, Some(1), cx)?;
+        let mut reader = self.build_request(place, source, room, Some(1), cx)?;
         let writer = match self.build_request(place, destination, room, None, cx) {
             Ok(writer) => writer,
             Err(error) => {
@@ -202,6 +209,8 @@ impl RequestTable {
                 return Err(error);
             }
         };
+        self.await_prompt_logprobs(place, logprobs.is_some());
+        score_prompt(&mut reader, logprobs);
         let (reader_id, writer_id) = (reader.id, writer.id);
         let leg = NewLeg { partner: Some(writer_id), ..place.leg(LegKind::Prefill) };
         self.start_leg(leg, reader, cx);
@@ -329,10 +338,9 @@ impl RequestTable {
         debug_assert!(*resumed as usize <= ids.len(), "resumed tokens are a part of the input");
         let asked = &active.request;
         let (deadline, home) = (active.arrived + asked.patience, cx.handoff.worker_mut(worker));
-        let room_left =
-            home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
-        let max_new =
-            max_new.unwrap_or_else(|| asked.max_tokens.map_or(room_left, |most| most - resumed));
+        let room_left = home.tokens().min(self.text.context).saturating_sub(ids.len()) as u32;
+        let most = asked.max_tokens.map_or(room_left, |most| most - resumed);
+        let max_new = max_new.unwrap_or(most).max(1);
         if ids.len() + max_new as usize > home.tokens() {
             return Err(ApiError::kv_memory_exceeded(ids.len(), max_new as usize, home.tokens()));
         }
@@ -361,6 +369,7 @@ impl RequestTable {
             grammar: None,
             rules: active.rules.clone(),
             top_logprobs: asked.logprobs.unwrap_or(0),
+            prompt_logprobs: None,
             priority: asked.priority,
             max_new,
             stop_tokens: active.stop_tokens(&self.config.eos),
@@ -406,6 +415,15 @@ impl RequestTable {
         let grammar = self.masks.begin(at, request.id, state, &first);
         grammar.map(Some).ok_or_else(|| ApiError::busy("too many grammars wait; try again later"))
     }
+}
+
+/// Lets an engine compute the logprobs of a prompt, if they are wanted. It computes the prompt
+/// without the prefix cache, which has no logprobs.
+fn score_prompt(request: &mut EngineRequest, logprobs: Option<Box<PromptLogprobs>>) {
+    if logprobs.is_some() {
+        request.salt = None;
+    }
+    request.prompt_logprobs = logprobs;
 }
 
 /// Sampling parameters of one sample. The samples of a seeded request differ, but the same seed

@@ -15,7 +15,10 @@ use crate::model::answer::{AnswerRules, ReasoningStart, ToolFormat};
 use crate::net::ConnId;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
-use crate::worker::text::{self, PreparedPrompts, TextOutput, TextProcessor, prompt_param};
+use crate::worker::text::{
+    self, GrammarTask, PreparedPrompts, PromptTask, TextOutput, TextProcessor, TextTask,
+    prompt_param,
+};
 use std::sync::Arc;
 
 impl RequestTable {
@@ -105,6 +108,7 @@ impl RequestTable {
         active.count_tokens(cx);
         active.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
         active.first_tokens = vec![FirstTokenState::default(); active.timings.len()];
+        active.prompt_logprobs.resize_with(active.timings.len(), Default::default);
         let samples = request.samples;
         let mut out = Vec::new();
         let mut open = Vec::new();
@@ -184,7 +188,8 @@ impl RequestTable {
         param: &str,
         prompt: usize,
     ) -> Result<(), ApiError> {
-        let answer = request.max_tokens.map_or(1, |max| max as usize);
+        // Without a token to generate, one is generated and dropped.
+        let answer = request.max_tokens.map_or(1, |max| max.max(1) as usize);
         if prompt + answer > self.text.context {
             return Err(ApiError::context_length_exceeded(
                 param,
@@ -195,6 +200,31 @@ impl RequestTable {
         }
         Ok(())
     }
+}
+
+/// Takes the prompts, the rules and the grammar out of a request, for the tokeniser.
+pub(super) fn take_prompt_task(request: &mut GenerateRequest) -> TextTask {
+    let choices = request.prompts.len() * request.samples;
+    let can_reason = matches!(&request.prompts, Prompts::Chat(chat) if !chat.continues);
+    let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
+    TextTask::Prompts(PromptTask {
+        prompts,
+        endpoint: request.endpoint,
+        rules: std::mem::take(&mut request.rules),
+        add_special: request.add_special_tokens,
+        grammar: request.structured.take().map(|grammar| GrammarTask {
+            grammar,
+            answered: answered(request, choices),
+            can_reason,
+        }),
+    })
+}
+
+/// By choice: the ids that the client already has.
+fn answered(request: &GenerateRequest, choices: usize) -> Vec<Vec<u32>> {
+    let resume = request.resume.as_ref();
+    let progress = |choice| resume.and_then(|resume| resume.progress_of(choice));
+    (0..choices).map(|choice| progress(choice).map_or(Vec::new(), |it| it.ids.clone())).collect()
 }
 
 /// The answer of a request that has no token yet, and its prompts. It begins at `created` seconds

@@ -62,7 +62,12 @@ impl RequestTable {
         debug_assert!(is_new, "prefill is asked once for a request");
         for (choice, given) in open {
             let place = ChoicePlace { key, choice, sample: choice % samples, input: &given };
-            match self.build_request(place, worker, Room(0), None, cx) {
+            let logprobs = self.reserve_prompt_logprobs(place);
+            let built = logprobs.and_then(|logprobs| {
+                self.await_prompt_logprobs(place, logprobs.is_some());
+                self.build_request(place, worker, Room(0), None, cx)
+            });
+            match built {
                 Ok(request) => {
                     let pending = self
                         .active

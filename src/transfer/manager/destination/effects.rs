@@ -32,6 +32,8 @@ pub trait DestinationEffects<L, A> {
     fn bind(&mut self, link: L, session: SessionId, how: DestinationSetup<'_>);
     /// Reports to the scheduler that the slot's session is ready, so that pages can be leased.
     fn ready(&mut self, slot: Slot, session: SessionId);
+    /// Reports the logprobs of a slot's prompt, as its source sent them.
+    fn record(&mut self, slot: Slot, bytes: &[u8]);
     /// Reports to the scheduler that a slot has failed; it is marked already.
     fn failed(&mut self, slot: Slot, cause: Cause);
     /// Logs that a transport is not offered for a while because it broke repeatedly.

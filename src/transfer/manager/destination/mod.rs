@@ -295,6 +295,9 @@ where
             Message::AbortAck(ack) => self.abort_ack(&source, ack, now, effects),
             Message::Status(status) => self.status(&source, status, now, effects),
             Message::Ready(ready) => self.computed(&source, &ready.id, effects),
+            Message::PromptRecord(record) if self.holds(&source, &record.id) => {
+                effects.record(Slot::from(record.id), record.bytes);
+            }
             // The other messages are for a source, or for the link itself.
             _ => {}
         }

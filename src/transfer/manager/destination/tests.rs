@@ -42,6 +42,7 @@ struct Effects {
     quiet: Vec<Slot>,
     left_out: usize,
     withdrawn: Vec<SessionId>,
+    records: Vec<(Slot, Vec<u8>)>,
 }
 
 fn rank() -> Rank {
@@ -125,6 +126,10 @@ impl DestinationEffects<u32, u32> for Effects {
 
     fn bind(&mut self, _: u32, session: SessionId, _: DestinationSetup<'_>) {
         self.bound.push(session);
+    }
+
+    fn record(&mut self, slot: Slot, bytes: &[u8]) {
+        self.records.push((slot, bytes.to_vec()));
     }
 
     fn ready(&mut self, slot: Slot, session: SessionId) {
@@ -515,6 +520,29 @@ fn pages_that_a_source_writes_to_wait_for_its_answer() {
     assert_eq!(worker.effects.aborts.len(), 1, "nothing to abort");
     assert_eq!(worker.effects.quiet.pop(), Some(slot));
     assert_eq!(worker.effects.closed, [], "the session stays");
+}
+
+#[test]
+fn a_record_is_for_one_use_of_a_slot() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    worker.set_up(1);
+    worker.manager.expecting(slot, REST, worker.now, &mut worker.effects);
+    let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
+    let mut send = |link: u32, id: TransferId| {
+        let record = Message::PromptRecord(wire::PromptRecord { id, bytes: &[1, 2] });
+        worker.manager.receive(link, &record, worker.now, &mut worker.effects);
+        worker.effects.records.drain(..).collect::<Vec<_>>()
+    };
+    assert_eq!(send(1, id), [(slot, vec![1, 2])]);
+    let other = crate::ids::Generation(slot.generation.0 + 1);
+    assert_eq!(send(1, TransferId { generation: other, ..id }), []);
+    assert_eq!(send(1, TransferId { room: Room(8), ..id }), []);
+    assert_eq!(send(2, id), [], "another source");
+    worker.leave(slot);
+    let record = Message::PromptRecord(wire::PromptRecord { id, bytes: &[1] });
+    worker.manager.receive(1, &record, worker.now, &mut worker.effects);
+    assert_eq!(worker.effects.records, []);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod sessions;
 
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Room, SessionGeneration, SlotId};
+use crate::stdx::budget::BudgetShare;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
 use crate::transfer::command::SourceCommand;
@@ -19,8 +20,8 @@ use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
 use crate::transfer::target::{SessionId, Target};
 use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId,
-    Transport,
+    Abort, AbortAck, Announce, Destination, Done, Interest, Message, PromptRecord, Ready, Status,
+    TransferId, Transport,
 };
 use std::hash::Hash;
 use std::sync::Arc;
@@ -58,6 +59,21 @@ pub struct SourceSetup<'a> {
     pub template: Template,
 }
 
+/// The logprobs of a prompt, until its destination is known.
+#[derive(Debug)]
+pub struct HeldRecord {
+    /// The payload of the message.
+    pub bytes: Vec<u8>,
+    /// Its share of the memory for such records, if there was so much.
+    pub memory: Option<BudgetShare>,
+}
+
+impl HeldRecord {
+    fn message(&self, id: TransferId) -> Message<'_> {
+        Message::PromptRecord(PromptRecord { id, bytes: &self.bytes })
+    }
+}
+
 /// A session that a destination has announced.
 #[derive(Debug)]
 struct Session<L> {
@@ -81,6 +97,8 @@ pub struct SourceManager<L> {
     sessions: Vec<Option<Session<L>>>,
     by_link: HashMap<L, SessionId>,
     rooms: Rooms<L>,
+    /// Logprobs of prompts that have no Destination and no Interest yet.
+    records: HashMap<Slot, HeldRecord>,
     /// Number of sessions so far. It makes each use of an index unique.
     begun: SessionGeneration,
 }
@@ -103,6 +121,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             sessions: (0..sessions).map(|_| None).collect(),
             by_link: HashMap::default(),
             rooms: Rooms::default(),
+            records: HashMap::default(),
             begun: SessionGeneration(0),
         }
     }
@@ -148,6 +167,22 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
+    /// Sends the logprobs of a prompt in `slot` to its destination, as soon as that is known.
+    pub fn send_record(
+        &mut self,
+        slot: Slot,
+        record: HeldRecord,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        debug_assert!(!self.records.contains_key(&slot), "a prompt has one record");
+        match self.rooms.partner(slot) {
+            Some((room, wanted)) => {
+                effects.send(wanted.link, &record.message(transfer_id(room, &wanted)))
+            }
+            None => drop(self.records.insert(slot, record)),
+        }
+    }
+
     /// Removes a request that has ended here. Sends a failure to the other side, if there is one.
     pub fn leave(
         &mut self,
@@ -161,6 +196,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             let status = Status { id, state: State::Failed as u8, cause: Some(cause) };
             effects.send(wanted.link, &Message::Status(status));
         }
+        self.records.remove(&slot);
         let status = self.status.load(slot.id);
         let complete = status.generation == slot.generation && status.state == State::Success;
         if !is_failpoint_active("room stays after its request") {
@@ -389,6 +425,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
             _ => false,
         };
+        if let Some(record) = self.records.remove(&slot).filter(|_| goes_on) {
+            let id = transfer_id(wanted.target.room, &wanted);
+            effects.send(wanted.link, &record.message(id));
+        }
         if !goes_on {
             // Failed before it was granted: nothing was posted, and the mover may have reported
             // that before the legs met.

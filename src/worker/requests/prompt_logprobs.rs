@@ -1,0 +1,180 @@
+//! Logprobs of prompts: memory for them, and the way from the worker that computes a prompt to the
+//! answer.
+//!
+//! The engine sends them with the first token. If another worker generates, they go to it over the
+//! control link, and the events of its leg wait for them. Thread: `ctl`. Invariant: an event of a
+//! choice that waits is neither lost nor handled out of order. Not here: the computation
+//! (`sched::chunks`), the form in the answer (`api::render`).
+
+use super::active_request::PromptLogprobsState;
+use super::legs::{ActiveLeg, LegKind};
+use super::placement::ChoicePlace;
+use super::{Context, RequestTable, error_of};
+use crate::api::ApiError;
+use crate::cause::Cause;
+use crate::ids::{RequestKey, WorkerId};
+use crate::limits::{PROMPT_LOGPROBS_BYTES_MAX, PROMPT_LOGPROBS_WAIT};
+use crate::model::logprobs::PromptLogprobs;
+use crate::sched::messages::{FinishReason, RequestEvent};
+use crate::transfer::manager::rooms::Slot;
+use crate::transfer::manager::source::HeldRecord;
+
+impl RequestTable {
+    /// Lets the events of the leg that generates wait for the logprobs of the prompt, if they are
+    /// `wanted`: another leg computes them.
+    pub(super) fn await_prompt_logprobs(&mut self, place: ChoicePlace<'_>, wanted: bool) {
+        if let Some(active) = self.active.get_mut(&place.key).filter(|_| wanted) {
+            active.prompt_logprobs[place.choice] = PromptLogprobsState::Awaited(Vec::new());
+        }
+    }
+
+    /// Takes the memory for the logprobs of a prompt, if they are wanted.
+    ///
+    /// # Errors
+    /// They need more memory than there is.
+    pub(super) fn reserve_prompt_logprobs(
+        &mut self,
+        place: ChoicePlace<'_>,
+    ) -> Result<Option<Box<PromptLogprobs>>, ApiError> {
+        let Some(active) = self.active.get_mut(&place.key) else { return Ok(None) };
+        let Some(wanted) = active.request.prompt_logprobs else { return Ok(None) };
+        let positions = wanted.positions(place.input.ids.len() as u32 - place.input.resumed);
+        let bytes = PromptLogprobs::bytes_for(positions.len(), wanted.top);
+        if bytes > PROMPT_LOGPROBS_BYTES_MAX {
+            let why = format!(
+                "the logprobs of {} tokens of the prompt with {} alternatives take {bytes} bytes, \
+                 and the limit is {PROMPT_LOGPROBS_BYTES_MAX}",
+                positions.len(),
+                wanted.top
+            );
+            return Err(ApiError::from_cause(Cause::Refused, why));
+        }
+        let busy = || ApiError::busy("too many logprobs of prompts are computed; try again later");
+        active.memory.push(self.prompt_logprobs.take(bytes).ok_or_else(busy)?);
+        Ok(Some(Box::new(PromptLogprobs::new(positions, wanted.top))))
+    }
+
+    /// Takes an engine's event about a request.
+    pub fn handle_event(&mut self, event: RequestEvent, cx: &mut Context<'_>) {
+        if let Some(event) = self.hold_back(event, cx) {
+            self.apply_event(event, cx);
+        }
+    }
+
+    /// Keeps an event back if the answer must have the logprobs of the prompt before it. Returns an
+    /// event that can be handled now.
+    fn hold_back(&mut self, event: RequestEvent, cx: &mut Context<'_>) -> Option<RequestEvent> {
+        let request = match &event {
+            RequestEvent::Token { request, .. } | RequestEvent::Finished { request, .. } => request,
+            RequestEvent::Released(request) => &request.id,
+            RequestEvent::Flushed { .. } => return Some(event),
+        };
+        let leg = self.legs.get(request).filter(|leg| leg.kind == LegKind::Visible);
+        let Some(leg) = leg else { return Some(event) };
+        let active = self.active.get_mut(&leg.key);
+        let state = active.and_then(|active| active.prompt_logprobs.get_mut(leg.choice));
+        let Some(state) = state else { return Some(event) };
+        let PromptLogprobsState::Awaited(held) = state else { return Some(event) };
+        if matches!(event, RequestEvent::Finished { outcome: FinishReason::Failed(_), .. }) {
+            // Its tokens are of no use without the logprobs.
+            *state = PromptLogprobsState::Settled;
+            return Some(event);
+        }
+        if held.is_empty() {
+            self.prompt_logprobs_due.push_back((cx.now + PROMPT_LOGPROBS_WAIT, leg.key));
+        }
+        held.push(event);
+        None
+    }
+
+    /// Takes the logprobs that an engine of this process has computed for a leg.
+    pub(super) fn handle_prompt_logprobs(
+        &mut self,
+        leg: &ActiveLeg,
+        logprobs: &PromptLogprobs,
+        cx: &mut Context<'_>,
+    ) {
+        // The first chunk of a stream has them, also if the prefill worker sends it.
+        if matches!(leg.kind, LegKind::Visible | LegKind::Prefill | LegKind::TokenBeforeHandover) {
+            self.settle(leg.key, leg.choice, logprobs, cx);
+        }
+        if !matches!(leg.kind, LegKind::Visible | LegKind::Prefill) {
+            let bytes = logprobs.to_bytes();
+            let memory = self.prompt_logprobs.take(bytes.len());
+            let record = HeldRecord { bytes, memory };
+            cx.handoff.send_record(leg.worker, leg.slot, record, cx.now);
+        }
+    }
+
+    /// Takes the logprobs that prefill workers have sent, and ends requests that wait too long for
+    /// them.
+    pub(super) fn take_prompt_records(&mut self, cx: &mut Context<'_>) {
+        while let Some((worker, slot, bytes)) = cx.handoff.poll_record() {
+            self.handle_prompt_record(worker, slot, &bytes, cx);
+        }
+        while let Some((_, key)) =
+            self.prompt_logprobs_due.pop_front_if(|(until, _)| *until <= cx.now)
+        {
+            let active = self.active.get(&key);
+            let mut states = active.iter().flat_map(|active| &active.prompt_logprobs);
+            if states.any(PromptLogprobsState::holds_events) {
+                self.fail_request(key, &error_of(Cause::PeerLost), Cause::PeerLost, cx);
+            }
+        }
+    }
+
+    fn handle_prompt_record(
+        &mut self,
+        worker: WorkerId,
+        slot: Slot,
+        bytes: &[u8],
+        cx: &mut Context<'_>,
+    ) {
+        let mut legs = self.legs.values();
+        let leg = legs.find(|leg| leg.worker == worker && leg.slot == slot).copied();
+        let Some(ActiveLeg { key, choice, .. }) = leg else { return };
+        let Some(active) = self.active.get(&key) else { return };
+        let waits = matches!(active.prompt_logprobs[choice], PromptLogprobsState::Awaited(_));
+        let (Some(wanted), true) = (active.request.prompt_logprobs, waits) else { return };
+        let Some(response) = &active.response else { return };
+        let positions = wanted.positions(response.prompt(choice).len() as u32);
+        let vocab = self.text.tokenizer.vocab_size() as u32;
+        match PromptLogprobs::from_bytes(positions, wanted.top, bytes, vocab) {
+            Some(logprobs) => self.settle(key, choice, &logprobs, cx),
+            None => self.fail_request(key, &error_of(Cause::Mismatch), Cause::Mismatch, cx),
+        }
+    }
+
+    /// Puts the logprobs of a prompt into the answer. Then handles the events that waited for them.
+    fn settle(
+        &mut self,
+        key: RequestKey,
+        choice: usize,
+        logprobs: &PromptLogprobs,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(active) = self.active.get_mut(&key) else { return };
+        if let (Some(response), Some(wanted)) =
+            (active.response.as_mut(), active.request.prompt_logprobs)
+        {
+            response.set_prompt_logprobs(choice, wanted.start, logprobs, &self.text.tokenizer);
+        }
+        let state = std::mem::take(&mut active.prompt_logprobs[choice]);
+        if let PromptLogprobsState::Awaited(held) = state {
+            held.into_iter().for_each(|event| self.apply_event(event, cx));
+        }
+    }
+
+    /// Handles the events that waited in a request that is over, so that its legs end.
+    pub(super) fn release_events(
+        &mut self,
+        states: Vec<PromptLogprobsState>,
+        cx: &mut Context<'_>,
+    ) {
+        for state in states {
+            if let PromptLogprobsState::Awaited(held) = state {
+                held.into_iter().for_each(|event| self.apply_event(event, cx));
+            }
+        }
+    }
+}

@@ -162,6 +162,9 @@ impl DestinationEffects<u32, &'static str> for Side {
     // The offer of shared memory holds nothing that must be returned.
     fn withdraw(&mut self, _: SessionId) {}
 
+    // No request of this example asks for logprobs of its prompt.
+    fn record(&mut self, _: Slot, _: &[u8]) {}
+
     // The engine polls the status table.
     fn failed(&mut self, _: Slot, _: Cause) {}
 

@@ -56,6 +56,17 @@ impl<'a> ModelCard<'a> {
     }
 }
 
+/// The response of `/tokenizer_info`, in vLLM's form.
+#[derive(Clone, Debug, Serialize)]
+pub struct TokenizerInfo<'a> {
+    /// The token that begins a text, if the model's template has one.
+    pub bos_token: Option<&'a str>,
+    /// The token that ends an answer.
+    pub eos_token: Option<String>,
+    /// The chat template, if the model has one.
+    pub chat_template: Option<&'a str>,
+}
+
 /// The response of `/version`.
 #[derive(Clone, Debug, Serialize)]
 pub struct VersionInfo<'a> {

@@ -82,6 +82,7 @@ const PATHS: &[(&str, Method, Route)] = &[
     ("/health_generate", Method::Get, Route::Trial),
     ("/tokenize", Method::Post, Route::Decode),
     ("/detokenize", Method::Post, Route::Decode),
+    ("/tokenizer_info", Method::Get, Route::Any),
     ("/v1/models", Method::Get, Route::Any),
     ("/v1/models/", Method::Get, Route::Any),
     ("/server_info", Method::Get, Route::Any),

@@ -405,6 +405,10 @@ fn text_goes_to_ids_and_back() {
             (Some(tokens.len() as u64), Some(512))
         );
         assert_eq!(list(&answer["token_strs"]).len(), tokens.len());
+        let info = server.get("/tokenizer_info").ok();
+        let end = json!({"prompt": info["eos_token"], "add_special_tokens": false});
+        assert_eq!(server.post("/tokenize", &end).ok()["tokens"], json!([2]), "{info}");
+        assert!(info["chat_template"].as_str().unwrap().contains("messages"), "{info}");
         let back = server.post("/detokenize", &json!({"tokens": tokens})).ok();
         assert_eq!(back, json!({"prompt": text}));
     }

@@ -100,6 +100,12 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// The text of a special token, such as `bos_token`.
+    pub fn special(&self, name: &str) -> Option<&str> {
+        let found = self.special.iter().find(|(known, _)| known == name);
+        found.map(|(_, token)| token.as_str())
+    }
+
     /// Whether it shows tools to the model.
     pub fn takes_tools(&self) -> bool {
         self.source.contains("tools")

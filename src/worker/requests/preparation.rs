@@ -6,12 +6,14 @@
 
 use super::active_request::{ActiveRequest, ChoiceInput, FirstTokenState};
 use super::{ChoicePlace, Context, RequestTable, ServingConfig};
+use crate::api::info::TokenizerInfo;
 use crate::api::render::Renderer;
 use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, resume};
 use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
 use crate::ids::RequestKey;
 use crate::model::answer::{AnswerRules, ReasoningStart, ToolFormat};
+use crate::model::chat::ChatTemplate;
 use crate::net::ConnId;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
@@ -32,6 +34,16 @@ impl RequestTable {
                 Err(ApiError::model_not_found(name, &self.config.names))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// What clients with a tokeniser of their own need.
+    pub fn tokenizer_info(&self) -> TokenizerInfo<'_> {
+        let TextProcessor { tokenizer, chat, .. } = &*self.text;
+        TokenizerInfo {
+            bos_token: chat.as_ref().and_then(|chat| chat.special("bos_token")),
+            eos_token: self.config.eos.first().map(|&id| tokenizer.token_text(id)),
+            chat_template: chat.as_ref().map(ChatTemplate::source),
         }
     }
 

@@ -52,6 +52,7 @@ impl WorkerRoutes {
                 json(conn, &Loads::new(self.load(), unix, VERSION), cx)
             }
             "/get_load" => json(conn, &[RankLoad::of(&self.load())], cx),
+            "/tokenizer_info" => json(conn, &table.tokenizer_info(), cx),
             "/version" => json(conn, &VersionInfo { version: VERSION }, cx),
             _ => Err(nothing_at(path)),
         }

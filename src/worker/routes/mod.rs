@@ -474,7 +474,8 @@ fn methods_of(path: &str) -> Option<&'static str> {
         "/role" => "GET, POST",
         "/health" | "/ping" | "/liveness" | "/readiness" => "GET, HEAD",
         "/health_generate" | "/metrics" | "/v1/models" | "/server_info" | "/get_server_info"
-        | "/model_info" | "/get_model_info" | "/v1/loads" | "/get_load" | "/version" => "GET",
+        | "/model_info" | "/get_model_info" | "/tokenizer_info" | "/v1/loads" | "/get_load"
+        | "/version" => "GET",
         _ if path.starts_with(ONE_MODEL) => "GET",
         _ => return None,
     })

@@ -19,7 +19,7 @@ pub fn check(result: Result<GenerateRequest, ApiError>) {
     };
     let choices = request.prompts.len() * request.samples;
     assert!((1..=1024).contains(&choices));
-    assert!(request.max_tokens.is_none_or(|most| most > 0 && request.min_tokens <= most));
+    assert!(request.max_tokens.is_none_or(|most| request.min_tokens <= most));
     assert!(request.sampling.temperature >= 0.0 && request.sampling.temperature.is_finite());
     assert!(request.bootstrap.as_ref().is_none_or(|slots| slots.len() == choices));
     assert!(request.rids.is_empty() || request.rids.len() == request.prompts.len());
@@ -33,6 +33,7 @@ pub fn check(result: Result<GenerateRequest, ApiError>) {
         has_call: false,
         token_ids: &[1],
         positions: &[],
+        prompt: &[],
         text_offset: 0,
         prompt_ids: Some(&[1]),
         finish: None,

@@ -29,6 +29,7 @@ targets! {
     safetensors_header,
     shm_offers,
     tcp_frames,
+    translation,
     zmtp,
 }
 

@@ -105,6 +105,7 @@ pub const REFUSED: &[Neutral<'_>] = &[
 
 /// Fields that are ignored at every endpoint, and why.
 pub const IGNORED: &[(&str, &str)] = &[
+    ("betas", "features of Anthropic have fields of their own"),
     ("bootstrap_pair_key", "workers check pairs by their own digests"),
     ("cache_prompt", "the prefix cache does not change answers"),
     ("conversation_id", "a router chooses workers by the text of the prompt"),

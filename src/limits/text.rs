@@ -37,3 +37,6 @@ pub const GRAMMAR_LEXER_STATES_MAX: usize = 10_000;
 pub const GRAMMAR_ERROR_BYTES_MAX: usize = 400;
 /// Stack of a thread that compiles a grammar or computes masks, for some thousand levels.
 pub const GRAMMAR_STACK: usize = 256 << 20;
+/// Ignored keys inside the fields of a request that are named; the header for them has no room for
+/// more.
+pub const UNKNOWN_KEYS_MAX: usize = 32;

@@ -4,18 +4,28 @@
 //! What Baton does is found by trying values: a field is honoured if a value changes the request or
 //! gets an error about the value.
 
-use baton::api::{ApiError, GenerateRequest, Sampling, chat, completion, generate, peer_fields};
+use baton::api::{
+    ApiError, GenerateRequest, Sampling, TranslatedEndpoint, chat, completion, generate,
+    peer_fields,
+};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 const PAGE: &str = "docs/api/fields.md";
-const ENDPOINTS: [&str; 4] = ["chat", "completions", "generate", "sampling_params"];
+const ENDPOINTS: [&str; 6] =
+    ["chat", "completions", "generate", "sampling_params", "responses", "messages"];
 
-/// A body of the endpoint with this field more.
-fn parse(endpoint: &str, field: Option<(&str, &Value)>) -> Result<GenerateRequest, ApiError> {
+/// A body of the endpoint with this field more: the request, and what its answer needs.
+fn parse(
+    endpoint: &str,
+    field: Option<(&str, &Value)>,
+) -> Result<(GenerateRequest, String), ApiError> {
+    let messages = json!([{"role": "user", "content": "a"}]);
     let mut body = match endpoint {
-        "chat" => json!({"messages": [{"role": "user", "content": "a"}]}),
+        "chat" => json!({ "messages": messages }),
+        "messages" => json!({"messages": messages, "max_tokens": 9}),
+        "responses" => json!({"input": "a"}),
         "completions" => json!({"prompt": "a"}),
         _ => json!({"text": "a"}),
     };
@@ -34,12 +44,19 @@ fn parse(endpoint: &str, field: Option<(&str, &Value)>) -> Result<GenerateReques
     if let Some((name, value)) = field {
         own.insert(name.into(), value.clone());
     }
-    let (body, defaults) = (body.to_string(), Sampling::default());
-    match endpoint {
-        "chat" => chat::parse(body.as_bytes(), &defaults),
-        "completions" => completion::parse(body.as_bytes(), &defaults),
-        _ => generate::parse(body.as_bytes(), &defaults),
+    let (mut body, defaults) = (body.to_string().into_bytes(), Sampling::default());
+    let mut answer = String::new();
+    if let Some(translated) = TranslatedEndpoint::at(&format!("/v1/{endpoint}")) {
+        let translator;
+        (body, translator) = translated.translate(&body)?;
+        answer = format!("{translator:?}");
     }
+    let request = match endpoint {
+        "completions" => completion::parse(&body, &defaults),
+        "generate" | "sampling_params" => generate::parse(&body, &defaults),
+        _ => chat::parse(&body, &defaults),
+    };
+    Ok((request?, answer))
 }
 
 /// What Baton does with a field.
@@ -71,8 +88,8 @@ fn fate(endpoint: &str, name: &str) -> Fate {
     let (mut is_refused, mut is_unknown) = (false, false);
     for value in &values {
         match parse(endpoint, Some((name, value))) {
-            Ok(request) if request.unknown.contains(&path) => is_unknown = true,
-            Ok(request) if request != plain => return Fate::Honoured,
+            Ok((request, _)) if request.unknown.contains(&path) => is_unknown = true,
+            Ok(parsed) if parsed != plain => return Fate::Honoured,
             Ok(_) => {}
             Err(error) => {
                 assert_eq!(error.status, 400, "{name}: {error}");
@@ -128,11 +145,13 @@ fn page() -> String {
         "# Fields of requests\n\nThis page is generated from the request classes of vLLM 0.32 and \
          SGLang 0.5.23, and from\ncommon fields of llama.cpp. It says what Baton does with each \
          field. The HTTP API\n([openai.md](openai.md)) has the types and ranges. `params` is \
-         `sampling_params` of `/generate`.\n\n- *yes*: the field has its effect.\n- *no*: a value \
+         `sampling_params` of `/generate`.\n`responses` and `messages` are `/v1/responses` and \
+         `/v1/messages`.\n\n- *yes*: the field has its effect.\n- *no*: a value \
          with an effect gets 400 `unsupported_field`. The note has the values without one.\n- \
          *ignored*: the field has no effect, for the reason in the note.\n- *-*: the field belongs \
          to none of these engines at this endpoint. It is ignored, and the log\n  names it.\n\n\
-         | Field | chat | completions | generate | params | Note |\n|---|---|---|---|---|---|\n",
+         | Field | chat | completions | generate | params | responses | messages | Note \
+         |\n|---|---|---|---|---|---|---|---|\n",
     );
     let mut strays = Vec::new();
     for (name, endpoints) in recorded() {

@@ -2,16 +2,21 @@
 
 use crate::api::error::ApiError;
 use crate::api::fields::Fields;
+use crate::limits::UNKNOWN_KEYS_MAX;
 use serde_json::{Map, Value, json};
 
 /// A chat request in the making.
 #[derive(Default)]
-pub(super) struct ChatBody(Map<String, Value>);
+pub(super) struct ChatBody {
+    fields: Map<String, Value>,
+    /// Keys inside the fields that are ignored.
+    pub(super) unknown: UnknownKeys,
+}
 
 impl ChatBody {
     /// Sets a field.
     pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
-        self.0.insert(name.to_owned(), value.into());
+        self.fields.insert(name.to_owned(), value.into());
     }
 
     /// Sets a field, if there is a value.
@@ -41,7 +46,8 @@ impl ChatBody {
             body.push(b':');
             body.extend_from_slice(value);
         };
-        self.0.iter().for_each(|(name, value)| write(name, value.to_string().as_bytes()));
+        self.fields.iter().for_each(|(name, value)| write(name, value.to_string().as_bytes()));
+        self.unknown.0.iter().for_each(|path| write(path, b"true"));
         rest.entries().for_each(|(name, value)| write(name, value.get().as_bytes()));
         body.push(b'}');
         body
@@ -54,16 +60,24 @@ pub(super) fn text_in<'v>(item: &'v Value, at: &str, name: &str) -> Result<&'v s
     text.ok_or_else(|| ApiError::invalid(format!("{at}.{name}"), "must be a string"))
 }
 
-/// Refuses the keys of an object that are not known, unless their value is null.
-pub(super) fn check_keys(object: &Value, at: &str, known: &[&str]) -> Result<(), ApiError> {
-    let unknown = object
-        .as_object()
-        .into_iter()
-        .flatten()
-        .find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
-    match unknown {
-        Some((key, _)) => Err(ApiError::unknown(format!("{at}.{key}"))),
-        None => Ok(()),
+/// Keys of objects that are not known. The chat request gets them as fields that it does not know
+/// either, so they are named to the client like all ignored fields.
+#[derive(Default)]
+pub(super) struct UnknownKeys(Vec<String>);
+
+impl UnknownKeys {
+    /// Notes the keys of an object that are not `known`, unless their value is null.
+    pub(super) fn note(&mut self, object: &Value, at: &str, known: &[&str]) {
+        let keys = object.as_object().into_iter().flatten();
+        let unknown =
+            keys.filter(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
+        self.extend(unknown.map(|(key, _)| format!("{at}.{key}")));
+    }
+
+    /// Notes keys with their paths.
+    pub(super) fn extend(&mut self, paths: impl IntoIterator<Item = String>) {
+        let left = UNKNOWN_KEYS_MAX - self.0.len();
+        self.0.extend(paths.into_iter().take(left));
     }
 }
 

@@ -2,7 +2,7 @@
 //! tokens.
 
 use super::chat_answer::{FieldName, InnerPath};
-use super::chat_body::{ChatBody, ChatMessages, check_keys, join_texts, text_in};
+use super::chat_body::{ChatBody, ChatMessages, UnknownKeys, join_texts, text_in};
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, Neutral};
 use serde_json::{Map, Value, json};
@@ -125,7 +125,7 @@ fn read_messages(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
             Some(Value::Array(blocks)) => {
                 for (index, block) in blocks.iter().enumerate() {
                     let at = format!("{at}.content[{index}]");
-                    read_block(role, block, &at, &mut messages)?;
+                    read_block((role, block), &at, &mut messages, &mut chat.unknown)?;
                 }
             }
             _ => {
@@ -143,10 +143,10 @@ fn read_messages(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
 }
 
 fn read_block(
-    role: &str,
-    block: &Value,
+    (role, block): (&str, &Value),
     at: &str,
     messages: &mut ChatMessages,
+    unknown: &mut UnknownKeys,
 ) -> Result<(), ApiError> {
     let kind = text_in(block, at, "type")?;
     let own: &[&str] = match kind {
@@ -157,7 +157,7 @@ fn read_block(
         "tool_result" => &["tool_use_id", "content", "is_error"],
         _ => return Err(ApiError::unsupported(format!("{at}.type"))),
     };
-    check_keys(block, at, &[own, &["type", "cache_control"]].concat())?;
+    unknown.note(block, at, &[own, &["type", "cache_control"]].concat());
     match (kind, role) {
         ("text", _) => messages.extend(role, text_in(block, at, "text")?),
         ("thinking", "assistant") => {
@@ -191,7 +191,7 @@ fn read_thinking(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
     let mut variables = variables.unwrap_or_default();
     let thinking = fields.tree::<Value>("thinking", "must be an object")?;
     if let Some(thinking) = &thinking {
-        check_keys(thinking, "thinking", &["type", "budget_tokens", "display"])?;
+        chat.unknown.note(thinking, "thinking", &["type", "budget_tokens", "display"]);
         let thinks = match text_in(thinking, "thinking", "type")? {
             "enabled" => Some(true),
             "disabled" => Some(false),
@@ -209,13 +209,13 @@ fn read_thinking(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), Api
 /// Reads `output_config`: the effort and the format of the answer.
 fn read_output_config(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiError> {
     let config = fields.tree::<Value>("output_config", "must be an object")?.unwrap_or_default();
-    check_keys(&config, "output_config", &["effort", "format"])?;
+    chat.unknown.note(&config, "output_config", &["effort", "format"]);
     chat.set_some("reasoning_effort", config.get("effort").cloned());
     // The older name of the format.
     let older = fields.tree::<Value>("output_format", "must be an object")?;
     let format = config.get("format").filter(|format| !format.is_null()).cloned().or(older);
     let Some(format) = format else { return Ok(()) };
-    check_keys(&format, "output_config.format", &["type", "schema", "name"])?;
+    chat.unknown.note(&format, "output_config.format", &["type", "schema", "name"]);
     if format.get("type") != Some(&json!("json_schema")) {
         return Err(ApiError::unsupported("output_config.format.type"));
     }
@@ -237,7 +237,7 @@ fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiErr
         let known = ["type", "name", "description", "input_schema", "strict"];
         // Streams always have arguments piece by piece, and the prefix cache needs no marks.
         let without_effect = ["eager_input_streaming", "cache_control"];
-        check_keys(tool, &at, &[&known[..], &without_effect].concat())?;
+        chat.unknown.note(tool, &at, &[&known[..], &without_effect].concat());
         let schema = tool.get("input_schema").filter(|schema| schema.is_object());
         let schema = schema.ok_or_else(|| {
             ApiError::invalid(format!("{at}.input_schema"), "must be a JSON schema")
@@ -257,7 +257,7 @@ fn read_tools(fields: &mut Fields<'_>, chat: &mut ChatBody) -> Result<(), ApiErr
     let Some(choice) = fields.tree::<Value>("tool_choice", "must be an object")? else {
         return Ok(());
     };
-    check_keys(&choice, "tool_choice", &["type", "name", "disable_parallel_tool_use"])?;
+    chat.unknown.note(&choice, "tool_choice", &["type", "name", "disable_parallel_tool_use"]);
     let of_chat = match text_in(&choice, "tool_choice", "type")? {
         "auto" => json!("auto"),
         "none" => json!("none"),

@@ -3,7 +3,7 @@
 //! Invariant: the server keeps no conversation, so a field that needs one is refused.
 
 use super::chat_answer::{FieldName, InnerPath};
-use super::chat_body::{ChatBody, ChatMessages, check_keys, join_texts, text_in};
+use super::chat_body::{ChatBody, ChatMessages, UnknownKeys, join_texts, text_in};
 use crate::api::error::ApiError;
 use crate::api::fields::{Fields, Neutral};
 use crate::limits::{ECHO_BYTES_MAX, METADATA_BYTES_MAX, METADATA_ENTRIES_MAX, TOP_LOGPROBS_MAX};
@@ -34,6 +34,8 @@ const REFUSED: &[Neutral<'_>] = &[
     ("background", &["false"]),
     ("context_management", &["[]"]),
     ("conversation", &[]),
+    ("enable_response_messages", &["false"]),
+    ("previous_input_messages", &["[]"]),
     ("previous_response_id", &[]),
     ("prompt", &[]),
     ("store", &["false"]),
@@ -99,7 +101,7 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
         messages.push("system", instructions.clone());
     }
     echo.insert("instructions".into(), instructions.into());
-    read_input(&mut fields, &mut messages)?;
+    read_input(&mut fields, &mut messages, &mut chat.unknown)?;
     chat.set("messages", messages.finish());
     let most = fields.integer::<u32>("max_output_tokens", 1..=i128::from(u32::MAX))?;
     echo.insert("max_output_tokens".into(), most.into());
@@ -136,9 +138,7 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
     if let Some(mut options) = fields.object("stream_options")? {
         // Padding against observers of the network, which TLS is for.
         options.flag("include_obfuscation", false)?;
-        if let Some(unknown) = options.rest().first() {
-            return Err(ApiError::unknown(unknown));
-        }
+        chat.unknown.extend(options.rest());
     }
     chat.set_stream(fields.flag("stream", false)?);
     shorten(&mut echo);
@@ -146,7 +146,11 @@ pub(super) fn translate(body: &[u8]) -> Result<(Vec<u8>, Echo), ApiError> {
 }
 
 /// Reads `input`: a text, or the items of a conversation.
-fn read_input(fields: &mut Fields<'_>, messages: &mut ChatMessages) -> Result<(), ApiError> {
+fn read_input(
+    fields: &mut Fields<'_>,
+    messages: &mut ChatMessages,
+    unknown: &mut UnknownKeys,
+) -> Result<(), ApiError> {
     let must = "must be a string or a list of items";
     let items = match fields.tree::<Value>("input", must)? {
         None => return Err(fields.invalid("input", "is missing")),
@@ -161,19 +165,24 @@ fn read_input(fields: &mut Fields<'_>, messages: &mut ChatMessages) -> Result<()
         Some(_) => return Err(fields.invalid("input", must)),
     };
     for (index, item) in items.iter().enumerate() {
-        read_item(item, &format!("input[{index}]"), messages)?;
+        read_item(item, &format!("input[{index}]"), messages, unknown)?;
     }
     Ok(())
 }
 
-fn read_item(item: &Value, at: &str, messages: &mut ChatMessages) -> Result<(), ApiError> {
+fn read_item(
+    item: &Value,
+    at: &str,
+    messages: &mut ChatMessages,
+    unknown: &mut UnknownKeys,
+) -> Result<(), ApiError> {
     let kind = match item.get("type") {
         None | Some(Value::Null) => "message",
         Some(_) => text_in(item, at, "type")?,
     };
     match kind {
         "message" => {
-            check_keys(item, at, &["type", "id", "status", "role", "content", "phase"])?;
+            unknown.note(item, at, &["type", "id", "status", "role", "content", "phase"]);
             let role = match text_in(item, at, "role")? {
                 // The newer name.
                 "developer" => "system",
@@ -187,7 +196,7 @@ fn read_item(item: &Value, at: &str, messages: &mut ChatMessages) -> Result<(), 
             messages.push(role, content);
         }
         "function_call" => {
-            check_keys(item, at, &["type", "id", "status", "call_id", "name", "arguments"])?;
+            unknown.note(item, at, &["type", "id", "status", "call_id", "name", "arguments"]);
             let (id, name) = (text_in(item, at, "call_id")?, text_in(item, at, "name")?);
             let arguments = text_in(item, at, "arguments")?;
             let is_object = arguments.trim().is_empty()
@@ -199,7 +208,7 @@ fn read_item(item: &Value, at: &str, messages: &mut ChatMessages) -> Result<(), 
             messages.push_call(id, name, arguments.to_owned());
         }
         "function_call_output" => {
-            check_keys(item, at, &["type", "id", "status", "call_id", "output"])?;
+            unknown.note(item, at, &["type", "id", "status", "call_id", "output"]);
             if item.get("output").is_none_or(Value::is_null) {
                 return Err(ApiError::invalid(format!("{at}.output"), "is missing"));
             }
@@ -209,7 +218,7 @@ fn read_item(item: &Value, at: &str, messages: &mut ChatMessages) -> Result<(), 
         }
         "reasoning" => {
             let known = ["type", "id", "status", "summary", "content", "encrypted_content"];
-            check_keys(item, at, &known)?;
+            unknown.note(item, at, &known);
             let content =
                 join_texts(item.get("content"), &format!("{at}.content"), &["reasoning_text"])?;
             // A client that keeps only the summary sends it back.
@@ -237,10 +246,10 @@ fn read_text(
     if !text.is_object() {
         return Err(fields.invalid("text", must));
     }
-    check_keys(&text, "text", &["format", "verbosity"])?;
+    chat.unknown.note(&text, "text", &["format", "verbosity"]);
     let format = text.get("format").filter(|format| !format.is_null());
     let format = format.cloned().unwrap_or_else(|| json!({"type": "text"}));
-    check_keys(&format, "text.format", &["type", "name", "description", "schema", "strict"])?;
+    chat.unknown.note(&format, "text.format", &["type", "name", "description", "schema", "strict"]);
     chat.set_some("verbosity", text.get("verbosity").cloned());
     match format.get("type").and_then(Value::as_str) {
         Some("text") => {}
@@ -267,7 +276,7 @@ fn read_reasoning(
     if !reasoning.is_object() {
         return Err(fields.invalid("reasoning", "must be an object"));
     }
-    check_keys(&reasoning, "reasoning", &["effort", "summary", "generate_summary"])?;
+    chat.unknown.note(&reasoning, "reasoning", &["effort", "summary", "generate_summary"]);
     let effort = reasoning.get("effort").filter(|effort| !effort.is_null());
     chat.set_some("reasoning_effort", effort.cloned());
     echo.insert("reasoning".into(), json!({"effort": effort, "summary": null}));
@@ -288,7 +297,7 @@ fn read_tools(
         if text_in(tool, &at, "type")? != "function" {
             return Err(ApiError::unsupported(format!("{at}.type")));
         }
-        check_keys(tool, &at, &["type", "name", "description", "parameters", "strict"])?;
+        chat.unknown.note(tool, &at, &["type", "name", "description", "parameters", "strict"]);
         let name = text_in(tool, &at, "name")?;
         let mut function = Map::new();
         function.insert("name".into(), name.into());
@@ -302,7 +311,7 @@ fn read_tools(
     let choice = fields.tree::<Value>("tool_choice", "must be a string or an object")?;
     let of_chat = match &choice {
         Some(named @ Value::Object(_)) if named.get("type") == Some(&json!("function")) => {
-            check_keys(named, "tool_choice", &["type", "name"])?;
+            chat.unknown.note(named, "tool_choice", &["type", "name"]);
             let name = text_in(named, "tool_choice", "name")?;
             Some(json!({"type": "function", "function": {"name": name}}))
         }

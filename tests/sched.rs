@@ -637,6 +637,32 @@ fn a_retracted_request_resumes_before_newcomers() {
     }
 }
 
+/// The oldest request has the most tokens. Nevertheless it gives up its pages if it is the least
+/// urgent one.
+#[test]
+fn the_least_urgent_request_is_retracted_first() {
+    for priorities in [[5, 0, 0], [0, 5, 0], [0, 0, 5]] {
+        let mut setup = Setup::new();
+        (setup.config.reserve, setup.decode_pages) = (0, 16);
+        setup.config.prefix_cache = false;
+        let mut rig = Rig::split(&setup);
+        let wanted = |priority: i32| Wanted { priority, ..Wanted::new(15, 17) };
+        let first = rig.submit(&wanted(priorities[0])).decode;
+        while rig.told[&first].tokens.len() < 3 {
+            rig.turn();
+        }
+        let [second, third] = [1, 2].map(|at| rig.submit(&wanted(priorities[at])).decode);
+        rig.finish();
+        assert!(rig.stats(DECODE).retracted_total.load(Relaxed) > 0, "the pages are too few");
+        let least = priorities.iter().position(|&priority| priority == 5).unwrap();
+        let last = *rig.ended.last().unwrap();
+        assert_eq!(last, [first, second, third][least], "it waits for pages: {priorities:?}");
+        for id in [first, second, third] {
+            assert_eq!(rig.told[&id], alone(&wanted(0)));
+        }
+    }
+}
+
 fn end_one_at_every_turn_of(setup: &Setup, split: bool, end: impl Fn(&mut Rig, &Legs)) {
     let wanted = [Wanted::new(40, 6), Wanted::new(9, 12), Wanted::new(21, 8), Wanted::new(13, 3)];
     let expected: Vec<_> = wanted.iter().map(alone).collect();

@@ -86,6 +86,8 @@ pub struct Wanted {
     pub top_logprobs: usize,
     /// Logprobs of the prompt from this position on, with so many alternatives.
     pub prompt_logprobs: Option<(u32, usize)>,
+    /// Order in the queues: the lowest number is the first.
+    pub priority: i32,
     /// The salt of its prefix cache; `None`: it shares no cache.
     pub salt: Option<Salt>,
     pub patience: Duration,
@@ -105,6 +107,7 @@ impl Wanted {
             stop_tokens: Vec::new(),
             top_logprobs: 0,
             prompt_logprobs: None,
+            priority: 0,
             salt: Some(Salt(0)),
             patience: Duration::from_secs(1000),
             grammar: None,
@@ -167,7 +170,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         rules: None,
         top_logprobs: wanted.top_logprobs,
         prompt_logprobs: None,
-        priority: 0,
+        priority: wanted.priority,
         max_new: wanted.max_new,
         stop_tokens: wanted.stop_tokens.clone(),
         ignore_eos: false,
@@ -196,6 +199,8 @@ pub struct Rig {
     pub told: HashMap<RequestId, Told>,
     /// Prompt tokens that were not computed, by request.
     pub cached: HashMap<RequestId, u32>,
+    /// Requests in the order of their ends.
+    pub ended: Vec<RequestId>,
     /// Number of emptied caches.
     pub flushed: usize,
     base: Instant,
@@ -330,6 +335,7 @@ impl Rig {
             uses: HashMap::new(),
             told: HashMap::new(),
             cached: HashMap::new(),
+            ended: Vec::new(),
             flushed: 0,
             base,
             next: 0,
@@ -547,6 +553,7 @@ impl Rig {
                 ..
             }) => {
                 self.cached.insert(request, cached_tokens);
+                self.ended.push(request);
                 let told = self.told.get_mut(&request).unwrap();
                 assert!(told.outcome.replace(outcome).is_none(), "Finished twice");
                 if let (FinishReason::Failed(_), true) = (outcome, self.join_legs) {

@@ -23,8 +23,10 @@ use std::time::{Duration, Instant};
 const MINUTE: u128 = 60_000_000_000;
 
 /// Header fields of answers, with the names of OpenAI: the size of a bucket, and what it has.
-const REQUEST_FIELDS: [&str; 2] = ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests"];
-const TOKEN_FIELDS: [&str; 2] = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens"];
+pub(super) const REQUEST_FIELDS: [&str; 2] =
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests"];
+pub(super) const TOKEN_FIELDS: [&str; 2] =
+    ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens"];
 
 /// A limit of an API key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,6 +3,7 @@
 //! Thread: `ctl`. Owns: the header fields that browsers look for. Not here: requests that no page
 //! can make (`authorization`).
 
+use super::key_limits::{REQUEST_FIELDS, TOKEN_FIELDS};
 use crate::api::IGNORED_FIELDS;
 use crate::http::{Method, Request};
 
@@ -35,7 +36,8 @@ impl AllowedOrigins {
             let is_open = !self.0.is_empty();
             return is_open.then(|| ("vary", "origin".to_owned())).into_iter().collect();
         };
-        let exposed = format!("x-request-id, retry-after, {IGNORED_FIELDS}");
+        let own = ["x-request-id", "retry-after", IGNORED_FIELDS];
+        let exposed = [&own[..], &REQUEST_FIELDS, &TOKEN_FIELDS].concat().join(", ");
         let mut headers = vec![
             ("access-control-allow-origin", origin.to_owned()),
             ("access-control-expose-headers", exposed),

@@ -540,5 +540,5 @@ fn a_router_never_pairs_workers_that_do_not_fit() {
     }
     assert_eq!(narrow.metric("baton_request_failures_total{", ""), 0.0);
     let info: Value = serde_json::from_str(&reader.get("/server_info").1).unwrap();
-    assert_eq!(info["handoff"]["wire"], json!("3.3"));
+    assert_eq!(info["handoff"]["wire"], json!("3.4"));
 }

@@ -151,7 +151,7 @@ mod others {
         turns_outlive_their_try: "turns outlive their try", "has a call or waits for a retry", 27;
         no_worker_reads_alone: "no worker reads alone", "without a fault", 91;
         the_first_page_of_retracted_kv_is_lost: "the first page of retracted KV is lost",
-            "Wrong(", 670;
+            "Wrong(", 1506;
         kv_taken_back_stays_in_the_tier: "KV taken back stays in the tier",
             "KV of retracted requests", 9;
         drain_does_not_wait_for_requests: "drain does not wait for requests",
@@ -159,7 +159,7 @@ mod others {
         drain_does_not_wait_for_done: "drain does not wait for Done",
             "that a destination has not confirmed", 55;
         change_of_role_is_never_given_up: "change of role is never given up",
-            "does not give its role change up", 12;
+            "does not give its role change up", 53;
         a_workers_role_is_not_compared: "a worker's role is not compared",
             "does not use a worker in its new role", 4;
         turned_worker_keeps_its_number: "turned worker keeps its number",
@@ -230,7 +230,7 @@ mod others {
         change_after_a_read_is_missed: "change after a read is missed", "no_worker", 4;
         quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 270;
         resumed_stream_is_one_token_behind: "resumed stream is one token behind",
-            "not a stream of events", 77;
+            "not a stream of events", 136;
         worker_that_goes_keeps_its_reservation: "worker that goes keeps its reservation",
             "a reservation is released before the next one", 90;
         context_of_an_unread_prompt_stays_booked: "context of an unread prompt stays booked",

@@ -10,7 +10,7 @@
 
 use crate::api::resume::{ChoiceProgress, Mark, Resume};
 use crate::cause::Cause;
-use crate::limits::{BYTES_PER_TOKEN, CHOICES_MAX, SSE_EVENT_MAX};
+use crate::limits::{CHOICES_MAX, SSE_EVENT_MAX};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::upstream::failure;
 
@@ -121,9 +121,8 @@ pub struct Relay {
     has: Resume,
     /// Tokens of the prompts, as far as the marks tell.
     prompt_tokens: u64,
-    /// Events and bytes of an answer without marks.
+    /// Events of an answer without marks.
     plain_events: u64,
-    plain_bytes: u64,
     /// Whether the first event must have a mark, which shows that this worker continues the answer.
     must_mark: bool,
     /// Whether the event after all choices, the usage, was passed on.
@@ -141,7 +140,6 @@ impl Default for Relay {
             has: Resume::default(),
             prompt_tokens: 0,
             plain_events: 0,
-            plain_bytes: 0,
             must_mark: false,
             tail: false,
             lead: LegProgress::default(),
@@ -158,16 +156,11 @@ impl Relay {
     }
 
     /// Tokens of the prompts and of the client's part of the answer. Without marks, the prompts
-    /// have `prompt` tokens, each event stands for one token, and so do some bytes of a body.
+    /// have `prompt` tokens, and each event stands for one token.
     pub fn tokens(&self, prompt: u32) -> u64 {
         let ids: usize = self.has.choices.iter().flatten().map(|choice| choice.ids.len()).sum();
         let prompt = if self.prompt_tokens > 0 { self.prompt_tokens } else { prompt.into() };
-        prompt + ids as u64 + self.plain_events + self.plain_bytes / BYTES_PER_TOKEN as u64
-    }
-
-    /// Counts bytes of an answer that is no stream.
-    pub fn count_bytes(&mut self, count: usize) {
-        self.plain_bytes += count as u64;
+        prompt + ids as u64 + self.plain_events
     }
 
     /// Whether another worker can continue the answer.
@@ -437,8 +430,6 @@ mod tests {
         let mut plain = Relay::default();
         take(&mut plain, &mut Vec::new(), "data: 1\n\ndata: 2\n\n");
         assert_eq!(plain.tokens(9), 11);
-        plain.count_bytes(41);
-        assert_eq!(plain.tokens(9), 21);
     }
 
     #[test]

@@ -96,9 +96,7 @@ impl Connections {
     /// # Panics
     /// The count of held bytes is wrong, or a charge has no response that is due.
     pub fn invariants(&self) {
-        let is_due =
-            |conn| self.clients.get(&conn).is_some_and(|client: &Client| client.due.is_some());
-        assert!(self.key_limits.charged().all(is_due), "each charge has its response");
+        assert!(self.key_limits.charged().all(|conn| self.is_due(conn)), "a charge is answered");
         let held: usize = self.clients.values().map(|client| client.held).sum();
         assert_eq!(self.held, held, "each held byte of a body has its client");
     }
@@ -260,6 +258,10 @@ impl Connections {
         Ok(Some(Request { head: request.head.with_path(endpoint.target()), body }))
     }
 
+    fn is_due(&self, conn: ConnId) -> bool {
+        self.clients.get(&conn).is_some_and(|client| client.due.is_some())
+    }
+
     /// Charges the request with a due response, and this many tokens, to the API key with this
     /// index. The answer shows the limits of the key.
     ///
@@ -272,14 +274,15 @@ impl Connections {
         refusals: &KeyRefusals,
         now: Instant,
     ) -> Result<(), ApiError> {
+        // The client can have left in the turn that brought its request.
+        if !self.is_due(conn) {
+            return Ok(());
+        }
         let admitted = self.key_limits.admit(conn, key, tokens, now);
         for (name, value) in self.key_limits.fields(key).collect::<Vec<_>>() {
             self.add_header(conn, name, value);
         }
-        admitted.map_err(|(limit, error)| {
-            refusals.count(limit);
-            error
-        })
+        admitted.inspect_err(|(limit, _)| refusals.count(*limit)).map_err(|(_, error)| error)
     }
 
     /// Assigns an id to the request with a due response: the client's own, or `made`.

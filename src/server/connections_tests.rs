@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::net::Address;
+use crate::obs::registry::Registry;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -210,4 +211,25 @@ fn a_client_that_sends_too_slowly_gets_an_error() {
     server.turn_until(|connections| connections.count() == 1);
     server.connections.expire(&mut server.reactor, late + HTTP_IDLE_MAX);
     assert_eq!(server.rest(idle), "");
+}
+
+/// Its request and its end can come in one turn. The caller then charges a connection that is gone.
+#[test]
+fn a_client_that_has_left_is_not_charged() {
+    let limits = KeyLimits::of_one_key(10);
+    let mut server = Server::new(Connections::default().limiting(limits));
+    let mut client = server.client();
+    post(&mut client, 1, 1);
+    let (conn, _) = server.request();
+    drop(client);
+    server.turn_until(|connections| connections.count() == 0);
+    let refusals = KeyRefusals::register(&mut Registry::default());
+    server.connections.charge(conn, (0, 9), &refusals, Instant::now()).unwrap();
+    assert!(!server.connections.key_limits.is_charged(conn));
+    server.connections.invariants();
+    let mut other = server.client();
+    post(&mut other, 1, 1);
+    let (conn, _) = server.request();
+    server.connections.charge(conn, (0, 9), &refusals, Instant::now()).unwrap();
+    assert!(server.connections.key_limits.is_charged(conn));
 }

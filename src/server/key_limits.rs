@@ -281,6 +281,18 @@ impl KeyLimits {
     }
 }
 
+#[cfg(test)]
+impl KeyLimits {
+    /// One key with these tokens per minute.
+    pub(super) fn of_one_key(tokens: u32) -> KeyLimits {
+        let flags = RateLimits { requests: None, tokens: Some(tokens) };
+        let mut limits = KeyLimits { flags, ..KeyLimits::default() };
+        let secret = crate::config::secret::Secret::of_bytes(b"key");
+        limits.set_keys(&[ApiKey { secret, limits: RateLimits::default() }]);
+        limits
+    }
+}
+
 fn too_many_requests(bucket: &Bucket) -> ApiError {
     let most = bucket.per_minute;
     let limit = format!("this API key has a limit of {most} requests per minute ({REQUESTS_FLAG})");

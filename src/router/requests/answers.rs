@@ -174,10 +174,7 @@ impl ProxiedRequests {
         let passed = match (proxied.body, is_stream) {
             (Some(BodyMode::Stream), false) => Relayed::Broken,
             (_, true) => proxied.relay.take(body),
-            (_, false) => {
-                proxied.relay.count_bytes(body.len());
-                Relayed::Bytes(std::mem::take(body))
-            }
+            (_, false) => Relayed::Bytes(std::mem::take(body)),
         };
         let (bytes, news) = match passed {
             Relayed::Bytes(bytes) => (bytes, None),
@@ -211,7 +208,10 @@ impl ProxiedRequests {
             proxied.acquit(cx);
         }
         self.passed += 1;
-        proxied.count_tokens(client, cx);
+        match is_stream {
+            true => proxied.count_tokens(client, cx),
+            false => cx.connections.key_limits.use_whole_charge(client),
+        }
         cx.connections.send_chunk(cx.reactor, client, &bytes);
         let passes = AttemptEvent::Passes { resumable: is_stream && proxied.relay.is_resumable() };
         // Successful pieces need no random number and no deadline.

@@ -34,10 +34,6 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     request.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
     request.echo = fields.flag("echo", false)?;
     request.read_prompt_logprobs(&mut fields)?;
-    if request.max_tokens == Some(0) && (!request.echo || request.stream) {
-        let must = "must be at least 1, or 0 with `echo` and without `stream`";
-        return Err(fields.invalid("max_tokens", must));
-    }
     let best_of = fields.integer("best_of", 1..=i128::from(u32::MAX))?;
     if best_of.is_some_and(|best_of: usize| best_of != request.samples) {
         return Err(ApiError::unsupported("best_of"));

@@ -389,6 +389,9 @@ impl GenerateRequest {
             }
             Some(KvTransfer::Take(met)) => self.bootstrap = Some(met),
         }
+        if self.keeps_kv.is_none() {
+            self.check_form(&fields)?;
+        }
         self.prefill = kv_transfer::read_prefill(&mut fields)?;
         if self.prefill.is_some() && (self.bootstrap.is_some() || self.keeps_kv.is_some()) {
             let why = "excludes `bootstrap_room` and `kv_transfer_params`";
@@ -404,12 +407,21 @@ impl GenerateRequest {
     /// Reads vLLM's `prompt_logprobs`. The logprobs of the answer and `echo` are already read.
     pub(super) fn read_prompt_logprobs(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let field = fields.integer("prompt_logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
-        if field.is_some() && self.stream {
-            return Err(fields.invalid("prompt_logprobs", "and `stream` exclude each other"));
-        }
         let echoed = self.logprobs.filter(|_| self.echo);
         self.prompt_logprobs =
             field.max(echoed).map(|top| PromptLogprobFields { start: 0, top, field });
+        Ok(())
+    }
+
+    /// Refuses forms of the answer that exclude each other. A leg that keeps KV has no such answer.
+    fn check_form(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        if self.stream && self.prompt_logprobs.is_some_and(|wanted| wanted.field.is_some()) {
+            return Err(fields.invalid("prompt_logprobs", "and `stream` exclude each other"));
+        }
+        if self.max_tokens == Some(0) && (!self.echo || self.stream) {
+            let must = "must be at least 1, or 0 with `echo` and without `stream`";
+            return Err(fields.invalid("max_tokens", must));
+        }
         Ok(())
     }
 

@@ -191,11 +191,12 @@ pub const CHOICES_MAX: usize = 1024;
 pub const SAMPLES_MAX: u32 = 128;
 /// Alternatives beside a token's logprob; the same limit as OpenAI's chat.
 pub const TOP_LOGPROBS_MAX: usize = 20;
-/// Bytes for the logprobs of one prompt: 65,536 tokens with one alternative, 6,241 with twenty.
-/// They cross a control link as one message, and two of the largest messages can wait there.
+/// Bytes for the logprobs of the prompts of a request: 65,536 tokens with one alternative, 6,241
+/// with twenty. Their JSON is about eight times as long, and fits what can wait for a client.
 pub const PROMPT_LOGPROBS_BYTES_MAX: usize = 1 << 20;
-/// Bytes for the logprobs of all prompts of a process. Their JSON is about ten times as long.
-pub const PROMPT_LOGPROBS_MEMORY: usize = 32 << 20;
+/// Bytes for the logprobs of all prompts of a process: 256 prompts of 2,048 tokens with one
+/// alternative. All of them can wait on one control link.
+pub const PROMPT_LOGPROBS_MEMORY: usize = 8 << 20;
 /// How long a decode worker that has the KV waits for the logprobs of its prompt. The prefill
 /// worker sends them before the last KV.
 pub const PROMPT_LOGPROBS_WAIT: Duration = Duration::from_secs(10);

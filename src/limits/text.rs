@@ -1,5 +1,8 @@
 //! Bounds on what a request for text says about its answer: grammars, tools, rules about tokens.
 
+/// Tokens of prompts with logprobs in a step, if a page has no more: a step of so many tokens uses
+/// the weights well, and their logits take 20 MB at most.
+pub const PROMPT_LOGPROBS_ROWS: usize = 32;
 /// Longest source of a grammar in bytes: schemas of large interfaces as OpenAPI have some ten
 /// thousand. It bounds recursion in the compiler, which follows references between rules.
 pub const GRAMMAR_BYTES_MAX: usize = 64 << 10;

@@ -132,13 +132,8 @@ impl PromptLogprobs {
     }
 
     /// Reads [`PromptLogprobs::to_bytes`] of the same positions and number of alternatives. `None`
-    /// if the bytes have another length, a token is not below `vocab`, or a number is not possible.
-    pub fn from_bytes(
-        positions: Range<u32>,
-        top: usize,
-        bytes: &[u8],
-        vocab: u32,
-    ) -> Option<PromptLogprobs> {
+    /// if the bytes have another length, or a number is not possible.
+    pub fn from_bytes(positions: Range<u32>, top: usize, bytes: &[u8]) -> Option<PromptLogprobs> {
         let mut scored = PromptLogprobs::new(positions, top);
         if bytes.len() != PromptLogprobs::bytes_for(scored.positions.len(), top) {
             return None;
@@ -153,9 +148,8 @@ impl PromptLogprobs {
             .extend(tokens.iter().map(|pair| (f32::from_bits(word(pair, 0)), word(pair, 4))));
         let entries = others.iter().map(|pair| (word(pair, 0), f32::from_bits(word(pair, 4))));
         scored.alternatives.extend(entries);
-        let is_token =
-            |&(logprob, rank): &(f32, u32)| logprob.is_finite() && (1..=vocab).contains(&rank);
-        let is_other = |&(token, logprob): &(u32, f32)| token < vocab && !logprob.is_infinite();
+        let is_token = |&(logprob, rank): &(f32, u32)| logprob.is_finite() && rank > 0;
+        let is_other = |&(_, logprob): &(u32, f32)| !logprob.is_infinite();
         let is_valid =
             scored.tokens.iter().all(is_token) && scored.alternatives.iter().all(is_other);
         is_valid.then_some(scored)
@@ -196,7 +190,7 @@ mod tests {
         assert!(scored.is_complete());
         let bytes = scored.to_bytes();
         assert_eq!(bytes.len(), PromptLogprobs::bytes_for(2, 2));
-        let read = PromptLogprobs::from_bytes(3..5, 2, &bytes, 8).unwrap();
+        let read = PromptLogprobs::from_bytes(3..5, 2, &bytes).unwrap();
         assert_eq!(read.iter().collect::<Vec<_>>(), scored.iter().collect::<Vec<_>>());
         assert_eq!(
             read.iter().map(|(at, one)| (at, one.rank)).collect::<Vec<_>>(),
@@ -208,17 +202,16 @@ mod tests {
     #[test]
     fn bytes_of_other_logprobs_are_refused() {
         let bytes = two_tokens().to_bytes();
-        let read = |bytes: &[u8], vocab| PromptLogprobs::from_bytes(3..5, 2, bytes, vocab);
-        assert!(read(&bytes, 7).is_none(), "token 7 is outside");
-        assert!(read(&bytes[1..], 8).is_none() && read(&[&bytes[..], &[0]].concat(), 8).is_none());
-        assert!(PromptLogprobs::from_bytes(3..6, 2, &bytes, 8).is_none());
+        let read = |bytes: &[u8]| PromptLogprobs::from_bytes(3..5, 2, bytes);
+        assert!(read(&bytes[1..]).is_none() && read(&[&bytes[..], &[0]].concat()).is_none());
+        assert!(PromptLogprobs::from_bytes(3..6, 2, &bytes).is_none());
         let with = |at: usize, word: u32| {
             let mut changed = bytes.clone();
             changed[at..at + 4].copy_from_slice(&word.to_le_bytes());
             changed
         };
-        assert!(read(&with(0, f32::NAN.to_bits()), 8).is_none());
-        assert!(read(&with(4, 0), 8).is_none() && read(&with(4, 9), 8).is_none());
-        assert!(read(&with(20, f32::INFINITY.to_bits()), 8).is_none());
+        assert!(read(&with(0, f32::NAN.to_bits())).is_none());
+        assert!(read(&with(4, 0)).is_none());
+        assert!(read(&with(20, f32::INFINITY.to_bits())).is_none());
     }
 }

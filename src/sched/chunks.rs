@@ -285,7 +285,7 @@ impl ChunkScheduler {
         });
         let most = match before {
             None => left,
-            Some(0) => left.min(batch.free_logits() as u32),
+            Some(0) => left.min(room_for_logprobs(batch) as u32),
             Some(before) => left.min(before),
         };
         let last = remaining <= most;
@@ -307,10 +307,17 @@ impl ChunkScheduler {
     }
 }
 
-/// Whether the batch has room for the logits of the next chunk of a request.
+/// Whether the batch has room for the logits of the next chunk of a request. There is always room
+/// for those of its last token.
 fn has_logits<S>(held: &SlotEntry<S>, batch: &Batch, page_size: u32) -> bool {
-    let needed = held.request.next_scored().map_or(1, |_| page_size);
-    batch.free_logits() >= needed as usize
+    let is_scored = held.request.next_scored().is_some();
+    !is_scored || room_for_logprobs(batch) >= page_size as usize
+}
+
+/// Logits that no other row can need for its last token.
+fn room_for_logprobs(batch: &Batch) -> usize {
+    let others = batch.limits().rows - batch.rows().len();
+    batch.free_logits().saturating_sub(others)
 }
 
 /// Takes the logits of a chunk of a prompt: the next ones of the step. Records the logprobs that

@@ -1,6 +1,7 @@
 //! Settings of a scheduler: plain numbers, resolved and checked by `cli`.
 
 use crate::kv::pool::PagePool;
+use crate::limits::PROMPT_LOGPROBS_ROWS;
 use crate::model::forward::batch::BatchLimits;
 
 /// Limits of an engine's turns, the same for all its workers.
@@ -63,8 +64,8 @@ impl SchedConfig {
         BatchLimits {
             tokens: self.max_running.max(self.chunk_tokens() as usize),
             rows: self.max_running,
-            // A prompt with logprobs needs logits for at least a page of tokens in a step.
-            logits: self.max_running.max(self.page_size as usize),
+            // Each row can need one, and prompts with logprobs share the others: a page at least.
+            logits: self.max_running + PROMPT_LOGPROBS_ROWS.max(self.page_size as usize),
             context: self.context as usize,
             pages: self.max_running * self.context.div_ceil(self.page_size) as usize,
         }

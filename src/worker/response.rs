@@ -439,7 +439,8 @@ impl ResponseBuilder {
             has_call: state.reader.as_ref().is_some_and(AnswerReader::has_call),
             token_ids: &state.ids,
             positions: &state.positions,
-            prompt: match state.first || self.renderer.is_cumulative() {
+            // A cumulative stream repeats them once, in its last event.
+            prompt: match state.first || self.renderer.is_cumulative() && state.finish.is_some() {
                 true => &state.prompt_positions,
                 false => &[],
             },

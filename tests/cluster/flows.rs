@@ -56,6 +56,17 @@ fn more() -> Vec<(&'static str, Value)> {
     more
 }
 
+/// Requests that cannot be streams.
+fn only_whole() -> Vec<(&'static str, Value)> {
+    let (mut ranks, mut alone) = (body(7, 45, 3), body(8, 45, 0));
+    for body in [&mut ranks, &mut alone] {
+        body["stream"] = json!(false);
+    }
+    ranks["prompt_logprobs"] = json!(2);
+    (alone["echo"], alone["logprobs"]) = (json!(true), json!(1));
+    vec![("/v1/completions", ranks), ("/v1/completions", alone)]
+}
+
 /// A request that ends by a stop string.
 fn stopped() -> (&'static str, Value) {
     let stops: Vec<String> = ('a'..='z').map(|letter| letter.to_string()).collect();
@@ -112,6 +123,9 @@ fn says_the_same(transfer: &str, allocation: &str) {
     for (other, flow) in routers.iter().zip(FLOWS) {
         for case in cases().into_iter().chain(more()) {
             compare(other, &case);
+        }
+        for (path, body) in only_whole() {
+            assert_eq!(whole(other.address, path, &body), whole(plain, path, &body), "{flow:?}");
         }
         assert_eq!(other.get("/health_generate").0, 200, "{flow:?}");
         assert_eq!(other.metric("baton_router_retries_total{", ""), 0.0, "{flow:?}");

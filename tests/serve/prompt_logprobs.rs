@@ -4,8 +4,8 @@
 use crate::server::Server;
 use serde_json::{Value, json};
 
-/// Both roles in one process, without and with a hand-off. The batch has room for 16 logits, so a
-/// prompt with logprobs is computed in many chunks.
+/// Both roles in one process, without and with a hand-off. A prompt with logprobs is computed in
+/// several chunks.
 const LAYOUTS: [&[&str]; 2] =
     [&["--mixed", "--max-running-requests", "4"], &["--max-running-requests", "4"]];
 const TOP: usize = 3;
@@ -263,10 +263,14 @@ fn logprobs_that_are_too_large_are_refused() {
     let reply = ask(20);
     assert_eq!(reply.status(), 400);
     assert!(
-        reply.text().contains("6999 tokens of the prompt with 20 alternatives"),
+        reply.text().contains("6999 tokens of prompts with 20 alternatives"),
         "{}",
         reply.text()
     );
     assert_eq!(ask(1).status(), 200);
+    // All choices of a request count.
+    let body = json!({"prompt": vec![5; 4000], "max_tokens": 1, "prompt_logprobs": 20, "n": 2});
+    let reply = server.post("/v1/completions", &body);
+    assert_eq!(reply.status(), 400, "{}", reply.text());
     server.wait_until_idle();
 }

@@ -83,8 +83,8 @@ pub struct RequestTable {
     start_deadlines: VecDeque<(Instant, RequestKey)>,
     /// Memory for the logprobs of prompts.
     prompt_logprobs: Budget,
-    /// Requests with KV that wait for the logprobs of their prompts, and the end of each wait.
-    prompt_logprobs_due: VecDeque<(Instant, RequestKey)>,
+    /// Choices with KV that wait for the logprobs of their prompts, and the end of each wait.
+    prompt_logprobs_due: Vec<(Instant, RequestKey, usize)>,
     flushes: PendingFlushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
     masks: MaskClient,
@@ -133,7 +133,7 @@ impl RequestTable {
             awaiting_reply: VecDeque::new(),
             start_deadlines: VecDeque::new(),
             prompt_logprobs: Budget::new(PROMPT_LOGPROBS_MEMORY),
-            prompt_logprobs_due: VecDeque::new(),
+            prompt_logprobs_due: Vec::new(),
             flushes: PendingFlushes::default(),
             metrics,
             masks,

@@ -118,7 +118,9 @@ impl RequestTable {
                     fake_by_default,
                     cx.reactor.entropy(),
                 )?;
-                self.await_prompt_logprobs(place, logprobs.is_some());
+                // A fake source computes nothing, so there is nothing to wait for.
+                let wanted = logprobs.is_some() && source != Source::Fake;
+                self.await_prompt_logprobs(place, wanted);
                 let mut request = self.build_request(place, worker, room, None, cx)?;
                 self.salt_as_from(&source, proven, &mut request);
                 let leg = NewLeg { source: Some(&source), ..place.leg(LegKind::Visible) };

@@ -12,8 +12,10 @@ use crate::api::{ApiError, ErrorCode, GenerateRequest, Prompts, resume};
 use crate::cause::Cause;
 use crate::http::response::{JSON, Response};
 use crate::ids::RequestKey;
+use crate::limits::PROMPT_LOGPROBS_BYTES_MAX;
 use crate::model::answer::{AnswerRules, ReasoningStart, ToolFormat};
 use crate::model::chat::ChatTemplate;
+use crate::model::logprobs::PromptLogprobs;
 use crate::net::ConnId;
 use crate::worker::response::{PreparedPrompt, ResponseBuilder, echoes};
 use crate::worker::stages::ChoiceTimes;
@@ -106,7 +108,8 @@ impl RequestTable {
         let param = prompt_param(active.request.endpoint, prompts);
         let fit = ids
             .iter()
-            .try_for_each(|ids| self.check_context_length(&active.request, param, ids.len()));
+            .try_for_each(|ids| self.check_context_length(&active.request, param, ids.len()))
+            .and_then(|()| check_prompt_logprobs(&active.request, &ids));
         if let Err(error) = fit {
             return self.fail_request(key, &error, Cause::Refused, cx);
         }
@@ -212,6 +215,23 @@ impl RequestTable {
         }
         Ok(())
     }
+}
+
+/// Refuses a request for more logprobs of its prompts than a request can have.
+fn check_prompt_logprobs(request: &GenerateRequest, ids: &[Vec<u32>]) -> Result<(), ApiError> {
+    let Some(wanted) = request.prompt_logprobs else { return Ok(()) };
+    let tokens = |ids: &Vec<u32>| wanted.positions(ids.len() as u32).len();
+    let tokens = ids.iter().map(tokens).sum::<usize>() * request.samples;
+    let bytes = PromptLogprobs::bytes_for(tokens, wanted.top);
+    if bytes <= PROMPT_LOGPROBS_BYTES_MAX {
+        return Ok(());
+    }
+    let why = format!(
+        "the logprobs of {tokens} tokens of prompts with {} alternatives take {bytes} bytes, and \
+         the limit is {PROMPT_LOGPROBS_BYTES_MAX}",
+        wanted.top
+    );
+    Err(ApiError::from_cause(Cause::Refused, why))
 }
 
 /// Takes the prompts, the rules and the grammar out of a request, for the tokeniser.

@@ -18,6 +18,7 @@ use crate::model::logprobs::PromptLogprobs;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::HeldRecord;
+use std::time::Instant;
 
 impl RequestTable {
     /// Lets the events of the leg that generates wait for the logprobs of the prompt, if they are
@@ -31,7 +32,7 @@ impl RequestTable {
     /// Takes the memory for the logprobs of a prompt, if they are wanted.
     ///
     /// # Errors
-    /// They need more memory than there is.
+    /// Other requests have the memory.
     pub(super) fn reserve_prompt_logprobs(
         &mut self,
         place: ChoicePlace<'_>,
@@ -40,15 +41,7 @@ impl RequestTable {
         let Some(wanted) = active.request.prompt_logprobs else { return Ok(None) };
         let positions = wanted.positions(place.input.ids.len() as u32 - place.input.resumed);
         let bytes = PromptLogprobs::bytes_for(positions.len(), wanted.top);
-        if bytes > PROMPT_LOGPROBS_BYTES_MAX {
-            let why = format!(
-                "the logprobs of {} tokens of the prompt with {} alternatives take {bytes} bytes, \
-                 and the limit is {PROMPT_LOGPROBS_BYTES_MAX}",
-                positions.len(),
-                wanted.top
-            );
-            return Err(ApiError::from_cause(Cause::Refused, why));
-        }
+        debug_assert!(bytes <= PROMPT_LOGPROBS_BYTES_MAX, "a request was checked before");
         let busy = || ApiError::busy("too many logprobs of prompts are computed; try again later");
         active.memory.push(self.prompt_logprobs.take(bytes).ok_or_else(busy)?);
         Ok(Some(Box::new(PromptLogprobs::new(positions, wanted.top))))
@@ -71,9 +64,9 @@ impl RequestTable {
         };
         let leg = self.legs.get(request).filter(|leg| leg.kind == LegKind::Visible);
         let Some(leg) = leg else { return Some(event) };
-        let active = self.active.get_mut(&leg.key);
-        let state = active.and_then(|active| active.prompt_logprobs.get_mut(leg.choice));
-        let Some(state) = state else { return Some(event) };
+        let Some(active) = self.active.get_mut(&leg.key) else { return Some(event) };
+        let until = (cx.now + PROMPT_LOGPROBS_WAIT).min(active.arrived + active.request.patience);
+        let state = &mut active.prompt_logprobs[leg.choice];
         let PromptLogprobsState::Awaited(held) = state else { return Some(event) };
         if matches!(event, RequestEvent::Finished { outcome: FinishReason::Failed(_), .. }) {
             // Its tokens are of no use without the logprobs.
@@ -81,7 +74,7 @@ impl RequestTable {
             return Some(event);
         }
         if held.is_empty() {
-            self.prompt_logprobs_due.push_back((cx.now + PROMPT_LOGPROBS_WAIT, leg.key));
+            self.prompt_logprobs_due.push((until, leg.key, leg.choice));
         }
         held.push(event);
         None
@@ -100,7 +93,9 @@ impl RequestTable {
         }
         if !matches!(leg.kind, LegKind::Visible | LegKind::Prefill) {
             let bytes = logprobs.to_bytes();
-            let memory = self.prompt_logprobs.take(bytes.len());
+            // Kept KV stays longer than its request, and so can the record.
+            let active = self.active.get_mut(&leg.key).filter(|_| leg.kind == LegKind::KvKept);
+            let memory = active.and_then(|active| active.memory.pop());
             let record = HeldRecord { bytes, memory };
             cx.handoff.send_record(leg.worker, leg.slot, record, cx.now);
         }
@@ -112,13 +107,14 @@ impl RequestTable {
         while let Some((worker, slot, bytes)) = cx.handoff.poll_record() {
             self.handle_prompt_record(worker, slot, &bytes, cx);
         }
-        while let Some((_, key)) =
-            self.prompt_logprobs_due.pop_front_if(|(until, _)| *until <= cx.now)
-        {
-            let active = self.active.get(&key);
-            let mut states = active.iter().flat_map(|active| &active.prompt_logprobs);
-            if states.any(PromptLogprobsState::holds_events) {
-                self.fail_request(key, &error_of(Cause::PeerLost), Cause::PeerLost, cx);
+        let is_due = |(until, ..): &mut (Instant, RequestKey, usize)| *until <= cx.now;
+        let due: Vec<_> = self.prompt_logprobs_due.extract_if(.., is_due).collect();
+        for (_, key, choice) in due {
+            let Some(active) = self.active.get(&key) else { continue };
+            if active.prompt_logprobs[choice].holds_events() {
+                let is_late = active.arrived + active.request.patience <= cx.now;
+                let cause = if is_late { Cause::Deadline } else { Cause::PeerLost };
+                self.fail_request(key, &error_of(cause), cause, cx);
             }
         }
     }
@@ -138,8 +134,7 @@ impl RequestTable {
         let (Some(wanted), true) = (active.request.prompt_logprobs, waits) else { return };
         let Some(response) = &active.response else { return };
         let positions = wanted.positions(response.prompt(choice).len() as u32);
-        let vocab = self.text.tokenizer.vocab_size() as u32;
-        match PromptLogprobs::from_bytes(positions, wanted.top, bytes, vocab) {
+        match PromptLogprobs::from_bytes(positions, wanted.top, bytes) {
             Some(logprobs) => self.settle(key, choice, &logprobs, cx),
             None => self.fail_request(key, &error_of(Cause::Mismatch), Cause::Mismatch, cx),
         }

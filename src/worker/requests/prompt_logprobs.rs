@@ -155,15 +155,13 @@ impl RequestTable {
             response.set_prompt_logprobs(choice, wanted.start, logprobs, &self.text.tokenizer);
         }
         let state = std::mem::take(&mut active.prompt_logprobs[choice]);
-        if let PromptLogprobsState::Awaited(held) = state {
-            held.into_iter().for_each(|event| self.apply_event(event, cx));
-        }
+        self.release_events([state], cx);
     }
 
-    /// Handles the events that waited in a request that is over, so that its legs end.
+    /// Handles the events that waited. In a request that is over, they end its legs.
     pub(super) fn release_events(
         &mut self,
-        states: Vec<PromptLogprobsState>,
+        states: impl IntoIterator<Item = PromptLogprobsState>,
         cx: &mut Context<'_>,
     ) {
         for state in states {

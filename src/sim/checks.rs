@@ -169,6 +169,12 @@ impl Cluster {
                 Outcome::Answered { ids, .. } if *ids != request.order.expected => {
                     return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
                 }
+                Outcome::Answered { logprobs, .. }
+                    if *logprobs != request.order.expected_logprobs =>
+                {
+                    let expected = &request.order.expected_logprobs;
+                    return Err(format!("logprobs: expected {expected:?}, got {logprobs:?}"));
+                }
                 Outcome::Answered { .. } if request.key == Some(ClientKey::Wrong) => {
                     return Err("a request with a wrong key is answered".into());
                 }
@@ -205,6 +211,12 @@ impl Cluster {
                 }
                 Outcome::Refused(_, code, _)
                     if EXCUSED.contains(&&**code) && self.plan.excuses(request.at, *ended) =>
+                {
+                    report.failed += 1;
+                }
+                Outcome::Refused(_, code, _)
+                    if code == "no_worker"
+                        && self.plan.excuses_empty_registry(request.at, *ended) =>
                 {
                     report.failed += 1;
                 }

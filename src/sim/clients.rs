@@ -3,6 +3,7 @@
 
 use super::keys::{ClientKeys, KeyAge};
 use super::requests::PlannedRequest;
+use super::workload::SimLogprobs;
 use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
 use crate::http::{HttpLimits, Method};
 use crate::kv::prefix::Salt;
@@ -43,7 +44,7 @@ struct Exchange {
 }
 
 /// How a request ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
     /// The whole answer came.
     Answered {
@@ -51,6 +52,8 @@ pub enum Outcome {
         ids: Vec<u32>,
         /// Tokens of the prompt that came from a prefix cache, as the answer says.
         cached: usize,
+        /// The logprobs of the prompt.
+        logprobs: SimLogprobs,
     },
     /// An error came, with this status, code and message.
     Refused(u16, String, String),
@@ -262,17 +265,20 @@ impl Exchange {
         let text = String::from_utf8_lossy(&self.body);
         let broken = || Outcome::Broken(format!("status {}: {text}", self.status));
         let is_stream = self.request.stream && self.status == 200;
-        let last = match is_stream {
+        // The first event of a stream has the logprobs of the prompt.
+        let (first, last) = match is_stream {
             true => {
                 let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
                 let is_whole = text.ends_with("data: [DONE]\n\n");
-                let last = events.filter(|event| *event != "[DONE]").last().unwrap_or_default();
+                let mut events = events.filter(|event| *event != "[DONE]");
+                let first = events.next().unwrap_or_default();
+                let last = events.last().unwrap_or(first);
                 if !is_whole && !last.contains("\"error\"") {
                     return broken();
                 }
-                last
+                (first, last)
             }
-            false => &text,
+            false => (&*text, &*text),
         };
         let Ok(answer) = serde_json::from_str::<Value>(last) else { return broken() };
         if let Some(code) = answer["error"]["code"].as_str() {
@@ -280,11 +286,28 @@ impl Exchange {
             return Outcome::Refused(self.status, code.to_owned(), message);
         }
         let cached = answer["meta_info"]["cached_tokens"].as_u64();
-        match (serde_json::from_value(answer["output_ids"].clone()), cached) {
-            (Ok(ids), Some(cached)) => Outcome::Answered { ids, cached: cached as usize },
+        let ids = serde_json::from_value(answer["output_ids"].clone());
+        match (ids, cached, logprobs_of_prompt(first)) {
+            (Ok(ids), Some(cached), Some(logprobs)) => {
+                Outcome::Answered { ids, cached: cached as usize, logprobs }
+            }
             _ => broken(),
         }
     }
+}
+
+/// The logprobs of the prompt in an answer or event; `None` if they have another form.
+fn logprobs_of_prompt(answer: &str) -> Option<SimLogprobs> {
+    let mut answer: Value = serde_json::from_str(answer).ok()?;
+    let mut read = |name: &str| match answer["meta_info"][name].take() {
+        Value::Null => json!([]),
+        list => list,
+    };
+    let [tokens, top] = ["input_token_logprobs", "input_top_logprobs"].map(|name| read(name));
+    Some(SimLogprobs {
+        tokens: serde_json::from_value(tokens).ok()?,
+        top: serde_json::from_value(top).ok()?,
+    })
 }
 
 fn body_of(request: &PlannedRequest) -> Value {
@@ -304,6 +327,11 @@ fn body_of(request: &PlannedRequest) -> Value {
     match asked.grammar {
         Some(regex) => body["sampling_params"]["regex"] = json!(regex),
         None => body["sampling_params"]["ignore_eos"] = json!(true),
+    }
+    if let Some((first, alternatives)) = asked.logprobs_from {
+        body["return_logprob"] = json!(true);
+        body["logprob_start_len"] = json!(first);
+        body["top_logprobs_num"] = json!(alternatives);
     }
     if asked.salt != Salt(0) {
         body["cache_salt"] = json!(asked.salt.0.to_string());

@@ -65,6 +65,13 @@ impl RunPlan {
             || !has_well(Role::Decode)
     }
 
+    /// Whether entries of workers can have expired: faults meet all members of etcd.
+    pub fn excuses_empty_registry(&self, begun: Nanos, ended: Nanos) -> bool {
+        let faults: Vec<Fault> = self.faults_near(begun, ended).collect();
+        let mut members = self.fleet.etcd_hosts();
+        !members.is_empty() && members.all(|host| faults.iter().any(|fault| fault.meets(host)))
+    }
+
     /// Whether another worker hangs now, or hung while this one waited for its destinations.
     pub fn has_hung_peer(&self, host: usize, now: Nanos) -> bool {
         let waited = DRAIN_DONE_TIME.as_nanos() as Nanos;

@@ -16,6 +16,18 @@ pub const PROMPT_MAX: u32 = 127;
 /// Longest answer, in tokens.
 pub const ANSWER_MAX: u32 = 31;
 
+/// A token in an answer of `/generate`: its logprob if it has one, its id, its text if asked for.
+pub type LogprobEntry = (Option<f32>, u32, Option<String>);
+
+/// Logprobs of a prompt.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SimLogprobs {
+    /// The tokens of the prompt from the first one that is asked for.
+    pub tokens: Vec<LogprobEntry>,
+    /// The likeliest tokens of each position; `None` at the first token of the prompt.
+    pub top: Vec<Option<Vec<LogprobEntry>>>,
+}
+
 /// One request.
 #[derive(Clone, Debug)]
 pub struct SimRequest {
@@ -35,6 +47,10 @@ pub struct SimRequest {
     pub is_hurried: bool,
     /// Its answer if it succeeds.
     pub expected: Vec<u32>,
+    /// The first token of the prompt of which it asks for logprobs, and the number of alternatives.
+    pub logprobs_from: Option<(u32, usize)>,
+    /// The logprobs of its prompt if it succeeds; none if it does not ask for them.
+    pub expected_logprobs: SimLogprobs,
 }
 
 /// Regular expressions over the bytes of the vocabulary. Each mask depends on the tokens before.
@@ -42,6 +58,10 @@ pub struct SimRequest {
 const GRAMMARS: [&str; 3] = [r"([ !]{2}[#-&]{1,3})*", r"(!(##)*\$)*", r"([ -&]%[!-$])*"];
 /// One in so many requests has a grammar.
 const GRAMMAR_SHARE: u64 = 6;
+/// One in so many requests asks for logprobs of its prompt.
+const LOGPROBS_SHARE: u64 = 6;
+/// The most alternatives of a token that it asks for.
+const ALTERNATIVES_MAX: u32 = 3;
 
 /// Conversations that can continue.
 const CONVERSATIONS: usize = 16;
@@ -56,6 +76,8 @@ pub struct Workload {
     sampler: Sampler,
     /// Draws the requests that have a grammar. Other draws do not depend on it.
     grammar_dice: Rng,
+    /// Draws the requests for logprobs. Other draws do not depend on it.
+    logprobs_dice: Rng,
     /// The states of [`GRAMMARS`] before the first token.
     grammars: Vec<GrammarState>,
 }
@@ -63,11 +85,12 @@ pub struct Workload {
 impl Workload {
     /// A workload without earlier conversations.
     pub fn new(mut dice: Rng) -> Workload {
-        let grammar_dice = dice.fork("grammars");
+        let [grammar_dice, logprobs_dice] = ["grammars", "logprobs"].map(|name| dice.fork(name));
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
         let sampler = Sampler::new(VOCAB as usize);
         let grammars = compile_grammars();
-        Workload { dice, stems, past: VecDeque::new(), sampler, grammar_dice, grammars }
+        let past = VecDeque::new();
+        Workload { dice, stems, past, sampler, grammar_dice, logprobs_dice, grammars }
     }
 
     /// The next request.
@@ -104,7 +127,17 @@ impl Workload {
             grammar: None,
             is_hurried: dice.one_in(4),
             expected: Vec::new(),
+            logprobs_from: None,
+            expected_logprobs: SimLogprobs::default(),
         };
+        let (first, alternatives) = (
+            self.logprobs_dice.range_u32(0, order.prompt.len() as u32 - 1),
+            self.logprobs_dice.range_u32(0, ALTERNATIVES_MAX) as usize,
+        );
+        if self.logprobs_dice.one_in(LOGPROBS_SHARE) {
+            order.logprobs_from = Some((first, alternatives));
+            order.expected_logprobs = self.score(&order.prompt, first, alternatives);
+        }
         let grammar = self.grammar_dice.range_u64(0, GRAMMARS.len() as u64 - 1) as usize;
         let grammar = self.grammar_dice.one_in(GRAMMAR_SHARE).then_some(grammar);
         order.grammar = grammar.map(|grammar| GRAMMARS[grammar]);
@@ -114,6 +147,26 @@ impl Workload {
             self.past.pop_front();
         }
         order
+    }
+
+    /// Logprobs of the tokens of a prompt from the `first` one on, which has none itself.
+    fn score(&mut self, prompt: &[u32], first: u32, alternatives: usize) -> SimLogprobs {
+        let mut fold = Fold::default();
+        let mut scores = SimLogprobs::default();
+        for (position, &token) in (0..).zip(prompt) {
+            let scored = (position > first).then(|| {
+                let logits: Vec<f32> = fold.logits().collect();
+                self.sampler.score(&logits, token, alternatives)
+            });
+            if position >= first {
+                let entry = |&(id, logprob): &(u32, f32)| (Some(logprob), id, None);
+                let top = scored.map(|scored| scored.top.as_slice().iter().map(entry).collect());
+                scores.tokens.push((scored.map(|scored| scored.logprob), token, None));
+                scores.top.extend((alternatives > 0).then_some(top));
+            }
+            fold.add(token, position);
+        }
+        scores
     }
 
     fn answer(&mut self, order: &SimRequest, grammar: Option<usize>) -> Vec<u32> {

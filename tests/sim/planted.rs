@@ -250,6 +250,12 @@ mod others {
         arrival_has_the_time_of_the_placement: "arrival has the time of the placement",
             "which is not the sum of", 1;
         late_mask_is_used: "late mask is used", "tokens of", 1;
+        events_do_not_wait_for_logprobs: "events do not wait for logprobs",
+            "logprobs: expected", 1;
+        logprobs_of_the_prompt_are_not_sent: "logprobs of the prompt are not sent",
+            "a request waits for", 1;
+        resumed_tokens_are_scored: "resumed tokens are scored",
+            "disagree about the request", 1;
         grammar_of_a_resumed_stream_begins_anew: "grammar of a resumed stream begins anew",
             "tokens of", 20;
     }

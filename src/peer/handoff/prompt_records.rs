@@ -7,6 +7,7 @@ use super::Handoff;
 use super::effects::Effects;
 use super::endpoints::{EndpointKind, WorkerEndpoint};
 use crate::ids::WorkerId;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::HeldRecord;
 use std::time::Instant;
@@ -20,6 +21,9 @@ impl Handoff {
         else {
             return;
         };
+        if is_failpoint_active("logprobs of the prompt are not sent") {
+            return;
+        }
         let effects = &mut Effects { worker, mover, outbox: &mut self.outbox };
         manager.send_record(slot, record, effects);
         self.run_actions(now);

@@ -16,6 +16,7 @@ use crate::ids::{RequestKey, WorkerId};
 use crate::limits::{PROMPT_LOGPROBS_BYTES_MAX, PROMPT_LOGPROBS_WAIT};
 use crate::model::logprobs::PromptLogprobs;
 use crate::sched::messages::{FinishReason, RequestEvent};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::HeldRecord;
 use std::time::Instant;
@@ -39,7 +40,11 @@ impl RequestTable {
     ) -> Result<Option<Box<PromptLogprobs>>, ApiError> {
         let Some(active) = self.active.get_mut(&place.key) else { return Ok(None) };
         let Some(wanted) = active.request.prompt_logprobs else { return Ok(None) };
-        let positions = wanted.positions(place.input.ids.len() as u32 - place.input.resumed);
+        let mut resumed = place.input.resumed;
+        if is_failpoint_active("resumed tokens are scored") {
+            resumed = 0;
+        }
+        let positions = wanted.positions(place.input.ids.len() as u32 - resumed);
         let bytes = PromptLogprobs::bytes_for(positions.len(), wanted.top);
         debug_assert!(bytes <= PROMPT_LOGPROBS_BYTES_MAX, "a request was checked before");
         let busy = || ApiError::busy("too many logprobs of prompts are computed; try again later");
@@ -68,6 +73,9 @@ impl RequestTable {
         let until = (cx.now + PROMPT_LOGPROBS_WAIT).min(active.arrived + active.request.patience);
         let state = &mut active.prompt_logprobs[leg.choice];
         let PromptLogprobsState::Awaited(held) = state else { return Some(event) };
+        if is_failpoint_active("events do not wait for logprobs") {
+            return Some(event);
+        }
         if matches!(event, RequestEvent::Finished { outcome: FinishReason::Failed(_), .. }) {
             // Its tokens are of no use without the logprobs.
             *state = PromptLogprobsState::Settled;

@@ -100,7 +100,7 @@ mod few {
         one_lane_speaks_for_all: "one lane speaks for all", "was written and is not leased", 3;
         frame_lands_unasked: "frame lands unasked", "was written and is not leased", 24;
         silent_worker_is_waited_for: "silent worker is waited for", "a request waits for", 10;
-        no_room_is_made: "no room is made", "no page was made free", 9;
+        no_room_is_made: "no room is made", "no page was made free", 217;
         change_of_role_does_not_wait_for_requests: "change of role does not wait for requests",
             "leaves its role and holds", 5;
     }
@@ -147,13 +147,13 @@ mod others {
         room_stays_after_its_request: "room stays after its request", "rooms", 1;
         connection_is_not_counted: "connection is not counted", "a request waits for", 4;
         busy_engine_looks_hung: "busy engine looks hung", "is not used at the end", 1;
-        kv_is_kept_for_an_hour: "KV is kept for an hour", "not ended in time", 12;
+        kv_is_kept_for_an_hour: "KV is kept for an hour", "not ended in time", 121;
         turns_outlive_their_try: "turns outlive their try", "has a call or waits for a retry", 27;
         no_worker_reads_alone: "no worker reads alone", "without a fault", 91;
         the_first_page_of_retracted_kv_is_lost: "the first page of retracted KV is lost",
-            "Wrong(", 1506;
+            "Wrong(", 1663;
         kv_taken_back_stays_in_the_tier: "KV taken back stays in the tier",
-            "KV of retracted requests", 9;
+            "KV of retracted requests", 619;
         drain_does_not_wait_for_requests: "drain does not wait for requests",
             "the worker has drained and holds requests", 17;
         drain_does_not_wait_for_done: "drain does not wait for Done",
@@ -178,7 +178,7 @@ mod others {
         leg_of_a_request_that_is_over_stays: "leg of a request that is over stays",
             "a cancelled leg is not released", 1;
         call_to_prefill_outlives_its_request: "call to prefill outlives its request",
-            "not ended in time", 1;
+            "not ended in time", 32;
         worker_that_drains_ends_its_requests: "worker that drains ends its requests", "draining", 2;
         leg_of_a_client_that_left_stays: "leg of a client that left stays in its hand-off",
             "a cancelled leg is not released", 1;
@@ -209,7 +209,7 @@ mod others {
         hung_engine_looks_well: "hung engine looks well", "a request waits for", 71;
         held_off_for_an_hour: "held off for an hour", "peer_lost", 72;
         change_of_role_does_not_wait_for_done: "change of role does not wait for Done",
-            "that a destination has not confirmed", 2, Tcp;
+            "that a destination has not confirmed", 32, Tcp;
         worker_in_a_role_change_takes_new_requests: "worker in a role change takes new requests",
             "the worker changes its role and takes a request", 53;
         kept_kv_waits_for_a_decode_worker_that_goes: "kept KV waits for a decode worker that goes",
@@ -228,9 +228,9 @@ mod others {
         removed_key_is_still_accepted: "removed key is still accepted",
             "a request with a wrong key is answered", 16;
         change_after_a_read_is_missed: "change after a read is missed", "no_worker", 4;
-        quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 270;
+        quiet_is_said_before_it_is: "quiet is said before it is", "is not leased", 392;
         resumed_stream_is_one_token_behind: "resumed stream is one token behind",
-            "not a stream of events", 136;
+            "not a stream of events", 174;
         worker_that_goes_keeps_its_reservation: "worker that goes keeps its reservation",
             "a reservation is released before the next one", 90;
         context_of_an_unread_prompt_stays_booked: "context of an unread prompt stays booked",
@@ -240,11 +240,11 @@ mod others {
         stream_that_has_begun_is_not_resumed: "stream that has begun is not resumed",
             "the worker sent no complete answer", 217;
         broken_call_to_prefill_is_awaited: "broken call to prefill is awaited",
-            "a request waits for", 150, Rdma;
+            "a request waits for", 663, Rdma;
         entry_of_a_former_role_stays: "entry of a former role stays",
             "a process has one entry", 6;
         link_outlives_its_queue_pairs: "link outlives its queue pairs",
-            "was written and is not leased", 101, Rdma;
+            "was written and is not leased", 139, Rdma;
         time_of_the_hand_off_is_not_counted: "time of the hand-off is not counted",
             "which is not the sum of", 1;
         arrival_has_the_time_of_the_placement: "arrival has the time of the placement",
@@ -255,8 +255,8 @@ mod others {
         logprobs_of_the_prompt_are_not_sent: "logprobs of the prompt are not sent",
             "a request waits for", 1;
         resumed_tokens_are_scored: "resumed tokens are scored",
-            "disagree about the request", 1;
+            "disagree about the request", 68;
         grammar_of_a_resumed_stream_begins_anew: "grammar of a resumed stream begins anew",
-            "tokens of", 20;
+            "tokens of", 587;
     }
 }

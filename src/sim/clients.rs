@@ -303,7 +303,7 @@ fn logprobs_of_prompt(answer: &str) -> Option<SimLogprobs> {
         Value::Null => json!([]),
         list => list,
     };
-    let [tokens, top] = ["input_token_logprobs", "input_top_logprobs"].map(|name| read(name));
+    let [tokens, top] = ["input_token_logprobs", "input_top_logprobs"].map(&mut read);
     Some(SimLogprobs {
         tokens: serde_json::from_value(tokens).ok()?,
         top: serde_json::from_value(top).ok()?,

@@ -165,73 +165,92 @@ impl Cluster {
         }
         for (request, ended, outcome) in &self.clients.ended {
             self.check_wait(request, *ended, outcome)?;
-            match outcome {
-                Outcome::Answered { ids, .. } if *ids != request.order.expected => {
-                    return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
-                }
-                Outcome::Answered { logprobs, .. }
-                    if *logprobs != request.order.expected_logprobs =>
-                {
-                    let expected = &request.order.expected_logprobs;
-                    return Err(format!("logprobs: expected {expected:?}, got {logprobs:?}"));
-                }
-                Outcome::Answered { .. } if request.key == Some(ClientKey::Wrong) => {
-                    return Err("a request with a wrong key is answered".into());
-                }
-                Outcome::Answered { cached, .. } => {
-                    // After a fault, an earlier attempt can have filled the cache. So can the one
-                    // that an abort ended, if the abort came too late for the router.
-                    let known = self.clients.known_prefix(request, *ended);
-                    let is_near_fault = self.plan.is_near_fault(request.at, *ended);
-                    if *cached > known && !is_near_fault && !request.is_aborted {
-                        return Err(format!(
-                            "{cached} tokens came from the cache, but no other request with this \
-                             salt has more than {known} of them"
-                        ));
-                    }
-                    report.well += 1;
-                }
-                // A wrong key is refused.
-                Outcome::Refused(401, ..) if request.key == Some(ClientKey::Wrong) => {
-                    report.refused += 1
-                }
-                Outcome::Left => report.left += 1,
-                Outcome::Refused(_, code, _) if code == "aborted" && request.is_aborted => {
-                    report.aborted += 1;
-                }
-                // It does not arrive in time.
-                Outcome::Refused(408, ..) if request.is_cut_short => report.refused += 1,
-                Outcome::Refused(_, code, _)
-                    if code == "deadline"
-                        && request.order.is_hurried
-                        && *ended - request.at >= DEADLINE
-                        && self.plan.excuses(request.at, *ended) =>
-                {
-                    report.failed += 1;
-                }
-                Outcome::Refused(_, code, _)
-                    if EXCUSED.contains(&&**code) && self.plan.excuses(request.at, *ended) =>
-                {
-                    report.failed += 1;
-                }
-                Outcome::Refused(_, code, _)
-                    if code == "no_worker"
-                        && self.plan.excuses_empty_registry(request.at, *ended) =>
-                {
-                    report.failed += 1;
-                }
-                Outcome::Broken(_) if self.plan.excuses(request.at, *ended) => report.failed += 1,
-                other => {
-                    let RunPlan { faults, weather, .. } = &self.plan;
-                    return Err(format!(
-                        "{other:?} without a fault: asked at {} ms, ended at {} ms; all faults \
-                         ({weather:?}): {faults:?}",
-                        request.at / MILLI,
-                        ended / MILLI
-                    ));
-                }
-            }
+            *self.count_of(request, *ended, outcome, &mut report)? += 1;
         }
         Ok(report)
+    }
+
+    /// The count of this outcome. An error if the outcome is wrong, or no fault excuses it.
+    fn count_of<'a>(
+        &self,
+        request: &PlannedRequest,
+        ended: Nanos,
+        outcome: &Outcome,
+        report: &'a mut RunReport,
+    ) -> Result<&'a mut usize, String> {
+        let is_excused = || self.plan.excuses(request.at, ended);
+        match outcome {
+            Outcome::Answered { .. } => {
+                self.check_answer(request, ended, outcome)?;
+                Ok(&mut report.well)
+            }
+            // A wrong key is refused.
+            Outcome::Refused(401, ..) if request.key == Some(ClientKey::Wrong) => {
+                Ok(&mut report.refused)
+            }
+            Outcome::Left => Ok(&mut report.left),
+            Outcome::Refused(_, code, _) if code == "aborted" && request.is_aborted => {
+                Ok(&mut report.aborted)
+            }
+            // It does not arrive in time.
+            Outcome::Refused(408, ..) if request.is_cut_short => Ok(&mut report.refused),
+            Outcome::Refused(_, code, _)
+                if code == "deadline"
+                    && request.order.is_hurried
+                    && ended - request.at >= DEADLINE
+                    && is_excused() =>
+            {
+                Ok(&mut report.failed)
+            }
+            Outcome::Refused(_, code, _) if EXCUSED.contains(&&**code) && is_excused() => {
+                Ok(&mut report.failed)
+            }
+            Outcome::Refused(_, code, _)
+                if code == "no_worker" && self.plan.excuses_empty_registry(request.at, ended) =>
+            {
+                Ok(&mut report.failed)
+            }
+            Outcome::Broken(_) if is_excused() => Ok(&mut report.failed),
+            other => {
+                let RunPlan { faults, weather, .. } = &self.plan;
+                Err(format!(
+                    "{other:?} without a fault: asked at {} ms, ended at {} ms; all faults \
+                     ({weather:?}): {faults:?}",
+                    request.at / MILLI,
+                    ended / MILLI
+                ))
+            }
+        }
+    }
+
+    /// Checks the tokens, the logprobs and the number of cached tokens of an answer.
+    fn check_answer(
+        &self,
+        request: &PlannedRequest,
+        ended: Nanos,
+        outcome: &Outcome,
+    ) -> Result<(), String> {
+        let Outcome::Answered { ids, cached, logprobs } = outcome else { return Ok(()) };
+        if *ids != request.order.expected {
+            return Err(format!("expected {:?}, got {ids:?}", request.order.expected));
+        }
+        if *logprobs != request.order.expected_logprobs {
+            let expected = &request.order.expected_logprobs;
+            return Err(format!("logprobs: expected {expected:?}, got {logprobs:?}"));
+        }
+        if request.key == Some(ClientKey::Wrong) {
+            return Err("a request with a wrong key is answered".into());
+        }
+        // After a fault, an earlier attempt can have filled the cache. So can the one that an abort
+        // ended, if the abort came too late for the router.
+        let known = self.clients.known_prefix(request, ended);
+        let is_near_fault = self.plan.is_near_fault(request.at, ended);
+        if *cached > known && !is_near_fault && !request.is_aborted {
+            return Err(format!(
+                "{cached} tokens came from the cache, but no other request with this salt has \
+                 more than {known} of them"
+            ));
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! A module imports from lower layers only. `docs/internals/architecture.md` has the table of
 //! layers.
 
+pub mod agent;
 #[cfg(feature = "serve")]
 pub mod api;
 pub mod cause;
@@ -20,9 +21,9 @@ pub mod hub;
 pub mod ids;
 pub mod kv;
 pub mod limits;
+pub mod link;
 #[cfg(feature = "serve")]
 pub mod model;
-#[cfg(feature = "serve")]
 pub mod net;
 pub mod obs;
 #[cfg(feature = "serve")]

@@ -2,23 +2,21 @@
 //! test replaces both schedulers.
 
 use baton::cause::Cause;
-use baton::ids::{DecodeAllocation, PageId, RequestId, Room, WorkerId};
+use baton::ids::{DecodeAllocation, PageId, Room, WorkerId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::lease::MoverRight;
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
-use baton::model::logprobs::{Sampled, TopLogprobs};
-use baton::model::sampler::SamplingParams;
-use baton::net::Entropy;
-use baton::peer::handoff::{
+use baton::link::handoff::{
     EndpointKind, Handoff, LinkId, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
 };
-use baton::peer::local_worker::{LocalWorker, Ring};
+use baton::link::local_worker::{LocalWorker, Ring};
+use baton::model::logprobs::{Sampled, TopLogprobs};
+use baton::net::Entropy;
 use baton::sched::first_token::FirstTokenRecord;
-use baton::sched::messages::EngineCommand;
-use baton::sched::request::{EngineRequest, Stamps};
 use baton::stdx::event_count::EventCount;
 use baton::stdx::failpoint::set_failpoint;
+use baton::transfer::answer::TransferAnswer;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::copy_pool::CopyPool;
@@ -52,7 +50,7 @@ const DECODE: WorkerId = WorkerId(1);
 struct Side<H> {
     memory: Memory,
     pool: PagePool,
-    commands: channel::Receiver<EngineCommand>,
+    commands: channel::Receiver<TransferAnswer>,
     handle: H,
 }
 
@@ -195,32 +193,7 @@ impl Cluster {
     ) -> Option<Slot> {
         let deadline = self.now + Duration::from_secs(60);
         let slot = self.handoff.worker_mut(worker).take_slot(prompt_of(prompt), deadline)?;
-        let request = EngineRequest {
-            id: RequestId(room),
-            worker,
-            room: Room(room),
-            slot: slot.id,
-            generation: slot.generation,
-            prompt: prompt.to_vec(),
-            alone: false,
-            keep: false,
-            resumed: 0,
-            output: Vec::new(),
-            pages: Vec::new(),
-            salt: None,
-            sampling: SamplingParams::GREEDY,
-            grammar: None,
-            rules: None,
-            top_logprobs: 0,
-            prompt_logprobs: None,
-            priority: 0,
-            max_new: 1,
-            stop_tokens: Vec::new(),
-            ignore_eos: false,
-            deadline,
-            stamps: Stamps::new(self.now),
-        };
-        self.handoff.submit_request(Box::new(request), source, self.now);
+        self.handoff.enter(worker, slot, Room(room), source, self.now);
         Some(slot)
     }
 
@@ -239,7 +212,7 @@ impl Cluster {
 
     fn session_ready(&mut self, slot: Slot) -> SessionId {
         for command in self.decode.commands.try_iter() {
-            if let EngineCommand::SessionReady { slot: id, session, .. } = command
+            if let TransferAnswer::SessionReady { slot: id, session, .. } = command
                 && id == slot.id
             {
                 return session;
@@ -250,7 +223,7 @@ impl Cluster {
 
     fn granted(&mut self) -> Option<Target> {
         self.prefill.commands.try_iter().find_map(|command| match command {
-            EngineCommand::Granted { target, .. } => Some(target),
+            TransferAnswer::Granted { target, .. } => Some(target),
             _ => None,
         })
     }
@@ -472,7 +445,7 @@ fn legs_that_mean_different_prompts_both_fail() {
         let told = cluster.prefill.commands.try_iter().any(|command| {
             matches!(
                 command,
-                EngineCommand::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id
+                TransferAnswer::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id
             )
         });
         assert!(told);

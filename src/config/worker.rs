@@ -1,9 +1,10 @@
 //! The configuration of a cluster's worker, for all roles.
 
 use super::{ChunkConfig, DataThreadMode, HandoffConfig, RetractionConfig, WorkerConfig};
-use crate::config::values::{Cidr, parse_host};
+use crate::config::values::parse_host;
 use crate::ids::{DecodeAllocation, Role};
 use crate::obs::log::LogConfig;
+use crate::stdx::cidr::Cidr;
 use serde::Serialize;
 use std::time::Duration;
 

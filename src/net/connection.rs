@@ -1,9 +1,9 @@
 //! One connection: its socket, the received bytes, and the bytes to send.
 
-use super::authorities::TlsError;
 use super::buffer::Buffer;
 use super::stream::Stream;
 use super::timer::TimerId;
+use super::tls_error::TlsError;
 use crate::limits::{DESCRIPTORS_MAX, NET_RECEIVED_MAX, NET_TLS_READS_MAX};
 use std::fmt;
 use std::hash::{Hash, Hasher};

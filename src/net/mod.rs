@@ -10,6 +10,7 @@
 //! here: the meaning of the bytes.
 
 mod address;
+#[cfg(feature = "tls")]
 mod authorities;
 mod buffer;
 mod connection;
@@ -18,21 +19,30 @@ mod entropy;
 mod keepalive;
 mod kernel;
 mod memory;
+#[cfg(feature = "tls")]
 mod pem;
 mod reactor;
 pub mod resolver;
 mod stream;
 mod table;
 mod timer;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 mod tls;
+mod tls_error;
 mod waker;
 
 pub use address::Address;
-pub use authorities::{Authorities, TlsError};
+#[cfg(feature = "tls")]
+pub use authorities::Authorities;
 pub use connection::{CloseReason, ConnId};
 pub use entropy::Entropy;
 pub use memory::{Dial, MemoryKernel, Signal};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
 pub use timer::{TimerId, Timers, TimersFull};
-pub use tls::{Credentials, HTTPS_ALONE};
+#[cfg(not(feature = "tls"))]
+pub use tls::Authorities;
+pub use tls::Credentials;
+#[cfg(feature = "tls")]
+pub use tls::HTTPS_ALONE;
+pub use tls_error::TlsError;
 pub use waker::Waker;

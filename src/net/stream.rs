@@ -1,9 +1,9 @@
 //! TCP, TLS over TCP, and unix sockets behind one interface.
 
 use super::address::Address;
-use super::authorities::Authorities;
 use super::memory::MemoryListener;
-use super::tls::{Credentials, TlsStream};
+use super::tls::TlsStream;
+use super::{Authorities, Credentials};
 use super::{descriptors, keepalive};
 use crate::limits::{NET_CLIENT_SILENCE_MAX, NET_HOST_SILENCE_MAX};
 use crate::sys::stream::ByteStream;
@@ -141,7 +141,9 @@ impl Stream {
     pub(super) fn finish_connect(&self) -> io::Result<bool> {
         let (error, peer) = match self {
             Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
-            Stream::Tls(secured) => (secured.tcp.take_error()?, secured.tcp.peer_addr().map(drop)),
+            Stream::Tls(secured) => {
+                (secured.tcp().take_error()?, secured.tcp().peer_addr().map(drop))
+            }
             Stream::Unix(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
             Stream::Memory(stream) => {
                 stream.limit_silence(NET_HOST_SILENCE_MAX);
@@ -157,7 +159,7 @@ impl Stream {
         }
         let tcp = match self {
             Stream::Tcp(stream) => Some(stream),
-            Stream::Tls(secured) => Some(&secured.tcp),
+            Stream::Tls(secured) => Some(secured.tcp()),
             Stream::Unix(_) | Stream::Memory(_) => None,
         };
         if let Some(stream) = tcp {
@@ -233,7 +235,7 @@ impl Stream {
     pub(super) fn source(&mut self) -> Option<&mut dyn Source> {
         match self {
             Stream::Tcp(stream) => Some(stream),
-            Stream::Tls(secured) => Some(&mut secured.tcp),
+            Stream::Tls(secured) => Some(secured.tcp_mut()),
             Stream::Unix(stream) => Some(stream),
             Stream::Memory(_) => None,
         }

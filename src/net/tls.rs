@@ -6,8 +6,9 @@
 //! handshake message. Not here: deadlines and number of handshakes (`reactor`), trusted CAs
 //! (`authorities`).
 
-use super::authorities::{Authorities, TlsError, distrust, is_authoritys, untrusted, unusable};
+use super::authorities::{Authorities, distrust, is_authoritys, untrusted, unusable};
 use super::pem::read_pem;
+use super::tls_error::TlsError;
 use crate::limits::TLS_SEALED_MAX;
 use crate::obs::log::event;
 use mio::net::TcpStream;
@@ -90,7 +91,7 @@ impl Credentials {
 /// A TCP stream and the session over it.
 #[derive(Debug)]
 pub(super) struct TlsStream {
-    pub(super) tcp: TcpStream,
+    tcp: TcpStream,
     session: Connection,
     /// Whether the first byte has come.
     begun: bool,
@@ -105,6 +106,16 @@ impl TlsStream {
     ) -> io::Result<TlsStream> {
         // A server without TLS is recognised by its first record.
         Ok(TlsStream { tcp, session: authorities.session(host)?.into(), begun: true })
+    }
+
+    /// The stream below.
+    pub(super) fn tcp(&self) -> &TcpStream {
+        &self.tcp
+    }
+
+    /// The stream below, to register it.
+    pub(super) fn tcp_mut(&mut self) -> &mut TcpStream {
+        &mut self.tcp
     }
 
     /// Whether this side dialled.

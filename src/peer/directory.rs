@@ -6,15 +6,16 @@
 //! look-up has the deadline of its dial and a bounded answer. Not here: DNS (`net::resolver`), the
 //! link (`control`).
 
-use crate::config::values::Cidr;
 use crate::http::client::{self, RequestLine, ResponseDecoder};
 use crate::http::{HttpLimits, Method};
 use crate::ids::WorkerId;
 use crate::limits::REGISTRY_ANSWER_MAX;
+use crate::link::handoff::Source;
+use crate::link::lookup::{LookupResult, SourceLookup};
 use crate::net::resolver::{Addresses, Resolver};
 use crate::net::{ConnId, Event, Reactor};
-use crate::peer::handoff::Source;
 use crate::registry::bootstrap::Topology;
+use crate::stdx::cidr::Cidr;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,19 +23,6 @@ use std::time::Instant;
 
 const TARGET: &str =
     "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
-
-/// The outcome of a look-up.
-#[derive(Debug)]
-pub struct LookupResult {
-    /// The decode worker that asked.
-    pub worker: WorkerId,
-    /// The prefill worker that it wants to reach.
-    pub source: Source,
-    /// The address to dial, or why there is none.
-    pub control: Result<SocketAddr, String>,
-    /// Deadline of the dial.
-    pub until: Instant,
-}
 
 #[derive(Debug)]
 struct Lookup {
@@ -51,81 +39,13 @@ struct Lookup {
 #[derive(Debug)]
 pub struct Directory {
     allowed: Vec<Cidr>,
-    /// `None`: this process resolves no names.
-    names: Option<Resolver>,
+    names: Resolver,
     known: HashMap<Source, SocketAddr>,
     lookups: HashMap<ConnId, Lookup>,
 }
 
-impl Directory {
-    /// An empty directory. Hosts inside `allowed` can be dialled.
-    pub fn new(allowed: Vec<Cidr>, names: Resolver) -> Directory {
-        Directory { allowed, names: Some(names), ..Directory::closed() }
-    }
-
-    /// A directory that knows one worker and looks up no other.
-    pub fn knowing(source: Source, control: SocketAddr) -> Directory {
-        Directory { known: HashMap::from_iter([(source, control)]), ..Directory::closed() }
-    }
-
-    /// The directory of a process that looks up no workers.
-    pub fn closed() -> Directory {
-        Directory {
-            allowed: Vec::new(),
-            names: None,
-            known: HashMap::default(),
-            lookups: HashMap::default(),
-        }
-    }
-
-    /// Whether a resolved name waits for [`Directory::resolved`].
-    pub fn has_events(&self) -> bool {
-        self.names.as_ref().is_some_and(Resolver::has_events)
-    }
-
-    /// Whether an event belongs to one of these connections.
-    pub fn owns(&self, event: &Event) -> bool {
-        match event {
-            Event::Connected(conn)
-            | Event::Received(conn)
-            | Event::Eof(conn)
-            | Event::Drained(conn) => self.lookups.contains_key(conn),
-            Event::Closed { conn, .. } => self.lookups.contains_key(conn),
-            Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => false,
-        }
-    }
-
-    /// The address of a name, or why it cannot be dialled. `None`: [`Directory::resolved`] returns
-    /// it later.
-    pub fn resolve(&mut self, name: &str, now: Instant) -> Option<Result<IpAddr, String>> {
-        let addresses = match &mut self.names {
-            Some(names) => names.resolve(name, now)?,
-            None => Err("this process resolves no names".into()),
-        };
-        Some(self.choose(name, addresses))
-    }
-
-    /// The next name that was resolved or took too long, and its address.
-    pub fn resolved(&mut self, now: Instant) -> Option<(String, Result<IpAddr, String>)> {
-        let names = self.names.as_mut()?;
-        let (name, addresses) = names.poll(now).or_else(|| names.expire(now))?;
-        let address = self.choose(&name, addresses);
-        Some((name, address))
-    }
-
-    /// Chooses the lowest address that can be dialled. This way, a worker with several addresses
-    /// always has the same one.
-    fn choose(&self, name: &str, addresses: Addresses) -> Result<IpAddr, String> {
-        let addresses = addresses?;
-        let canonical = addresses.iter().map(|ip| ip.to_canonical());
-        canonical.filter(|&ip| self.allows(ip)).min().ok_or_else(|| {
-            format!("bootstrap_host {name} ({addresses:?}) lies in no network of --bootstrap-allow")
-        })
-    }
-
-    /// Looks up a source. `None`: the answer comes from [`Directory::handle`] or
-    /// [`Directory::expire`]. A second look-up of the same source shares the answer of the first.
-    pub fn look_up(
+impl SourceLookup for Directory {
+    fn look_up(
         &mut self,
         worker: WorkerId,
         source: Source,
@@ -161,38 +81,46 @@ impl Directory {
         }
     }
 
-    fn dial(
-        &self,
-        registry: SocketAddr,
-        until: Instant,
-        reactor: &mut Reactor,
-    ) -> Result<ConnId, String> {
-        if !self.allows(registry.ip()) {
-            let ip = registry.ip();
-            return Err(format!("bootstrap_host {ip} lies in no network of --bootstrap-allow"));
-        }
-        reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())
-    }
-
-    /// Whether a host can be dialled.
-    pub fn allows(&self, ip: IpAddr) -> bool {
+    fn allows(&self, ip: IpAddr) -> bool {
         self.allowed.iter().any(|network| network.contains(ip))
     }
 
-    /// Forgets the address of a source, because a link to it has failed.
-    pub fn forget(&mut self, source: &Source) {
+    fn forget(&mut self, source: &Source) {
         if !is_failpoint_active("address of a lost source stays known") {
             self.known.remove(source);
         }
-        if let (Source::Remote(registry), Some(names)) = (source, &mut self.names) {
-            names.forget(registry.ip());
+        if let Source::Remote(registry) = source {
+            self.names.forget(registry.ip());
         }
     }
 
-    /// Takes an event of one of these connections.
-    ///
-    /// Returns a finished look-up.
-    pub fn handle(&mut self, event: Event, reactor: &mut Reactor) -> Option<LookupResult> {
+    fn resolve(&mut self, name: &str, now: Instant) -> Option<Result<IpAddr, String>> {
+        let addresses = self.names.resolve(name, now)?;
+        Some(self.choose(name, addresses))
+    }
+
+    fn resolved(&mut self, now: Instant) -> Option<(String, Result<IpAddr, String>)> {
+        let (name, addresses) = self.names.poll(now).or_else(|| self.names.expire(now))?;
+        let address = self.choose(&name, addresses);
+        Some((name, address))
+    }
+
+    fn has_events(&self) -> bool {
+        self.names.has_events()
+    }
+
+    fn owns(&self, event: &Event) -> bool {
+        match event {
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn) => self.lookups.contains_key(conn),
+            Event::Closed { conn, .. } => self.lookups.contains_key(conn),
+            Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => false,
+        }
+    }
+
+    fn handle(&mut self, event: Event, reactor: &mut Reactor) -> Option<LookupResult> {
         let (conn, over) = match event {
             Event::Connected(conn) => {
                 self.ask(conn, reactor);
@@ -225,13 +153,7 @@ impl Directory {
         Some(LookupResult { worker, source, control, until })
     }
 
-    /// Ends all look-ups.
-    pub fn close(self, reactor: &mut Reactor) {
-        self.lookups.into_keys().for_each(|conn| reactor.close(conn));
-    }
-
-    /// Ends overdue look-ups.
-    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<LookupResult> {
+    fn expire(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<LookupResult> {
         let mut found = Vec::new();
         let late: Vec<ConnId> = self
             .lookups
@@ -247,6 +169,40 @@ impl Directory {
             }
         }
         found
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        self.lookups.drain().for_each(|(conn, _)| reactor.close(conn));
+    }
+}
+
+impl Directory {
+    /// An empty directory. Hosts inside `allowed` can be dialled.
+    pub fn new(allowed: Vec<Cidr>, names: Resolver) -> Directory {
+        Directory { allowed, names, known: HashMap::default(), lookups: HashMap::default() }
+    }
+
+    /// Chooses the lowest address that can be dialled. This way, a worker with several addresses
+    /// always has the same one.
+    fn choose(&self, name: &str, addresses: Addresses) -> Result<IpAddr, String> {
+        let addresses = addresses?;
+        let canonical = addresses.iter().map(|ip| ip.to_canonical());
+        canonical.filter(|&ip| self.allows(ip)).min().ok_or_else(|| {
+            format!("bootstrap_host {name} ({addresses:?}) lies in no network of --bootstrap-allow")
+        })
+    }
+
+    fn dial(
+        &self,
+        registry: SocketAddr,
+        until: Instant,
+        reactor: &mut Reactor,
+    ) -> Result<ConnId, String> {
+        if !self.allows(registry.ip()) {
+            let ip = registry.ip();
+            return Err(format!("bootstrap_host {ip} lies in no network of --bootstrap-allow"));
+        }
+        reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())
     }
 
     fn ask(&self, conn: ConnId, reactor: &mut Reactor) {

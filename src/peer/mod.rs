@@ -1,13 +1,7 @@
-//! Connections between workers: control links, the handshakes of shared memory and TCP, and the
-//! hand-off.
+//! How a decode worker finds prefill workers: the bootstrap registry of a prefill worker and its
+//! client.
 //!
-//! Thread: `ctl`. Not here: KV bytes (`transfer`), HTTP (`server`, `upstream`), the requests that
-//! use the hand-off (`worker::requests`).
+//! Thread: `ctl`. Not here: the links between them (`link`), other registries (`registry`).
 
 pub mod bootstrap;
-pub mod control;
 pub mod directory;
-pub mod handoff;
-pub mod local_worker;
-pub mod shm_handshake;
-pub mod tcp_handshake;

@@ -2,7 +2,7 @@
 //! or none.
 //!
 //! Thread: the thread that starts the process and becomes `ctl`. Not here: the acceptance of peers
-//! (`peer`).
+//! (`link`).
 
 use super::ProcessError;
 use super::ports::Port;
@@ -10,8 +10,8 @@ use crate::config::ClusterWorkerConfig;
 use crate::config::values::parse_host;
 use crate::ids::Role;
 use crate::limits::CONTROL_CONNECTIONS_MAX;
+use crate::link::shm_handshake::ShmHandshake;
 use crate::net::{ListenerId, Reactor};
-use crate::peer::shm_handshake::ShmHandshake;
 use std::net::SocketAddr;
 
 /// An open port and its number.

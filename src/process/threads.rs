@@ -13,6 +13,8 @@ use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
 use crate::limits::{GRAMMAR_STACK, HTTP_BODY_ADDED, SESSIONS_MAX};
+use crate::link::handoff::{EndpointKind, Handoff, TransportCapabilities, WorkerEndpoint};
+use crate::link::local_worker::{LocalWorker, Ring};
 use crate::model::answer::AnswerStyle;
 use crate::model::config::Architecture;
 use crate::model::files::ModelFiles;
@@ -22,8 +24,6 @@ use crate::net::Entropy;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::registry as figures;
-use crate::peer::handoff::{EndpointKind, Handoff, TransportCapabilities, WorkerEndpoint};
-use crate::peer::local_worker::{LocalWorker, Ring};
 use crate::sched::channel::{EngineChannel, events_per_turn};
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::{self, Engine, EngineLoop};
@@ -71,7 +71,7 @@ pub type EngineClock = Box<dyn Fn() -> Instant + Send>;
 
 /// Workers and rings, before the threads start.
 pub struct ProcessBuilder {
-    members: Vec<WorkerEndpoint>,
+    members: Vec<WorkerEndpoint<EngineCommand>>,
     workers: Vec<Box<dyn SchedWorker>>,
     mover: Mover,
     waiter: Waiter,
@@ -133,7 +133,8 @@ impl ProcessBuilder {
     fn worker(
         &mut self,
         loaded: &LoadedModel,
-    ) -> Result<(WorkerId, Memory, Arc<StatusTable>, LocalWorker), ProcessError> {
+    ) -> Result<(WorkerId, Memory, Arc<StatusTable>, LocalWorker<EngineCommand>), ProcessError>
+    {
         let id = WorkerId(self.members.len() as u32);
         let memory = self.memory(loaded)?;
         let status = Arc::new(StatusTable::new(loaded.slots));

@@ -23,15 +23,16 @@ use super::{
 use crate::config::secret::Secret;
 use crate::config::{ClusterWorkerConfig, DataThreadMode, HandoffConfig, Transfer, WorkerConfig};
 use crate::ids::{Role, WorkerId};
+use crate::link::control::{ControlLinks, LinkTimeouts};
+use crate::link::lookup::{DirectLookup, SourceLookup};
+use crate::link::tcp_handshake::TcpHandshake;
 use crate::model::files::ModelFiles;
 use crate::model::forward::Forward;
 use crate::net::Reactor;
 use crate::net::resolver::Resolver;
 use crate::obs::log::event;
 use crate::peer::bootstrap::BootstrapServer;
-use crate::peer::control::{ControlLinks, LinkTimeouts};
 use crate::peer::directory::Directory;
-use crate::peer::tcp_handshake::TcpHandshake;
 use crate::registry::bootstrap::BootstrapRegistry;
 use crate::routing::compatibility::CompatDigest;
 use crate::server::drain::DrainOutcome;
@@ -264,16 +265,16 @@ impl WorkerProcess {
         if self.role == Role::Mixed {
             return self.register(service);
         }
-        let directory = match names {
-            Some(names) => Directory::new(config.bootstrap_allow.clone(), names),
-            None => Directory::closed(),
+        let lookup: Box<dyn SourceLookup> = match names {
+            Some(names) => Box::new(Directory::new(config.bootstrap_allow.clone(), names)),
+            None => Box::new(DirectLookup::new(Vec::new())),
         };
         let lanes = TcpHandshake::new(data.map(|(listener, _)| listener), wait);
         let dialled = control.map(|(listener, _)| listener);
         let peers = ControlLinks::new(
             identity,
             dialled,
-            directory,
+            lookup,
             passing,
             lanes,
             patience,

@@ -9,6 +9,7 @@ use crate::ids::{Generation, SlotId, WorkerId};
 use crate::limits::COMMANDS_PER_TURN;
 use crate::sched::messages::{EngineCommand, EngineEvent};
 use crate::stdx::event_count::EventCount;
+use crate::transfer::answer::TransferAnswer;
 use crossbeam_channel as channel;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -86,9 +87,12 @@ impl EngineChannel {
     /// Whether a command in the inbox aborts this request.
     pub fn aborts(&self, worker: WorkerId, slot: SlotId, generation: Generation) -> bool {
         self.inbox.iter().any(|command| match command {
-            EngineCommand::Abort { worker: w, slot: s, generation: g, .. } => {
-                (*w, *s, *g) == (worker, slot, generation)
-            }
+            EngineCommand::Answer(TransferAnswer::Abort {
+                worker: w,
+                slot: s,
+                generation: g,
+                ..
+            }) => (*w, *s, *g) == (worker, slot, generation),
             _ => false,
         })
     }

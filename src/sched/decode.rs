@@ -26,6 +26,7 @@ use crate::sched::slots::{LeaseState, SlotEntry, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::wait_queue::WaitQueue;
 use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker, WriteLease};
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::handle::DestinationHandle;
 use crate::transfer::status::State;
@@ -526,7 +527,12 @@ impl Worker for DecodeWorker {
     ) {
         match command {
             EngineCommand::Submit(request) => self.submit(request, now, channel),
-            EngineCommand::SessionReady { slot, generation, session, .. } => {
+            EngineCommand::Answer(TransferAnswer::SessionReady {
+                slot,
+                generation,
+                session,
+                ..
+            }) => {
                 let held = self.slots.find_mut(slot, generation);
                 if let Some(held) = held.filter(|held| held.state.stage == Stage::Connecting) {
                     held.state.session = Some(session);
@@ -535,7 +541,7 @@ impl Worker for DecodeWorker {
                     self.line.push(slot, held.request.priority);
                 }
             }
-            EngineCommand::Abort { slot, generation, cause, .. } => {
+            EngineCommand::Answer(TransferAnswer::Abort { slot, generation, cause, .. }) => {
                 let held = self.slots.find_mut(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
                     self.fail(slot, cause, channel);
@@ -544,7 +550,9 @@ impl Worker for DecodeWorker {
             EngineCommand::Flush { worker } => {
                 channel.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
-            EngineCommand::Granted { .. } | EngineCommand::Awaited { .. } => {
+            EngineCommand::Answer(
+                TransferAnswer::Granted { .. } | TransferAnswer::Awaited { .. },
+            ) => {
                 debug_assert!(false, "a decode worker gets no Destination");
             }
         }

@@ -7,7 +7,8 @@ use crate::cause::Cause;
 use crate::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use crate::model::logprobs::{PromptLogprobs, Sampled};
 use crate::sched::request::{EngineRequest, Stamps};
-use crate::transfer::target::{SessionId, Target};
+use crate::transfer::answer::TransferAnswer;
+use crate::transfer::target::SessionId;
 use std::ops::Range;
 
 /// From `ctl` to an engine.
@@ -15,55 +16,13 @@ use std::ops::Range;
 pub enum EngineCommand {
     /// A new request for one of its workers.
     Submit(Box<EngineRequest>),
-    /// Prefill: a Destination has arrived and is checked. The slot is in WaitingForInput.
-    Granted {
-        /// The worker.
-        worker: WorkerId,
-        /// The local slot.
-        slot: SlotId,
-        /// Its generation.
-        generation: Generation,
-        /// The destination of its KV.
-        target: Target,
-    },
-    /// Prefill: a Destination will come, and the prompt can be computed before it comes. If the
-    /// prompt is already computed, the worker sends Computed again.
-    Awaited {
-        /// The worker.
-        worker: WorkerId,
-        /// The local slot.
-        slot: SlotId,
-        /// Its generation.
-        generation: Generation,
-    },
-    /// Decode: the session to the request's prefill worker is open, and pages can be leased. With
-    /// late allocation ([`DecodeAllocation`](crate::ids::DecodeAllocation)), the prompt is also
-    /// already computed.
-    SessionReady {
-        /// The worker.
-        worker: WorkerId,
-        /// The local slot.
-        slot: SlotId,
-        /// Its generation.
-        generation: Generation,
-        /// The session.
-        session: SessionId,
-    },
+    /// An answer of the hand-off. After [`TransferAnswer::Abort`], only Finished and Released are
+    /// sent for the request.
+    Answer(TransferAnswer),
     /// Empties the prefix cache.
     Flush {
         /// The worker.
         worker: WorkerId,
-    },
-    /// Ends the request at any stage. After this only Finished and Released are sent for it.
-    Abort {
-        /// The worker.
-        worker: WorkerId,
-        /// The local slot.
-        slot: SlotId,
-        /// Its generation.
-        generation: Generation,
-        /// The reason.
-        cause: Cause,
     },
 }
 
@@ -72,12 +31,15 @@ impl EngineCommand {
     pub fn worker(&self) -> WorkerId {
         match self {
             EngineCommand::Submit(request) => request.worker,
-            EngineCommand::Granted { worker, .. }
-            | EngineCommand::Awaited { worker, .. }
-            | EngineCommand::SessionReady { worker, .. }
-            | EngineCommand::Flush { worker }
-            | EngineCommand::Abort { worker, .. } => *worker,
+            EngineCommand::Flush { worker } => *worker,
+            EngineCommand::Answer(answer) => answer.worker(),
         }
+    }
+}
+
+impl From<TransferAnswer> for EngineCommand {
+    fn from(answer: TransferAnswer) -> EngineCommand {
+        EngineCommand::Answer(answer)
     }
 }
 

@@ -21,6 +21,7 @@ use crate::sched::running_batch::Running;
 use crate::sched::slots::{Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
+use crate::transfer::answer::TransferAnswer;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -271,7 +272,7 @@ impl Worker for MixedWorker {
     ) {
         match command {
             EngineCommand::Submit(request) => self.submit(request, now, channel),
-            EngineCommand::Abort { slot, generation, cause, .. } => {
+            EngineCommand::Answer(TransferAnswer::Abort { slot, generation, cause, .. }) => {
                 if self.slots.find_mut(slot, generation).is_some() {
                     self.finish(slot, FinishReason::Failed(cause), channel);
                 }
@@ -279,9 +280,7 @@ impl Worker for MixedWorker {
             EngineCommand::Flush { worker } => {
                 channel.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
-            EngineCommand::Granted { .. }
-            | EngineCommand::Awaited { .. }
-            | EngineCommand::SessionReady { .. } => {
+            EngineCommand::Answer(_) => {
                 debug_assert!(false, "a mixed worker has no hand-offs");
             }
         }

@@ -23,6 +23,7 @@ use crate::sched::slots::{LeaseState, SlotEntry, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker};
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::handle::SourceHandle;
 use crate::transfer::status::State;
@@ -359,7 +360,7 @@ impl Worker for PrefillWorker {
     ) {
         match command {
             EngineCommand::Submit(request) => self.submit(request, now, channel),
-            EngineCommand::Granted { slot, generation, target, .. } => {
+            EngineCommand::Answer(TransferAnswer::Granted { slot, generation, target, .. }) => {
                 let held = self
                     .slots
                     .find_mut(slot, generation)
@@ -368,7 +369,7 @@ impl Worker for PrefillWorker {
                     self.granted(slot, target, now, channel);
                 }
             }
-            EngineCommand::Awaited { slot, generation, .. } => {
+            EngineCommand::Answer(TransferAnswer::Awaited { slot, generation, .. }) => {
                 let Some(held) = self.slots.find_mut(slot, generation) else { return };
                 held.state.awaited = true;
                 match held.state.stage {
@@ -382,7 +383,7 @@ impl Worker for PrefillWorker {
                     Stage::Prompt | Stage::Inflight | Stage::Over => {}
                 }
             }
-            EngineCommand::Abort { slot, generation, cause, .. } => {
+            EngineCommand::Answer(TransferAnswer::Abort { slot, generation, cause, .. }) => {
                 let held = self.slots.find_mut(slot, generation);
                 if held.is_some_and(|held| held.state.stage != Stage::Over) {
                     self.fail(slot, cause, channel);
@@ -391,7 +392,7 @@ impl Worker for PrefillWorker {
             EngineCommand::Flush { worker } => {
                 channel.send_event(RequestEvent::Flushed { worker, pages: self.pool.flush() })
             }
-            EngineCommand::SessionReady { .. } => {
+            EngineCommand::Answer(TransferAnswer::SessionReady { .. }) => {
                 debug_assert!(false, "a prefill worker opens no session")
             }
         }
@@ -440,7 +441,12 @@ fn hand_over_parked(
 ) {
     loop {
         let granted = channel.take_early(|command| match *command {
-            EngineCommand::Granted { worker: of, slot, generation, target } if of == worker => {
+            EngineCommand::Answer(TransferAnswer::Granted {
+                worker: of,
+                slot,
+                generation,
+                target,
+            }) if of == worker => {
                 let held = slots.find_mut(slot, generation)?;
                 let is_open = transfers.status(slot).state == State::WaitingForInput;
                 (held.state.stage == Stage::Parked && is_open).then_some((slot, target))

@@ -2,6 +2,7 @@
 
 pub mod barrier;
 pub mod budget;
+pub mod cidr;
 pub mod date;
 pub mod disjoint_parts;
 pub mod event_count;

@@ -1,5 +1,6 @@
 //! The hand-off: the transfer of one request's KV cache between workers.
 
+pub mod answer;
 pub mod aux;
 pub mod command;
 pub mod copy;

@@ -2,7 +2,7 @@
 //!
 //! All rings are bounded. A scheduler checks for room before it sends chunks, and does other work
 //! if there is none. Room for one Cancel per slot always remains (`handle`). `ctl` keeps commands
-//! that do not fit until its next turn (`peer::local_worker::Ring`).
+//! that do not fit until its next turn (`link::local_worker::Ring`).
 
 use super::command::LeaseEnd;
 use super::handle::TransferHandle;

@@ -6,7 +6,7 @@
 //! ```
 //! The contract is that of [`zmtp`]: `handle_input`, then `poll_event` until `None`.
 //! Invariants: until the link is open, only Hello and Proof pass, with small bounds on their size.
-//! Not here: deadlines of proof and heartbeat, which peer may connect (`peer`, `transfer`).
+//! Not here: deadlines of proof and heartbeat, which peer may connect (`link`, `transfer`).
 
 use super::Multipart;
 use super::auth::{Hellos, KeyId, Keyring, Seal, Side};

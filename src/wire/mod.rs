@@ -3,7 +3,7 @@
 //!
 //! Thread: any; used by `ctl`.
 //! Invariants: no input causes a panic; no buffer grows beyond its bound in `limits`.
-//! Not here: sockets (`net`), the effects of a message (`transfer`, `peer`).
+//! Not here: sockets (`net`), the effects of a message (`transfer`, `link`).
 
 pub mod auth;
 pub mod link;

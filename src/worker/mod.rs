@@ -1,8 +1,8 @@
 //! A worker: its `ctl` loop receives HTTP requests for text and sends tokens.
 //!
 //! Owns: the table of requests (`requests`) and the HTTP client that asks prefill
-//! (`prefill_client`). `service` calls both of them and the hand-off (`peer::handoff`). Thread:
-//! `ctl`. Not here: batches and the model (`sched`, `model`), links to peers (`peer`).
+//! (`prefill_client`). `service` calls both of them and the hand-off (`link::handoff`). Thread:
+//! `ctl`. Not here: batches and the model (`sched`, `model`), links to peers (`link`).
 
 pub mod metrics;
 pub mod prefill_client;

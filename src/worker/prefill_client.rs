@@ -16,10 +16,10 @@ use crate::ids::{RequestKey, Role};
 use crate::limits::{
     PREFILL_ASKS_MAX, PREFILL_REPLY_MAX, PREFILL_SILENCE_MAX, ROUTER_CONNECT_TIME,
 };
+use crate::link::handoff::Source;
+use crate::link::lookup::SourceLookup;
 use crate::net::{Authorities, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
-use crate::peer::directory::Directory;
-use crate::peer::handoff::Source;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
 use crate::upstream::answer::UpstreamReply;
@@ -147,15 +147,20 @@ impl PrefillClient {
         self.queued.push_back(ask);
     }
 
-    /// Dials the workers of queued requests. `directory` says which hosts can be dialled.
-    pub fn dial_queued(&mut self, directory: &mut Directory, reactor: &mut Reactor, now: Instant) {
+    /// Dials the workers of queued requests. `lookup` says which hosts can be dialled.
+    pub fn dial_queued(
+        &mut self,
+        lookup: &mut dyn SourceLookup,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) {
         while let Some(ask) = self.queued.pop_front() {
             let address = match Source::remote(&ask.address.host, ask.address.port) {
-                Source::Remote(address) if directory.allows(address.ip()) => Ok(address.ip()),
+                Source::Remote(address) if lookup.allows(address.ip()) => Ok(address.ip()),
                 Source::Remote(address) => {
                     Err(format!("{} lies in no network of --bootstrap-allow", address.ip()))
                 }
-                _ => match directory.resolve(&ask.address.host.to_ascii_lowercase(), now) {
+                _ => match lookup.resolve(&ask.address.host.to_ascii_lowercase(), now) {
                     Some(found) => found,
                     None => {
                         self.unresolved.push(ask);

@@ -13,20 +13,21 @@ use crate::config::secret::Secret;
 use crate::http::HttpLimits;
 use crate::ids::Role;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::link::control::ControlLinks;
+use crate::link::handoff::Handoff;
 use crate::net::{Address, Authorities, Credentials, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::peer::bootstrap::BootstrapServer;
-use crate::peer::control::ControlLinks;
-use crate::peer::handoff::Handoff;
 use crate::registry::registrar::Registrar;
 use crate::sched::masks::MaskClient;
-use crate::sched::messages::{self, EngineEvent, TransferEvent};
+use crate::sched::messages::{self, EngineCommand, EngineEvent, TransferEvent};
 use crate::server::connections::{ClientEvent, Connections};
 use crate::server::drain::{Drain, DrainOutcome, RemainingWork};
 use crate::server::key_limits::KeyLimits;
 use crate::server::reload::{Reload, ReloadedFile, keyring};
 use crate::server::role_change::{RoleChange, RoleChangeAction};
 use crate::stdx::event_count::EventCount;
+use crate::transfer::manager::rooms::Slot;
 use crate::worker::metrics::WorkerMetrics;
 use crate::worker::prefill_client::PrefillClient;
 use crate::worker::progress::EngineWatchdog;
@@ -61,7 +62,7 @@ pub enum RunOutcome {
 #[derive(Debug)]
 pub struct Workers {
     /// The workers and the hand-off protocol.
-    pub handoff: Handoff,
+    pub handoff: Handoff<EngineCommand>,
     /// Their counters.
     pub metrics: Vec<Arc<WorkerMetrics>>,
     /// Their figures.
@@ -81,7 +82,7 @@ pub struct WorkerService {
     listener: ListenerId,
     connections: Connections,
     requests: RequestTable,
-    handoff: Handoff,
+    handoff: Handoff<EngineCommand>,
     prefill_client: PrefillClient,
     routes: WorkerRoutes,
     control_links: Option<ControlLinks>,
@@ -107,7 +108,7 @@ impl WorkerService {
     pub fn new(
         mut reactor: Reactor,
         address: SocketAddr,
-        (requests, handoff): (RequestTable, Handoff),
+        (requests, handoff): (RequestTable, Handoff<EngineCommand>),
         routes: WorkerRoutes,
         (events, progress): (Receiver<messages::EngineEvent>, Arc<AtomicU64>),
         bell: Arc<EventCount>,
@@ -386,13 +387,18 @@ impl WorkerService {
                 let (requests, _, mut cx) = self.parts(now);
                 requests.handle_event(event, &mut cx);
             }
-            EngineEvent::Transfer(event) => {
-                self.handoff.handle_event(&event, now);
-                if let TransferEvent::Computed { request, cached_tokens, .. } = event {
+            EngineEvent::Transfer(event) => match event {
+                TransferEvent::Expecting { worker, slot, generation, tokens, .. } => {
+                    let slot = Slot { id: slot, generation };
+                    self.handoff.handle_expecting(worker, slot, tokens, now);
+                }
+                TransferEvent::Computed { worker, slot, generation, request, cached_tokens } => {
+                    let slot = Slot { id: slot, generation };
+                    self.handoff.handle_computed(worker, slot, now);
                     let (requests, _, mut cx) = self.parts(now);
                     requests.end_kept_choice(request, cached_tokens, &mut cx);
                 }
-            }
+            },
         }
     }
 
@@ -403,7 +409,7 @@ impl WorkerService {
             self.prefill_client.resolved(&name, &address, &mut self.reactor, now);
             self.handoff.resolved(&name, address, now);
         }
-        self.prefill_client.dial_queued(links.directory_mut(), &mut self.reactor, now);
+        self.prefill_client.dial_queued(links.lookup_mut(), &mut self.reactor, now);
         links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
     }
 

@@ -3,9 +3,9 @@
 use super::*;
 use crate::api::Sampling;
 use crate::limits::ENGINE_STILL_MAX;
+use crate::link::handoff::TransportCapabilities;
 use crate::net::Entropy;
 use crate::obs::registry::Registry;
-use crate::peer::handoff::TransportCapabilities;
 use crate::server::authorization::AccessKeys;
 use crate::wire::message::HostId;
 use crate::worker::routes::ServerDescription;

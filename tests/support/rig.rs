@@ -28,6 +28,7 @@ use baton::sim::model::{PseudoModel, VOCAB, Watch, layout};
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::seal_thread;
 use baton::sys::clock::Clock;
+use baton::transfer::answer::TransferAnswer;
 use baton::transfer::command::{DestinationCommand, SourceCommand};
 use baton::transfer::handle::{DestinationHandle, SourceHandle};
 use baton::transfer::pages::PageLists;
@@ -397,13 +398,15 @@ impl Rig {
         let (awaited, at) = if self.late { (FIRST, first) } else { (DECODE, decode) };
         let Use { slot, generation, .. } = self.uses[&at];
         self.pass_on(match self.late {
-            true => EngineCommand::Awaited { worker: awaited, slot, generation },
-            false => EngineCommand::SessionReady {
+            true => {
+                EngineCommand::Answer(TransferAnswer::Awaited { worker: awaited, slot, generation })
+            }
+            false => EngineCommand::Answer(TransferAnswer::SessionReady {
                 worker: awaited,
                 slot,
                 generation,
                 session: SessionId(0),
-            },
+            }),
         });
         Legs { prefill: Some(first), decode }
     }
@@ -429,7 +432,11 @@ impl Rig {
     /// A decode worker asks for KV that prefill keeps.
     pub fn await_kept(&mut self, kept: RequestId) {
         let Use { slot, generation, .. } = self.uses[&kept];
-        self.pass_on(EngineCommand::Awaited { worker: FIRST, slot, generation });
+        self.pass_on(EngineCommand::Answer(TransferAnswer::Awaited {
+            worker: FIRST,
+            slot,
+            generation,
+        }));
     }
 
     /// Sends a decode request for the KV that prefill kept in this room.
@@ -437,7 +444,12 @@ impl Rig {
         let id = self.submit_leg(DECODE, room, wanted);
         let Use { slot, generation, .. } = self.uses[&id];
         let session = SessionId(0);
-        self.pass_on(EngineCommand::SessionReady { worker: DECODE, slot, generation, session });
+        self.pass_on(EngineCommand::Answer(TransferAnswer::SessionReady {
+            worker: DECODE,
+            slot,
+            generation,
+            session,
+        }));
         id
     }
 
@@ -478,7 +490,12 @@ impl Rig {
 
     pub fn abort_command(&self, id: RequestId) -> Option<EngineCommand> {
         let Use { worker, slot, generation, .. } = *self.uses.get(&id)?;
-        Some(EngineCommand::Abort { worker, slot, generation, cause: Cause::ClientGone })
+        Some(EngineCommand::Answer(TransferAnswer::Abort {
+            worker,
+            slot,
+            generation,
+            cause: Cause::ClientGone,
+        }))
     }
 
     pub fn abort(&mut self, id: RequestId) {
@@ -542,7 +559,12 @@ impl Rig {
                 // Its other leg may already be aborted and released.
                 if let Some(Use { worker, slot, generation, .. }) = self.leg(DECODE, room) {
                     let session = SessionId(0);
-                    self.pass_on(EngineCommand::SessionReady { worker, slot, generation, session });
+                    self.pass_on(EngineCommand::Answer(TransferAnswer::SessionReady {
+                        worker,
+                        slot,
+                        generation,
+                        session,
+                    }));
                 }
             }
             EngineEvent::Request(RequestEvent::Flushed { .. }) => self.flushed += 1,
@@ -585,7 +607,12 @@ impl Rig {
         });
         match source {
             Some(Use { slot, generation, .. }) => {
-                self.pass_on(EngineCommand::Granted { worker: FIRST, slot, generation, target });
+                self.pass_on(EngineCommand::Answer(TransferAnswer::Granted {
+                    worker: FIRST,
+                    slot,
+                    generation,
+                    target,
+                }));
             }
             None => {
                 let Target { slot, generation, .. } = target;
@@ -600,8 +627,8 @@ impl Rig {
 
     fn pass_on(&mut self, command: EngineCommand) {
         let hold = match command {
-            EngineCommand::SessionReady { .. } => self.hold_sessions,
-            EngineCommand::Granted { .. } => self.hold_grants,
+            EngineCommand::Answer(TransferAnswer::SessionReady { .. }) => self.hold_sessions,
+            EngineCommand::Answer(TransferAnswer::Granted { .. }) => self.hold_grants,
             _ => false,
         };
         if hold {
@@ -616,7 +643,14 @@ impl Rig {
         let other = if worker == FIRST { DECODE } else { FIRST };
         if let Some(Use { worker, slot, generation, .. }) = self.leg(other, room) {
             let cause = Cause::OtherLeg;
-            self.commands.send(EngineCommand::Abort { worker, slot, generation, cause }).unwrap();
+            self.commands
+                .send(EngineCommand::Answer(TransferAnswer::Abort {
+                    worker,
+                    slot,
+                    generation,
+                    cause,
+                }))
+                .unwrap();
         }
     }
 

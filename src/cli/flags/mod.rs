@@ -22,7 +22,7 @@ use crate::config::SchedulingPolicy;
 use crate::config::parsers::{ReasoningParser, ToolCallParser};
 use crate::config::registry::RegistryAddress;
 use crate::config::values::{
-    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_origin, parse_peer,
+    ByteSize, CpuList, WorkerUrl, parse_advertised, parse_host, parse_origin, parse_peer,
     parse_peer_timeout,
 };
 use crate::config::{DataThreadMode, FirstToken, KernelFamily, KvCacheDtype, LoadFormat, Transfer};
@@ -33,6 +33,7 @@ use crate::limits::{
     THREADS_MAX, WORKERS_MAX,
 };
 use crate::obs::log::{LogFormat, LogLevel};
+use crate::stdx::cidr::Cidr;
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::IpAddr;
 use std::path::PathBuf;

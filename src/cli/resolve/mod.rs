@@ -13,7 +13,7 @@ use crate::config::error::ConfigError;
 use crate::config::hub::{HubConfig, HubName, REVISION};
 use crate::config::registry::RegistryAddress;
 use crate::config::secret::{Secret, read_bearer_keys, read_cluster_key};
-use crate::config::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_host};
+use crate::config::values::{ByteSize, CpuList, WorkerUrl, parse_host};
 use crate::config::{
     BOOTSTRAP_PORT, ChunkConfig, ClusterWorkerConfig, CoreConfig, DataThreadMode, DrainConfig,
     HandoffConfig, KvConfig, NO_NAMES, RetractionConfig, RoleConfig, ServeConfig,
@@ -22,6 +22,7 @@ use crate::config::{
 use crate::ids::Role;
 use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
 use crate::obs::log::LogConfig;
+use crate::stdx::cidr::Cidr;
 use crate::wire::message::RdmaGrant;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

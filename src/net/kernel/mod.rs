@@ -6,6 +6,7 @@
 //! TLS lies above ([`Stream::secure`]) and needs real sockets.
 //! Not here: what readiness means for a connection (`reactor`).
 
+#[cfg_attr(not(feature = "serve"), path = "no_signals.rs")]
 mod signals;
 mod system;
 

@@ -12,11 +12,12 @@ use std::os::unix::net::UnixStream as StdStream;
 /// The handlers, and the read end of the socket.
 #[derive(Debug)]
 pub(super) struct Signals {
-    pub(super) stream: UnixStream,
+    stream: UnixStream,
     handlers: Vec<SigId>,
 }
 
 impl Signals {
+    /// Installs handlers for these signals.
     pub(super) fn install(signals: &[c_int]) -> io::Result<Signals> {
         let (read, write) = StdStream::pair()?;
         read.set_nonblocking(true)?;
@@ -25,6 +26,11 @@ impl Signals {
             installed.handlers.push(pipe::register(signal, write.try_clone()?)?);
         }
         Ok(installed)
+    }
+
+    /// What the reactor polls.
+    pub(super) fn stream(&mut self) -> &mut UnixStream {
+        &mut self.stream
     }
 
     /// Number of signals since the last call.

@@ -7,8 +7,8 @@ use crate::net::address::Address;
 use crate::net::stream::{Listener, Stream};
 use crate::net::waker::Waker;
 use crate::sys::stream::ready::Readiness;
+use libc::{SIGHUP, SIGINT, SIGTERM};
 use mio::{Interest, Token};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl SystemKernel {
 
     fn watch(&self, signals: &[i32], token: usize) -> io::Result<Signals> {
         let mut signals = Signals::install(signals)?;
-        self.poll.registry().register(&mut signals.stream, Token(token), Interest::READABLE)?;
+        self.poll.registry().register(signals.stream(), Token(token), Interest::READABLE)?;
         Ok(signals)
     }
 

@@ -6,8 +6,8 @@
 
 use super::{Connection, ConnectionState, Event, Reactor, Stream};
 use crate::net::address::Address;
-use crate::net::authorities::{Authorities, TlsError};
 use crate::net::connection::{CloseReason, ConnId};
+use crate::net::{Authorities, TlsError};
 use crate::sys::stream::ByteStream;
 use std::io;
 use std::net::SocketAddr;

@@ -28,6 +28,7 @@ use crate::routing::retries::RetryBudget;
 use crate::sched::messages::EngineCommand;
 use crate::stdx::event_queue::{EventQueue, Nanos};
 use crate::stdx::rng::{Rng, scramble};
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::status::Move;
 use crate::transfer::target::Target;
@@ -270,10 +271,7 @@ impl<'a> LoadCluster<'a> {
                     self.turn(host)?;
                 }
             }
-            SimEvent::Tell { host, command } => {
-                self.hosts[host].inbox.push_back(command);
-                self.wake(host, now);
-            }
+            SimEvent::Tell { host, command } => self.deliver(host, command),
             SimEvent::Grant { host, source, target } => {
                 let SlotUse { slot, generation } = source;
                 let granted = self.hosts[host].status.advance(slot, generation, Move::Grant);
@@ -281,9 +279,9 @@ impl<'a> LoadCluster<'a> {
                     // It has already refused the request; decode will learn that soon.
                     return Ok(());
                 }
-                let command = EngineCommand::Granted { worker: WORKER, slot, generation, target };
-                self.hosts[host].inbox.push_back(command);
-                self.wake(host, now);
+                let worker = WORKER;
+                let answer = TransferAnswer::Granted { worker, slot, generation, target };
+                self.deliver(host, answer.into());
             }
             SimEvent::Come(flow) => {
                 let takes = self.plan.fabric.time_of(flow.tokens);
@@ -298,10 +296,9 @@ impl<'a> LoadCluster<'a> {
                 self.wake(host, now);
             }
             SimEvent::Abort { host, leg: SlotUse { slot, generation } } => {
-                let cause = Cause::OtherLeg;
-                let command = EngineCommand::Abort { worker: WORKER, slot, generation, cause };
-                self.hosts[host].inbox.push_back(command);
-                self.wake(host, now);
+                let (worker, cause) = (WORKER, Cause::OtherLeg);
+                let answer = TransferAnswer::Abort { worker, slot, generation, cause };
+                self.deliver(host, answer.into());
             }
             SimEvent::Done { host, source } => {
                 if let MoverStub::Source(half) = &mut self.hosts[host].half {
@@ -311,6 +308,12 @@ impl<'a> LoadCluster<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Gives an engine a command, and wakes it.
+    fn deliver(&mut self, host: usize, command: EngineCommand) {
+        self.hosts[host].inbox.push_back(command);
+        self.wake(host, self.agenda.now());
     }
 
     fn note(&mut self, numbers: [u64; 3]) {

@@ -19,6 +19,7 @@ use crate::routing::load::WorkerNumber;
 use crate::sched::messages::EngineCommand;
 use crate::sched::request::{EngineRequest, Stamps};
 use crate::stdx::event_queue::Nanos;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::target::SessionId;
 
 impl LoadCluster<'_> {
@@ -135,7 +136,12 @@ impl LoadCluster<'_> {
         let (instant, takes) = (self.bench.instant(now), self.plan.session_setup);
         let Some(ready) = self.hosts[host].sessions.enter(source, instant, takes) else {
             let (SlotUse { slot, generation }, cause) = (of_decode, Cause::Overloaded);
-            let command = EngineCommand::Abort { worker: WORKER, slot, generation, cause };
+            let command = EngineCommand::Answer(TransferAnswer::Abort {
+                worker: WORKER,
+                slot,
+                generation,
+                cause,
+            });
             return self.hosts[host].inbox.push_back(command);
         };
         self.open.get_mut(&id).expect("it is open").session = Some(source);
@@ -150,7 +156,11 @@ impl LoadCluster<'_> {
             }
             DecodeAllocation::Late => {
                 let SlotUse { slot, generation } = leg;
-                let command = EngineCommand::Awaited { worker: WORKER, slot, generation };
+                let command = EngineCommand::Answer(TransferAnswer::Awaited {
+                    worker: WORKER,
+                    slot,
+                    generation,
+                });
                 let at = ready + self.plan.fabric.latency;
                 self.agenda.schedule(at, SimEvent::Tell { host: source, command });
             }
@@ -161,12 +171,12 @@ impl LoadCluster<'_> {
     pub(super) fn session_ready(&self, id: usize, source: usize) -> EngineCommand {
         let (_, SlotUse { slot, generation }) =
             self.open[&id].legs[Leg::Decode as usize].expect("it was sent");
-        EngineCommand::SessionReady {
+        EngineCommand::Answer(TransferAnswer::SessionReady {
             worker: WORKER,
             slot,
             generation,
             session: SessionId(source as u32),
-        }
+        })
     }
 
     fn request(&self, id: usize, used: SlotUse, prompt: Vec<u32>, now: Nanos) -> EngineRequest {

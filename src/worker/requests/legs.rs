@@ -11,9 +11,9 @@ use crate::cause::Cause;
 use crate::config::FirstToken;
 use crate::http::response::{JSON, Response};
 use crate::ids::{RequestId, RequestKey, Room, WorkerId};
+use crate::link::handoff::Source;
 use crate::model::logprobs::Sampled;
-use crate::peer::handoff::Source;
-use crate::sched::messages::{FinishReason, RequestEvent};
+use crate::sched::messages::{EngineCommand, FinishReason, RequestEvent};
 use crate::sched::request::{EngineRequest, Stamps};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::manager::rooms::Slot;
@@ -201,7 +201,10 @@ impl RequestTable {
         if let Some(active) = self.active.get_mut(&key) {
             active.legs.push(id);
         }
-        cx.handoff.submit_request(request, source, cx.now);
+        let (worker, room) = (request.worker, request.room);
+        let slot = Slot { id: request.slot, generation: request.generation };
+        cx.handoff.worker_mut(worker).engine.send(EngineCommand::Submit(request));
+        cx.handoff.enter(worker, slot, room, source, cx.now);
     }
 
     /// Handles the token of a prefill leg that has its decode leg in this process.

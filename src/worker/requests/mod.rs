@@ -3,7 +3,7 @@
 //! Owns: active requests and their *legs*. A leg is one request to one worker. A choice has a
 //! prefill leg and a decode leg if both roles are in this process. Thread: `ctl`. Invariants: the
 //! first terminal failure of one leg cancels the other; after decode's first token, prefill's
-//! outcome is ignored. Not here: the hand-off (`peer::handoff`) and the client that asks prefill
+//! outcome is ignored. Not here: the hand-off (`link::handoff`) and the client that asks prefill
 //! (`prefill_client`). The table calls both through [`Context`]; neither imports the table. HTTP
 //! framing is in `server::connections`.
 
@@ -25,8 +25,8 @@ use crate::cause::Cause;
 use crate::http::response::Response;
 use crate::ids::{RequestId, RequestKey};
 use crate::limits::PROMPT_LOGPROBS_MEMORY;
+use crate::link::handoff::Handoff;
 use crate::net::{ConnId, Reactor};
-use crate::peer::handoff::Handoff;
 use crate::sched::masks::MaskClient;
 use crate::sched::messages::EngineCommand;
 use crate::server::connections::Connections;
@@ -104,7 +104,7 @@ pub struct Context<'a> {
     /// HTTP connections.
     pub connections: &'a mut Connections,
     /// The workers of this process, and their links to others.
-    pub handoff: &'a mut Handoff,
+    pub handoff: &'a mut Handoff<EngineCommand>,
     /// Requests of this worker to prefill workers.
     pub prefill_client: &'a mut PrefillClient,
     /// The time of this turn.

@@ -8,11 +8,12 @@ use crate::cause::Cause;
 use crate::config::{BOOTSTRAP_PORT, FirstToken};
 use crate::ids::{RequestId, RequestKey, Room, WorkerId};
 use crate::kv::prefix::Salt;
+use crate::link::handoff::{Handoff, Source, prompt_of, room_of};
 use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::SamplingParams;
 use crate::net::Entropy;
-use crate::peer::handoff::{Handoff, Source, prompt_of, room_of};
 use crate::sched::masks::RequestGrammar;
+use crate::sched::messages::EngineCommand;
 use crate::sched::request::{EngineRequest, Stamps};
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::rng::INCREMENT;
@@ -311,7 +312,7 @@ impl RequestTable {
     fn most_free_worker(
         &self,
         workers: &[WorkerId],
-        handoff: &Handoff,
+        handoff: &Handoff<EngineCommand>,
     ) -> Result<WorkerId, ApiError> {
         assert!(!workers.is_empty(), "a placement names its workers");
         let start = self.turn % workers.len();

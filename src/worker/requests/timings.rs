@@ -6,7 +6,8 @@
 use super::{ActiveLeg, ActiveRequest, Context, LegKind, RequestTable};
 use crate::api::render::Timings;
 use crate::cause::Cause;
-use crate::peer::handoff::Handoff;
+use crate::link::handoff::Handoff;
+use crate::sched::messages::EngineCommand;
 use crate::sched::messages::FinishReason;
 use crate::sched::request::Stamps;
 use crate::wire::message::Transport;
@@ -65,7 +66,11 @@ impl RequestTable {
         }
     }
 
-    pub(super) fn first_timings(&self, active: &ActiveRequest, handoff: &Handoff) -> Timings {
+    pub(super) fn first_timings(
+        &self,
+        active: &ActiveRequest,
+        handoff: &Handoff<EngineCommand>,
+    ) -> Timings {
         let first = active
             .legs
             .iter()
@@ -75,7 +80,7 @@ impl RequestTable {
     }
 
     /// The timings of a choice, from the time stamps of its legs.
-    pub(super) fn timings(&self, leg: &ActiveLeg, handoff: &Handoff) -> Timings {
+    pub(super) fn timings(&self, leg: &ActiveLeg, handoff: &Handoff<EngineCommand>) -> Timings {
         let Some(active) = self.active.get(&leg.key) else { return Timings::default() };
         let prompt = prompt_tokens(leg, handoff);
         let generated =
@@ -103,7 +108,7 @@ fn count_handoff_failure(leg: &ActiveLeg, stamps: &Stamps, metrics: &WorkerMetri
 }
 
 /// Bytes of KV that a decode leg received, and the transport.
-fn carried(leg: &ActiveLeg, handoff: &Handoff) -> Option<(u64, Transport)> {
+fn carried(leg: &ActiveLeg, handoff: &Handoff<EngineCommand>) -> Option<(u64, Transport)> {
     let worker = handoff.worker(leg.worker);
     let slot_request = worker.slot_request(leg.slot)?;
     let layout = worker.layout();
@@ -112,7 +117,7 @@ fn carried(leg: &ActiveLeg, handoff: &Handoff) -> Option<(u64, Transport)> {
     Some((u64::from(pages) * layout.page_bytes(), slot_request.transport?))
 }
 
-fn prompt_tokens(leg: &ActiveLeg, handoff: &Handoff) -> u32 {
+fn prompt_tokens(leg: &ActiveLeg, handoff: &Handoff<EngineCommand>) -> u32 {
     handoff
         .worker(leg.worker)
         .slot_request(leg.slot)

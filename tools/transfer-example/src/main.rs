@@ -1,24 +1,22 @@
 //! Another engine over Baton's transfer engine (feature `transfer`), in two processes.
 //!
 //! ```text
-//!  prefill process                          decode process
-//!   main: SourceManager ◀── unix socket ──▶ main: DestinationManager
-//!   move: SourceMover ════ shared memory ══▶ move: DestinationMover
+//!  prefill process                       decode process
+//!   main: SourceAgent ◀── control link ──▶ main: DestinationAgent
+//!   move-0 ═══════════════ KV (shm) ═════▶ move-0
 //! ```
 //! One request completes. The destination cancels a second one during its transfer. The exit code
-//! is 0 only if both processes find the expected results. The processes know each other, so there
-//! is no handshake. A real engine proves its peer first.
+//! is 0 only if both processes find the expected results.
 
 mod decode;
-mod link;
+mod engine;
 mod prefill;
-mod worker;
 
 use baton::ids::Room;
-use link::Link;
+use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{env, thread};
 
 /// A hand-off takes milliseconds. On a machine that is busy with other tests, it takes longer.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -38,28 +36,32 @@ const REQUESTS: [Request; 2] = [
 
 fn main() -> ExitCode {
     let until = Instant::now() + DEADLINE;
-    let outcome = match env::args().nth(1).as_deref() {
-        Some("decode") => Link::from_stdin().and_then(|link| decode::run(link, until)),
-        _ => run_both(until),
+    let outcome = match env::args().nth(1) {
+        Some(source) => source.parse().map_err(engine::text).and_then(|at| decode::run(at, until)),
+        None => prefill::run(spawn_decode, until),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     eprintln!("transfer-example: {error}");
     ExitCode::FAILURE
 }
 
-/// Prefill runs in this process. Decode runs in a child, with the other end of the link as stdin.
-fn run_both(until: Instant) -> io::Result<()> {
-    let (link, other) = Link::pair()?;
-    let mut child = Command::new(env::current_exe()?).arg("decode").stdin(other).spawn()?;
-    // `run` drops the link. The child ends with it.
-    let outcome = prefill::run(link, until);
-    loop {
-        match child.try_wait()? {
-            Some(status) if status.success() => return outcome,
-            Some(status) => return outcome.and(Err(io::Error::other(format!("decode: {status}")))),
-            None if Instant::now() >= until => child.kill()?,
-            None => {}
+/// Runs decode in a child, which connects to the source at this address. Returns a function that
+/// waits for the child.
+fn spawn_decode(
+    source: SocketAddr,
+    until: Instant,
+) -> Result<impl FnOnce() -> Result<(), String>, String> {
+    let program = env::current_exe().map_err(engine::text)?;
+    let child = Command::new(program).arg(source.to_string()).spawn();
+    let mut child = child.map_err(engine::text)?;
+    Ok(move || {
+        loop {
+            match child.try_wait().map_err(engine::text)? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("decode: {status}")),
+                None if Instant::now() >= until => child.kill().map_err(engine::text)?,
+                None => thread::sleep(Duration::from_millis(5)),
+            }
         }
-        thread::sleep(Duration::from_millis(5));
-    }
+    })
 }

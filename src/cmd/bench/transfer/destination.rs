@@ -6,9 +6,9 @@ use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
 use super::side::{BenchWorker, PATIENCE};
 use super::talk::{BenchMessage, BenchRow, LINE_MAX, Survey};
 use crate::ids::Room;
-use crate::peer::handoff::Source;
-use crate::sched::messages::EngineCommand;
+use crate::link::handoff::Source;
 use crate::sys::clock::{monotonic_ns, process_cpu_ns};
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::DestinationCommand;
 use crate::transfer::manager::identity::host_id;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -90,7 +90,7 @@ impl Following {
         let host = stream.local_addr().map_err(text)?.ip();
         let control = SocketAddr::new(stream.peer_addr().map_err(text)?.ip(), control_port);
         let mut side = BenchWorker::destination(&row, stream, host, control)?;
-        touch(&side.memory.region);
+        touch(&side.agent.memory.region);
         let (mut bare_port, mut verbs) = (None, None);
         let limit = match row.transport.as_str() {
             "tcp" => {
@@ -122,7 +122,7 @@ impl Following {
                     limit.connect(verbs).map_err(|error| format!("bare verbs: {error}"))?;
                 }
                 BenchMessage::Finish => {
-                    let counts = self.side.memory.counters.counts();
+                    let counts = self.side.agent.memory.counters.counts();
                     let (work_requests, doorbells) = (counts.work_requests, counts.doorbells);
                     return self.side.send(&BenchMessage::Finished { work_requests, doorbells });
                 }
@@ -136,26 +136,25 @@ impl Following {
         let pages = case.list(TransferEnd::Destination, list % LISTS);
         let source_pages = verify.then(|| case.list(TransferEnd::Source, list % LISTS));
         let slot = self.side.enter(room, tokens, Some(&self.source))?;
-        let session = self.side.command("a session with the source", |command| match *command {
-            EngineCommand::SessionReady { slot: id, session, .. } if id == slot.id => Some(session),
+        let session = self.side.answer("a session with the source", |answer| match *answer {
+            TransferAnswer::SessionReady { slot: id, session, .. } if id == slot.id => {
+                Some(session)
+            }
             _ => None,
         })?;
-        let lease = self.side.lease(slot, &pages);
-        let from = (session, Room(room));
-        self.side.handle.expect(slot.id, slot.generation, from, 0..tokens, &pages, lease);
         let begun = process_cpu_ns();
-        self.side.expecting(slot, tokens);
+        self.side.agent.expect(slot, (session, Room(room)), 0..tokens, &pages);
         let (at, failure) = self.side.until("the KV", |side| {
-            let status = side.status(slot);
+            let status = side.agent.status(slot);
             Ok(status.state.is_terminal().then(|| (monotonic_ns(), status.cause)))
         })?;
         let cpu = process_cpu_ns() - begun;
         if let Some(cause) = failure {
             return Err(format!("the hand-off failed: {cause}"));
         }
-        self.side.leave(slot, &pages)?;
+        self.side.leave(slot)?;
         if let Some(source_pages) = source_pages {
-            let memory = &self.side.memory;
+            let memory = &self.side.agent.memory;
             bytes::verify(&memory.region, &memory.layout, &source_pages, &pages)?;
         }
         self.side.send(&BenchMessage::Landed { at, cpu })

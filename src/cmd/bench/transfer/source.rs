@@ -10,8 +10,8 @@ use super::talk::{BenchMessage, BenchRow};
 use crate::ids::{PageId, Room};
 use crate::model::logprobs::{Sampled, TopLogprobs};
 use crate::sched::first_token::FirstTokenRecord;
-use crate::sched::messages::EngineCommand;
 use crate::sys::clock::{monotonic_ns, process_cpu_ns};
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::SourceCommand;
 use crate::transfer::manager::identity::host_id;
 use std::net::{SocketAddr, TcpStream};
@@ -122,7 +122,7 @@ impl Leading<'_> {
         let BenchMessage::Finished { work_requests, doorbells } = self.side.receive()? else {
             return Err("the other process did not finish the row".into());
         };
-        let ours = self.side.memory.counters.counts();
+        let ours = self.side.agent.memory.counters.counts();
         let each = |count: u64| count as f64 / f64::from(self.runs);
         Ok(Figures {
             row: self.row.clone(),
@@ -151,21 +151,20 @@ impl Leading<'_> {
         self.runs += 1;
         let slot = self.side.enter(room, tokens, None)?;
         self.side.send(&BenchMessage::Expect { room, list, verify })?;
-        let target = self.side.command("a Destination", |command| match *command {
-            EngineCommand::Granted { target, .. } => Some(target),
+        let target = self.side.answer("a Destination", |answer| match *answer {
+            TransferAnswer::Granted { target, .. } => Some(target),
             _ => None,
         })?;
-        let lease = self.side.lease(slot, &pages);
-        self.side.handle.begin(slot.id, slot.generation, target, &pages, lease);
+        self.side.agent.begin(slot, target, &pages);
         let first = Sampled { token: 1, logprob: 0.0, top: TopLogprobs::EMPTY };
         let aux = FirstTokenRecord::new(&first, 0).to_aux(Room(room));
         let (cpu, begun) = (process_cpu_ns(), monotonic_ns());
-        self.side.handle.chunk(slot.id, slot.generation, 0..tokens, Some(aux));
+        self.side.agent.chunk(slot, 0..tokens, Some(aux));
         let BenchMessage::Landed { at, cpu: theirs } = self.side.receive_during(slot)? else {
             return Err("the other process did not report the arrival of the KV".into());
         };
         let cpu = (process_cpu_ns() - cpu).saturating_add(theirs);
-        match self.side.leave(slot, &pages)? {
+        match self.side.leave(slot)? {
             None => Ok((self.clock.since(begun, at), cpu)),
             Some(cause) => Err(format!("the hand-off failed: {cause}")),
         }
@@ -204,13 +203,13 @@ impl Leading<'_> {
 
 /// Writes the case's bytes into every page of all lists.
 fn fill_lists(side: &BenchWorker<SourceCommand>, row: &BenchRow) {
-    let region = &side.memory.region;
+    let region = &side.agent.memory.region;
     touch(region);
     let mut pages: Vec<PageId> =
         (0..LISTS).flat_map(|list| row.case.list(TransferEnd::Source, list)).collect();
     pages.sort_unstable();
     pages.dedup();
-    pages.into_iter().for_each(|page| fill(region, &side.memory.layout, page));
+    pages.into_iter().for_each(|page| fill(region, &side.agent.memory.layout, page));
 }
 
 fn plural(count: u16, what: &str) -> String {

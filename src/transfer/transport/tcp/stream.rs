@@ -1,7 +1,7 @@
 //! The bytes of pages on the stream of a lane.
 //!
 //! Thread: `move`. All calls are non-blocking.
-//! Not here: dialling and accepting (`peer::tcp_handshake`), what is sent and when (`source`,
+//! Not here: dialling and accepting (`link::tcp_handshake`), what is sent and when (`source`,
 //! `destination`).
 
 use crate::kv::region::Region;

@@ -21,14 +21,13 @@ pub use endpoints::{EndpointKind, LinkId, Source, WorkerEndpoint};
 
 use crate::cause::Cause;
 use crate::ids::{Room, SessionGeneration, WorkerId};
+use crate::link::local_worker::LocalWorker;
 use crate::net::ConnId;
 use crate::net::Entropy;
 use crate::obs::log::event;
-use crate::peer::local_worker::LocalWorker;
-use crate::sched::messages::{EngineCommand, TransferEvent};
-use crate::sched::request::EngineRequest;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::HashMap;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::manager::destination::MissingPages;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::status::{Move, State};
@@ -54,10 +53,11 @@ struct Unresolved {
     port: u16,
 }
 
-/// All workers of this process, and the links between them and to others.
+/// All workers of this process, and the links between them and to others. Their engines take
+/// messages of type `E`.
 #[derive(Debug)]
-pub struct Handoff {
-    endpoints: Vec<WorkerEndpoint>,
+pub struct Handoff<E = TransferAnswer> {
+    endpoints: Vec<WorkerEndpoint<E>>,
     /// Rings of sessions that wait for the destination's cursor.
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
     /// Open source sessions, by the link that announced them.
@@ -87,15 +87,15 @@ pub struct TransportCapabilities {
     pub lanes: u16,
 }
 
-impl Handoff {
+impl<E: From<TransferAnswer>> Handoff<E> {
     /// The hand-off of a process with these workers, in the order of their ids. Tokens and packet
     /// sequence numbers come from `entropy`.
     pub fn new(
-        endpoints: Vec<WorkerEndpoint>,
+        endpoints: Vec<WorkerEndpoint<E>>,
         offer: TransportCapabilities,
         entropy: Entropy,
-    ) -> Handoff {
-        let is_sorted = |(index, at): (usize, &WorkerEndpoint)| at.worker.id.index() == index;
+    ) -> Handoff<E> {
+        let is_sorted = |(index, at): (usize, &WorkerEndpoint<E>)| at.worker.id.index() == index;
         assert!(endpoints.iter().enumerate().all(is_sorted), "workers are in the order of ids");
         Handoff {
             endpoints,
@@ -111,35 +111,34 @@ impl Handoff {
     }
 
     /// The workers, in the order of their ids.
-    pub fn members(&self) -> &[WorkerEndpoint] {
+    pub fn members(&self) -> &[WorkerEndpoint<E>] {
         &self.endpoints
     }
 
     /// A worker.
-    pub fn worker(&self, id: WorkerId) -> &LocalWorker {
+    pub fn worker(&self, id: WorkerId) -> &LocalWorker<E> {
         &self.endpoints[id.index()].worker
     }
 
     /// A worker, mutable, so that a caller can take slots.
-    pub fn worker_mut(&mut self, id: WorkerId) -> &mut LocalWorker {
+    pub fn worker_mut(&mut self, id: WorkerId) -> &mut LocalWorker<E> {
         &mut self.endpoints[id.index()].worker
     }
 
-    /// Gives a request to its worker. On a decode worker, `source` computes the prompt. On a
-    /// prefill worker, [`Source::Fake`] means that no decode worker will ask for the KV. The engine
-    /// reports a failure.
-    pub fn submit_request(
+    /// Lets the request in `slot` take part in the hand-off of `room`. On a decode worker, `source`
+    /// computes the prompt; without a source, no hand-off takes place. On a prefill worker,
+    /// [`Source::Fake`] means that no decode worker will ask for the KV. The engine must already
+    /// have the request, because a failure comes as its answer.
+    pub fn enter(
         &mut self,
-        request: Box<EngineRequest>,
+        id: WorkerId,
+        slot: Slot,
+        room: Room,
         source: Option<&Source>,
         now: Instant,
     ) {
-        let id = request.worker;
-        let (slot, room) =
-            (Slot { id: request.slot, generation: request.generation }, request.room);
         let WorkerEndpoint { worker, kind: role, .. } = &mut self.endpoints[id.index()];
         let asked = worker.slot_request(slot).map(|slot_request| slot_request.prompt_request(room));
-        worker.engine.send(EngineCommand::Submit(request));
         let Some(asked) = asked else { return };
         let entered = match role {
             EndpointKind::Prefill { .. } if source == Some(&Source::Fake) => {
@@ -214,19 +213,6 @@ impl Handoff {
         self.run_actions(now);
     }
 
-    /// Takes an engine's event about a transfer.
-    pub fn handle_event(&mut self, event: &TransferEvent, now: Instant) {
-        match event {
-            TransferEvent::Expecting { worker, slot, generation, tokens, .. } => {
-                let slot = Slot { id: *slot, generation: *generation };
-                self.handle_expecting(*worker, slot, tokens.clone(), now);
-            }
-            TransferEvent::Computed { worker, slot, generation, .. } => {
-                self.handle_computed(*worker, Slot { id: *slot, generation: *generation }, now);
-            }
-        }
-    }
-
     /// The scheduler of a decode worker has leased pages: sends Destination.
     pub fn handle_expecting(&mut self, id: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) {
         let WorkerEndpoint { worker, kind: EndpointKind::Decode { manager, mover, .. }, .. } =
@@ -299,7 +285,7 @@ impl Handoff {
     /// Number of hand-offs without a request here that have writes under way, or that their
     /// destinations have not confirmed. They would fail there if their link ended now.
     pub fn unconfirmed(&self) -> usize {
-        let unconfirmed = |member: &WorkerEndpoint| match &member.kind {
+        let unconfirmed = |member: &WorkerEndpoint<E>| match &member.kind {
             EndpointKind::Prefill { manager, .. } => manager.unconfirmed_rooms(),
             EndpointKind::Decode { .. } | EndpointKind::Mixed => 0,
         };
@@ -575,11 +561,15 @@ impl Handoff {
 }
 
 /// Grants a prefill worker's hand-off to the fake destination. No manager has this room.
-fn grant_to_nobody(worker: &mut LocalWorker, slot: Slot, room: Room) -> Result<(), Cause> {
+fn grant_to_nobody<E: From<TransferAnswer>>(
+    worker: &mut LocalWorker<E>,
+    slot: Slot,
+    room: Room,
+) -> Result<(), Cause> {
     let Slot { id: slot, generation } = slot;
     worker.status.advance(slot, generation, Move::Grant).map_err(|_| Cause::OtherLeg)?;
     let target = Target { session: SessionId::NOBODY, slot, generation, room, prefix: 0 };
-    worker.engine.send(EngineCommand::Granted { worker: worker.id, slot, generation, target });
+    worker.tell(TransferAnswer::Granted { worker: worker.id, slot, generation, target });
     Ok(())
 }
 

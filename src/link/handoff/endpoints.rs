@@ -3,9 +3,10 @@
 //! Thread: `ctl`. Not here: messages on the links (`actions`), sessions (`sessions`).
 
 use crate::ids::WorkerId;
+use crate::link::local_worker::{DestinationRing, LocalWorker, Reports, SourceRing};
 use crate::net::ConnId;
-use crate::peer::local_worker::{DestinationRing, LocalWorker, Reports, SourceRing};
 use crate::sys::event::EventFd;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::source::SourceManager;
 use std::fmt;
@@ -106,16 +107,16 @@ pub enum EndpointKind {
 
 /// A worker, its role, and the reports of its mover.
 #[derive(Debug)]
-pub struct WorkerEndpoint {
+pub struct WorkerEndpoint<E = TransferAnswer> {
     /// The part that all roles share.
-    pub worker: LocalWorker,
+    pub worker: LocalWorker<E>,
     /// The part of its role.
     pub kind: EndpointKind,
     /// Reports of its mover.
     pub reports: Option<Reports>,
 }
 
-impl WorkerEndpoint {
+impl<E> WorkerEndpoint<E> {
     /// Panics if slots, rooms or sessions of the worker contradict each other.
     pub fn invariants(&self) {
         self.worker.invariants();

@@ -6,10 +6,10 @@
 use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportCapabilities};
 use crate::cause::Cause;
 use crate::ids::{PageId, SessionGeneration, WorkerId};
+use crate::link::local_worker::{DestinationRing, LocalWorker, SourceRing};
 use crate::net::Entropy;
 use crate::obs::log::event;
-use crate::peer::local_worker::{DestinationRing, LocalWorker, SourceRing};
-use crate::sched::messages::EngineCommand;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::{DestinationCommand, SourceCommand};
 use crate::transfer::manager::choice::{ChoiceReason, TransportChoice};
 use crate::transfer::manager::destination::{self, DestinationEffects};
@@ -26,8 +26,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// The rank that a worker announces in a session. `lanes` allows the other side to open TCP lanes.
-pub fn rank(
-    worker: &LocalWorker,
+pub fn rank<E>(
+    worker: &LocalWorker<E>,
     transports: &[Transport],
     offer: &TransportCapabilities,
     lanes: Option<TcpGrant>,
@@ -49,9 +49,9 @@ pub fn rank(
 }
 
 /// Collects the effects of one manager call.
-pub struct Effects<'a, M> {
+pub struct Effects<'a, E, M> {
     /// The worker of the manager.
-    pub worker: &'a mut LocalWorker,
+    pub worker: &'a mut LocalWorker<E>,
     /// The ring of its mover.
     pub mover: &'a mut M,
     /// What all managers share.
@@ -71,7 +71,7 @@ pub struct Outbox {
     pub entropy: Entropy,
 }
 
-impl<M> Effects<'_, M> {
+impl<E: From<TransferAnswer>, M> Effects<'_, E, M> {
     fn send_over(&mut self, link: LinkId, message: &Message<'_>) {
         let mut encoded = Multipart::new();
         message.encode(None, &mut encoded);
@@ -116,7 +116,7 @@ impl<M> Effects<'_, M> {
     }
 }
 
-impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
+impl<E: From<TransferAnswer>> SourceEffects<LinkId> for Effects<'_, E, SourceRing> {
     fn send(&mut self, link: LinkId, message: &Message<'_>) {
         self.send_over(link, message);
     }
@@ -152,7 +152,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
         if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
             rails.targets.store_from(slot, first, pages);
         }
-        self.worker.engine.send(EngineCommand::Granted {
+        self.worker.tell(TransferAnswer::Granted {
             worker: self.worker.id,
             slot,
             generation,
@@ -162,11 +162,7 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
 
     fn awaited(&mut self, slot: Slot) {
         let Slot { id: slot, generation } = slot;
-        self.worker.engine.send(EngineCommand::Awaited {
-            worker: self.worker.id,
-            slot,
-            generation,
-        });
+        self.worker.tell(TransferAnswer::Awaited { worker: self.worker.id, slot, generation });
     }
 
     fn hang_up(&mut self, link: LinkId) {
@@ -182,7 +178,9 @@ impl SourceEffects<LinkId> for Effects<'_, SourceRing> {
     }
 }
 
-impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
+impl<E: From<TransferAnswer>> DestinationEffects<LinkId, Source>
+    for Effects<'_, E, DestinationRing>
+{
     fn send(&mut self, link: LinkId, message: &Message<'_>) {
         self.send_over(link, message);
     }
@@ -277,7 +275,7 @@ impl DestinationEffects<LinkId, Source> for Effects<'_, DestinationRing> {
     fn ready(&mut self, slot: Slot, session: SessionId) {
         debug_assert!(self.worker.slot_request(slot).is_some(), "a request waits in its slot");
         let Slot { id: slot, generation } = slot;
-        self.worker.engine.send(EngineCommand::SessionReady {
+        self.worker.tell(TransferAnswer::SessionReady {
             worker: self.worker.id,
             slot,
             generation,

@@ -10,9 +10,10 @@
 //! deadline.
 
 use crate::limits::{PASSING_CONNECTIONS_MAX, SESSION_SETUP_DEADLINE};
+use crate::link::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::net::{Address, ConnId, Event, ListenerId, Reactor};
-use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::stdx::hash_map::HashMap;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::pages::Shape;
 use crate::transfer::transport::DestinationBinding;
 use crate::transfer::transport::shm::{
@@ -91,11 +92,11 @@ impl ShmHandshake {
     }
 
     /// Prepares a source's half and returns the rank for Welcome.
-    pub fn prepare_source(
+    pub fn prepare_source<E: From<TransferAnswer>>(
         &mut self,
         control: ConnId,
         session: SourceSession,
-        handoff: &Handoff,
+        handoff: &Handoff<E>,
         reactor: &mut Reactor,
     ) -> Result<Rank, String> {
         let (_, socket) = self.listener.ok_or("this worker does not share its memory")?;
@@ -143,11 +144,11 @@ impl ShmHandshake {
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(
+    pub fn handle<E: From<TransferAnswer>>(
         &mut self,
         event: Event,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         match event {
@@ -181,7 +182,12 @@ impl ShmHandshake {
 
     /// Closes incoming connections that did not show a token in time. Drops offers of ended
     /// sessions.
-    pub fn expire(&mut self, reactor: &mut Reactor, handoff: &Handoff, now: Instant) {
+    pub fn expire<E: From<TransferAnswer>>(
+        &mut self,
+        reactor: &mut Reactor,
+        handoff: &Handoff<E>,
+        now: Instant,
+    ) {
         self.pending.retain(|_, pending| handoff.stands(pending.control, &pending.session));
         self.callers.retain(|&conn, until| {
             let in_time = *until > now;
@@ -192,7 +198,12 @@ impl ShmHandshake {
         });
     }
 
-    fn ended(&mut self, conn: ConnId, handoff: &mut Handoff, now: Instant) {
+    fn ended<E: From<TransferAnswer>>(
+        &mut self,
+        conn: ConnId,
+        handoff: &mut Handoff<E>,
+        now: Instant,
+    ) {
         self.callers.remove(&conn);
         if let Some(PendingDestination { session, .. }) = self.calling.remove(&conn) {
             let why = Err("the source closed its socket".to_string());
@@ -206,11 +217,11 @@ impl ShmHandshake {
         }
     }
 
-    fn show_cursor(
+    fn show_cursor<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let Some(call) = self.calling.get(&conn) else { return };
@@ -228,7 +239,12 @@ impl ShmHandshake {
     }
 
     /// A destination has connected. Its token selects the session.
-    fn answer(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff) {
+    fn answer<E: From<TransferAnswer>>(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff<E>,
+    ) {
         let Some(token) = reactor.received(conn).get(..TOKEN_BYTES) else { return };
         let token: [u8; TOKEN_BYTES] = token.try_into().expect("sixteen bytes");
         self.callers.remove(&conn);
@@ -244,11 +260,11 @@ impl ShmHandshake {
     }
 
     /// The source has answered. Maps its memory.
-    fn receive(
+    fn receive<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let Some(shown) = reactor.received(conn).get(..size_of::<SourceShape>()) else { return };
@@ -264,12 +280,12 @@ impl ShmHandshake {
 }
 
 /// Gives the source's mover its half and the destination its descriptors.
-fn exchange(
+fn exchange<E: From<TransferAnswer>>(
     conn: ConnId,
     pending: PendingSource,
     descriptors: Vec<OwnedFd>,
     reactor: &mut Reactor,
-    handoff: &mut Handoff,
+    handoff: &mut Handoff<E>,
 ) -> Option<()> {
     let [cursor, doorbell] = <[OwnedFd; 2]>::try_from(descriptors).ok()?;
     let PendingSource { session, ring, .. } = pending;
@@ -312,8 +328,8 @@ fn connect(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::handoff::TransportCapabilities;
     use crate::net::Entropy;
-    use crate::peer::handoff::TransportCapabilities;
     use crate::wire::message::HostId;
     use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
@@ -321,7 +337,12 @@ mod tests {
     use std::time::Duration;
 
     /// Handles what has come, at this time.
-    fn turn(shm: &mut ShmHandshake, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn turn<E: From<TransferAnswer>>(
+        shm: &mut ShmHandshake,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff<E>,
+        now: Instant,
+    ) {
         reactor.poll(Some(Instant::now() + Duration::from_millis(20))).unwrap();
         while let Some(event) = reactor.next_event() {
             shm.handle(event, reactor, handoff, now);
@@ -349,7 +370,7 @@ mod tests {
             data: None,
             lanes: 1,
         };
-        let mut handoff = Handoff::new(Vec::new(), offer, Entropy::System);
+        let mut handoff: Handoff = Handoff::new(Vec::new(), offer, Entropy::System);
         let mut shm = ShmHandshake::default();
         shm.listen(&mut reactor).unwrap();
         let (_, name) = shm.listener.unwrap();

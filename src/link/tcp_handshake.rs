@@ -8,11 +8,12 @@ use crate::ids::{SessionGeneration, WorkerId};
 use crate::limits::{
     EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX,
 };
+use crate::link::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
-use crate::peer::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::stdx::hash_map::HashMap;
 use crate::sys::event::WaitSet;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::DestinationCommand;
 use crate::transfer::target::SessionId;
 use crate::transfer::transport::tcp::{Preamble, TcpDestination, TcpSource};
@@ -75,11 +76,11 @@ impl TcpHandshake {
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(
+    pub fn handle<E: From<TransferAnswer>>(
         &mut self,
         event: Event,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         match event {
@@ -108,11 +109,11 @@ impl TcpHandshake {
 
     /// Dials a destination's data port and gives the source's mover its half. `peer` is the remote
     /// address of the control link. It is used if the destination names no address of its own.
-    pub fn connect(
+    pub fn connect<E: From<TransferAnswer>>(
         &self,
         session: SourceSession,
         peer: Option<SocketAddr>,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         reactor: &mut Reactor,
     ) -> Result<Rank, String> {
         let grant = session.rank.tcp.ok_or("the destination names no data port")?;
@@ -136,10 +137,10 @@ impl TcpHandshake {
 
     /// The destination's half of a session. The caller opens it and then calls
     /// [`TcpHandshake::opened`].
-    pub fn expect(
+    pub fn expect<E: From<TransferAnswer>>(
         &self,
         session: &DestinationSession,
-        handoff: &Handoff,
+        handoff: &Handoff<E>,
     ) -> Box<DestinationBinding> {
         let slots = handoff.worker(session.worker).slots();
         let lanes = usize::from(handoff.offer().lanes);
@@ -147,12 +148,12 @@ impl TcpHandshake {
     }
 
     /// Gives the mover the lanes that arrived before it had the session's half.
-    pub fn opened(
+    pub fn opened<E: From<TransferAnswer>>(
         &mut self,
         worker: WorkerId,
         session: SessionId,
         generation: SessionGeneration,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
     ) {
         self.open.insert((worker, session), generation);
         for early in std::mem::take(&mut self.early) {
@@ -184,7 +185,13 @@ impl TcpHandshake {
         self.early.retain(|early| early.until > now);
     }
 
-    fn read(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn read<E: From<TransferAnswer>>(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff<E>,
+        now: Instant,
+    ) {
         let Some(bytes) = reactor.received(conn).get(..Preamble::BYTES) else { return };
         let bytes: &[u8; Preamble::BYTES] = bytes.try_into().expect("as many bytes");
         self.callers.remove(&conn);
@@ -214,7 +221,12 @@ impl TcpHandshake {
     }
 }
 
-fn join(worker: WorkerId, session: SessionId, arrival: Arrival, handoff: &mut Handoff) {
+fn join<E: From<TransferAnswer>>(
+    worker: WorkerId,
+    session: SessionId,
+    arrival: Arrival,
+    handoff: &mut Handoff<E>,
+) {
     if let Some(mover) = handoff.destination_mover(worker) {
         mover.send(DestinationCommand::Join { session, arrival });
     }

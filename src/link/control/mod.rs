@@ -1,10 +1,10 @@
 //! Control links to workers of other processes. Decode dials and prefill accepts. A link carries
 //! ZMTP, Hello, Proof and then the messages of the hand-off.
 //!
-//! Owns: links and their deadlines, the look-up of prefill workers (`directory`), the handshakes of
+//! Owns: links and their deadlines, the look-up of sources (`lookup`), the handshakes of
 //! shared memory (`shm_handshake`) and TCP (`tcp_handshake`). Thread: `ctl`. Invariants: this
 //! worker closes a link that is not proven in time or is silent for too long. When a link closes,
-//! its peer counts as dead at once. Not here: the meaning of messages (`peer::handoff`), bytes
+//! its peer counts as dead at once. Not here: the meaning of messages (`link::handoff`), bytes
 //! (`wire::link`).
 
 mod establishment;
@@ -13,13 +13,14 @@ mod peer_link;
 use crate::cause::Cause;
 use crate::ids::{Peer, Role};
 use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
+use crate::link::handoff::{DestinationSession, Handoff, RemoteAction};
+use crate::link::lookup::SourceLookup;
+use crate::link::shm_handshake::ShmHandshake;
+use crate::link::tcp_handshake::TcpHandshake;
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
-use crate::peer::directory::Directory;
-use crate::peer::handoff::{DestinationSession, Handoff, RemoteAction};
-use crate::peer::shm_handshake::ShmHandshake;
-use crate::peer::tcp_handshake::TcpHandshake;
 use crate::stdx::hash_map::{HashMap, HashSet};
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
 use crate::wire::auth::{Keyring, Side};
@@ -46,7 +47,7 @@ pub struct ControlLinks {
     own: PeerIdentity,
     control: Option<ListenerId>,
     links: HashMap<ConnId, PeerLink>,
-    directory: Directory,
+    lookup: Box<dyn SourceLookup>,
     shm_handshake: ShmHandshake,
     tcp_handshake: TcpHandshake,
     connections: u64,
@@ -88,7 +89,7 @@ impl ControlLinks {
     pub fn new(
         own: PeerIdentity,
         control: Option<ListenerId>,
-        directory: Directory,
+        lookup: Box<dyn SourceLookup>,
         shm_handshake: ShmHandshake,
         tcp_handshake: TcpHandshake,
         timeouts: LinkTimeouts,
@@ -98,7 +99,7 @@ impl ControlLinks {
             own,
             control,
             links: HashMap::default(),
-            directory,
+            lookup,
             shm_handshake,
             tcp_handshake,
             connections: 0,
@@ -146,17 +147,17 @@ impl ControlLinks {
             | Event::Closed { conn, .. } => self.links.contains_key(&conn),
             Event::Woken | Event::Terminate | Event::Hangup => false,
         };
-        own || self.directory.owns(event)
+        own || self.lookup.owns(event)
             || self.shm_handshake.owns(event)
             || self.tcp_handshake.owns(event)
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(
+    pub fn handle<E: From<TransferAnswer>>(
         &mut self,
         event: Event,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         if self.shm_handshake.owns(&event) {
@@ -165,8 +166,8 @@ impl ControlLinks {
         if self.tcp_handshake.owns(&event) {
             return self.tcp_handshake.handle(event, reactor, handoff, now);
         }
-        if self.directory.owns(&event) {
-            if let Some(found) = self.directory.handle(event, reactor) {
+        if self.lookup.owns(&event) {
+            if let Some(found) = self.lookup.handle(event, reactor) {
                 self.handle_lookup(found, reactor, handoff, now);
             }
             return;
@@ -202,11 +203,16 @@ impl ControlLinks {
 
     /// Whether a resolved name waits for [`ControlLinks::poll_resolved`].
     pub fn has_events(&self) -> bool {
-        self.directory.has_events()
+        self.lookup.has_events()
     }
 
     /// Announces on all links that this worker drains.
-    pub fn drain(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub fn drain<E: From<TransferAnswer>>(
+        &mut self,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff<E>,
+        now: Instant,
+    ) {
         self.draining = true;
         let open = self.links.iter().filter(|(_, peer_link)| peer_link.peer.is_some());
         for conn in open.map(|(&conn, _)| conn).collect::<Vec<_>>() {
@@ -228,7 +234,7 @@ impl ControlLinks {
         if let Some(control) = self.control {
             reactor.stop_listening(control);
         }
-        self.directory.close(reactor);
+        self.lookup.close(reactor);
         self.shm_handshake.close(reactor);
         self.tcp_handshake.close(reactor);
     }
@@ -242,19 +248,19 @@ impl ControlLinks {
 
     /// The next host name of a prefill worker with its address, or an error.
     pub fn poll_resolved(&mut self, now: Instant) -> Option<(String, Result<IpAddr, String>)> {
-        self.directory.resolved(now)
+        self.lookup.resolved(now)
     }
 
-    /// The directory: the hosts that can be dialled, and their names.
-    pub fn directory_mut(&mut self) -> &mut Directory {
-        &mut self.directory
+    /// The look-up of sources: the hosts that can be dialled, and their names.
+    pub fn lookup_mut(&mut self) -> &mut dyn SourceLookup {
+        &mut *self.lookup
     }
 
     /// Runs the actions of the hand-off that need other processes.
-    pub fn run_remote_actions(
+    pub fn run_remote_actions<E: From<TransferAnswer>>(
         &mut self,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         while let Some(remote) = handoff.poll_remote() {
@@ -263,7 +269,7 @@ impl ControlLinks {
                     self.send(conn, &message, reactor, handoff, now)
                 }
                 RemoteAction::Resolve(name) => {
-                    if let Some(address) = self.directory.resolve(&name, now) {
+                    if let Some(address) = self.lookup.resolve(&name, now) {
                         handoff.resolved(&name, address, now);
                     }
                 }
@@ -271,14 +277,14 @@ impl ControlLinks {
                 RemoteAction::Dial { worker, source, .. }
                     if self.is_on_its_way(worker, &source) => {}
                 RemoteAction::Dial { worker, source, until } => {
-                    if let Some(found) = self.directory.look_up(worker, source, until, reactor) {
+                    if let Some(found) = self.lookup.look_up(worker, source, until, reactor) {
                         self.handle_lookup(found, reactor, handoff, now);
                     }
                 }
                 RemoteAction::HangUp(conn) => {
                     let peer_link = self.links.remove(&conn);
                     if let Some((_, source)) = peer_link.and_then(|peer_link| peer_link.dialled) {
-                        self.directory.forget(&source);
+                        self.lookup.forget(&source);
                     }
                     self.shm_handshake.link_down(conn, reactor);
                     reactor.close_after_flush(conn);
@@ -309,10 +315,15 @@ impl ControlLinks {
     }
 
     /// Closes overdue links and sends due PINGs.
-    pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub fn expire<E: From<TransferAnswer>>(
+        &mut self,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff<E>,
+        now: Instant,
+    ) {
         self.shm_handshake.expire(reactor, handoff, now);
         self.tcp_handshake.expire(reactor, now);
-        for found in self.directory.expire(reactor, now) {
+        for found in self.lookup.expire(reactor, now) {
             self.handle_lookup(found, reactor, handoff, now);
         }
         // If this thread paused, its peers are not at fault for the silence during the pause. Two
@@ -353,12 +364,12 @@ impl ControlLinks {
         }
     }
 
-    fn bind_destination(
+    fn bind_destination<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         session: DestinationSession,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let (worker, id, generation) = (session.worker, session.session, session.generation);
@@ -384,11 +395,11 @@ impl ControlLinks {
         }
     }
 
-    fn receive(
+    fn receive<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         match self.take_in(conn, reactor, handoff, now) {
@@ -404,11 +415,11 @@ impl ControlLinks {
         }
     }
 
-    fn take_in(
+    fn take_in<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) -> Result<(), LinkEnd> {
         loop {
@@ -442,12 +453,12 @@ impl ControlLinks {
         }
     }
 
-    fn send(
+    fn send<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         message: &Multipart,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let Some(peer_link) = self.links.get_mut(&conn) else { return };
@@ -464,7 +475,13 @@ impl ControlLinks {
         }
     }
 
-    fn flush(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn flush<E: From<TransferAnswer>>(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff<E>,
+        now: Instant,
+    ) {
         let Some(peer_link) = self.links.get_mut(&conn) else { return };
         let bytes = peer_link.link.transmit();
         if bytes.is_empty() {
@@ -480,12 +497,12 @@ impl ControlLinks {
         }
     }
 
-    fn drop_link(
+    fn drop_link<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         end: &LinkEnd,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let Some(peer_link) = self.links.remove(&conn) else { return };
@@ -500,11 +517,11 @@ impl ControlLinks {
         match &peer_link.dialled {
             // The link never opened, so the hand-off knows only the dial.
             Some((worker, source)) if peer_link.peer.is_none() => {
-                self.directory.forget(source);
+                self.lookup.forget(source);
                 handoff.dial_failed(*worker, source, cause, now);
             }
             Some((_, source)) => {
-                self.directory.forget(source);
+                self.lookup.forget(source);
                 handoff.link_down(conn, cause, now);
             }
             None => handoff.link_down(conn, cause, now),

@@ -9,11 +9,12 @@ use super::{ControlLinks, display};
 use crate::cause::Cause;
 use crate::ids::{Role, WorkerId};
 use crate::limits::UNPROVEN_CONNECTIONS_MAX;
+use crate::link::handoff::{Handoff, LinkId, Source};
+use crate::link::lookup::LookupResult;
 use crate::net::{ConnId, Reactor};
 use crate::obs::log::event;
-use crate::peer::directory::LookupResult;
-use crate::peer::handoff::{Handoff, LinkId, Source};
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::answer::TransferAnswer;
 use crate::wire::auth::Side;
 use crate::wire::link::ControlLink;
 use crate::wire::message::{Hello, MINOR, VERSION};
@@ -22,10 +23,10 @@ use std::time::Instant;
 
 impl ControlLinks {
     /// Closes the oldest unproven incoming connection if there are too many.
-    pub(super) fn close_oldest_unproven(
+    pub(super) fn close_oldest_unproven<E: From<TransferAnswer>>(
         &mut self,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let is_stranger = |(_, peer_link): &(&ConnId, &PeerLink)| {
@@ -97,11 +98,11 @@ impl ControlLinks {
     }
 
     /// Takes the result of a look-up and dials the control address.
-    pub(super) fn handle_lookup(
+    pub(super) fn handle_lookup<E: From<TransferAnswer>>(
         &mut self,
         found: LookupResult,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         let LookupResult { worker, source, control, until } = found;
@@ -130,12 +131,12 @@ impl ControlLinks {
 
     /// Opens the link of a peer that has proven itself. If a peer has several connections, the
     /// newest counts.
-    pub(super) fn open_link(
+    pub(super) fn open_link<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         hello: &Hello,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) -> Result<(), LinkEnd> {
         let Some(peer_link) = self.links.get_mut(&conn) else { return Ok(()) };
@@ -183,12 +184,12 @@ impl ControlLinks {
     ///
     /// # Errors
     /// One of them is newer.
-    fn close_older_links(
+    fn close_older_links<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
         hello: &Hello,
         reactor: &mut Reactor,
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) -> Result<(), LinkEnd> {
         let older: Vec<ConnId> = self

@@ -7,9 +7,9 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId, WorkerId};
 use crate::kv::layout::KvLayout;
-use crate::sched::messages::EngineCommand;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::{DestinationCommand, SourceCommand};
 use crate::transfer::manager::destination::PromptRequest;
 use crate::transfer::manager::rooms::{Prompt, Slot};
@@ -82,13 +82,13 @@ impl SlotRequest {
     }
 }
 
-/// The part of a worker that all roles share.
+/// The part of a worker that all roles share. Its engine takes messages of type `E`.
 #[derive(Debug)]
-pub struct LocalWorker {
+pub struct LocalWorker<E = TransferAnswer> {
     /// Its index in this process.
     pub id: WorkerId,
     /// Commands to its engine.
-    pub engine: Ring<EngineCommand>,
+    pub engine: Ring<E>,
     /// Slots and their states.
     pub status: Arc<StatusTable>,
     /// KV and page lists.
@@ -99,14 +99,14 @@ pub struct LocalWorker {
     slot_requests: Vec<Option<SlotRequest>>,
 }
 
-impl LocalWorker {
+impl<E> LocalWorker<E> {
     /// A worker with all slots free.
     pub fn new(
         id: WorkerId,
-        engine: Ring<EngineCommand>,
+        engine: Ring<E>,
         status: Arc<StatusTable>,
         memory: Memory,
-    ) -> LocalWorker {
+    ) -> LocalWorker<E> {
         let slots = status.slots() as u32;
         LocalWorker {
             id,
@@ -193,14 +193,22 @@ impl LocalWorker {
             assert!(slot_request.is_some() != is_free, "a slot is free or has a request");
         }
     }
+}
 
-    /// Sends the engine a command that ends the request in any state.
+impl<E: From<TransferAnswer>> LocalWorker<E> {
+    /// Sends the engine an answer of the hand-off.
+    pub fn tell(&mut self, answer: TransferAnswer) {
+        debug_assert_eq!(answer.worker(), self.id, "an answer is for the engine of its worker");
+        self.engine.send(answer.into());
+    }
+
+    /// Tells the engine to end the request in any state.
     pub fn abort(&mut self, slot: Slot, cause: Cause) {
         if is_failpoint_active("abort is not passed on") {
             return;
         }
         let Slot { id: slot, generation } = slot;
-        self.engine.send(EngineCommand::Abort { worker: self.id, slot, generation, cause });
+        self.tell(TransferAnswer::Abort { worker: self.id, slot, generation, cause });
     }
 }
 

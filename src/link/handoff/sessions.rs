@@ -9,10 +9,11 @@ use super::actions::{DestinationSession, SourceSession};
 use super::effects::{Effects, rank};
 use super::endpoints::{EndpointKind, LinkId, WorkerEndpoint};
 use crate::ids::{SessionGeneration, WorkerId};
+use crate::link::local_worker::DestinationRing;
 use crate::net::ConnId;
 use crate::obs::log::event;
-use crate::peer::local_worker::DestinationRing;
 use crate::sys::event::{EventFd, WaitSet};
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::SourceCommand;
 use crate::transfer::target::SessionId;
 use crate::transfer::transport::rdma::RdmaSource;
@@ -21,7 +22,7 @@ use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
 use crate::wire::message::{Rank, Transport};
 use std::time::Instant;
 
-impl Handoff {
+impl<E: From<TransferAnswer>> Handoff<E> {
     /// The doorbell that wakes a decode worker's mover.
     pub fn doorbell(&self, id: WorkerId) -> Option<&EventFd> {
         match &self.endpoints[id.index()].kind {

@@ -13,6 +13,7 @@ use crate::kv::layout::KvLayout;
 use crate::limits::SESSION_SETUP_DEADLINE;
 use crate::net::ConnId;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::plan::Template;
 use crate::transfer::target::SessionId;
 use crate::transfer::transport::rdma::PendingQueuePairs;
@@ -96,7 +97,7 @@ pub enum RemoteAction {
     BindDestination(ConnId, DestinationSession),
 }
 
-impl Handoff {
+impl<E: From<TransferAnswer>> Handoff<E> {
     /// The next action that needs another process. Skips the set-up of a source session that has
     /// ended, because its index can belong to a session of another link. The peer would then get
     /// memory or queue pairs of the wrong session.

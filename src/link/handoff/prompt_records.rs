@@ -8,11 +8,12 @@ use super::effects::Effects;
 use super::endpoints::{EndpointKind, WorkerEndpoint};
 use crate::ids::WorkerId;
 use crate::stdx::failpoint::is_failpoint_active;
+use crate::transfer::answer::TransferAnswer;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::HeldRecord;
 use std::time::Instant;
 
-impl Handoff {
+impl<E: From<TransferAnswer>> Handoff<E> {
     /// Sends the logprobs of a prompt in `slot` of a prefill worker to its destination, as soon as
     /// that is known.
     pub fn send_record(&mut self, id: WorkerId, slot: Slot, record: HeldRecord, now: Instant) {

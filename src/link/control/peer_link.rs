@@ -4,7 +4,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{Peer, WorkerId};
-use crate::peer::handoff::Source;
+use crate::link::handoff::Source;
 use crate::wire::link::{ControlLink, LinkError};
 use crate::wire::message::MessageError;
 use crate::wire::zmtp::ZmtpError;

@@ -1,8 +1,9 @@
 //! A control link with a stream as its other end.
 
 use super::*;
+use crate::link::handoff::TransportCapabilities;
+use crate::link::lookup::DirectLookup;
 use crate::net::{Address, Entropy};
-use crate::peer::handoff::TransportCapabilities;
 use crate::sys::event::WaitSet;
 use crate::wire::message::{Hello, HostId, MINOR};
 use std::io::{ErrorKind, Read, Write};
@@ -38,7 +39,7 @@ impl Rig {
                 keys: Keyring::default(),
             },
             Some(control),
-            Directory::closed(),
+            Box::new(DirectLookup::new(Vec::new())),
             ShmHandshake::default(),
             TcpHandshake::new(None, Arc::new(WaitSet::new().unwrap())),
             LinkTimeouts::default(),

@@ -11,7 +11,10 @@
 //! `poll_end` returns the end of its lease. Dropping the agent ends its thread. Not here: which
 //! pages an engine uses, and how it learns of a request.
 
+pub mod client;
 mod mover_runner;
+pub mod requests;
+pub mod thread;
 
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
@@ -21,7 +24,9 @@ use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
 use crate::limits::LANES_MAX;
 use crate::link::control::{ControlLinks, LinkTimeouts, PeerIdentity};
-use crate::link::handoff::{EndpointKind, Handoff, Source, TransportCapabilities, WorkerEndpoint};
+use crate::link::handoff::{
+    EndpointKind, Handoff, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
+};
 use crate::link::local_worker::{LocalWorker, Ring};
 use crate::link::lookup::DirectLookup;
 use crate::link::shm_handshake::ShmHandshake;
@@ -112,6 +117,7 @@ pub struct Agent<C> {
     /// Sockets and time. The owner can have connections of its own here.
     pub reactor: Reactor,
     handle: TransferHandle<C>,
+    prompt_pages: usize,
     pool: PagePool,
     /// The leased pages of each slot.
     leased: Vec<Vec<PageId>>,
@@ -259,6 +265,7 @@ impl Parts {
         let entropy = reactor.entropy().clone();
         Ok(Agent {
             next_tick: reactor.now(),
+            prompt_pages: config.prompt_pages,
             leased: (0..config.slots).map(|_| Vec::with_capacity(config.prompt_pages)).collect(),
             handoff: Handoff::new(vec![endpoint], offer, entropy),
             answers: answers.1,
@@ -386,6 +393,12 @@ impl<C: Cancel> Agent<C> {
         self.address
     }
 
+    /// Takes a slot before its request comes.
+    fn take_slot(&mut self) -> Option<Slot> {
+        let now = self.reactor.now();
+        self.handoff.worker_mut(WORKER).take_slot(prompt_of(&[]), now)
+    }
+
     /// Takes a slot for a prompt in `room`. At a destination, `source` computes the prompt. Answers
     /// come from [`Agent::poll_answer`].
     ///
@@ -398,10 +411,25 @@ impl<C: Cancel> Agent<C> {
         source: Option<&Source>,
         deadline: Instant,
     ) -> Result<Slot, String> {
-        let slot = self.handoff.worker_mut(WORKER).take_slot(prompt, deadline);
-        let slot = slot.ok_or("no slot is free")?;
-        self.handoff.enter(WORKER, slot, room, source, self.reactor.now());
+        let slot = self.take_slot().ok_or("no slot is free")?;
+        self.enter_in(slot, room, (prompt, deadline), source);
         Ok(slot)
+    }
+
+    fn enter_in(
+        &mut self,
+        slot: Slot,
+        room: Room,
+        (prompt, deadline): (Prompt, Instant),
+        source: Option<&Source>,
+    ) {
+        self.handoff.worker_mut(WORKER).set_prompt(slot, prompt, deadline);
+        self.handoff.enter(WORKER, slot, room, source, self.reactor.now());
+    }
+
+    /// Whether the mover takes one more command of each kind.
+    fn has_room(&self) -> bool {
+        self.handle.has_room()
     }
 
     /// The next answer to a request that has entered.
@@ -427,8 +455,18 @@ impl<C: Cancel> Agent<C> {
 
     /// Ends a request and frees its slot. Its lease has ended, or it never had one.
     pub fn leave(&mut self, slot: Slot, failure: Option<Cause>) {
-        assert!(self.leased[slot.id.index()].is_empty(), "a slot is free after its lease");
+        self.finish(slot, failure);
+        self.release(slot);
+    }
+
+    /// The request has its outcome: peers learn it.
+    fn finish(&mut self, slot: Slot, failure: Option<Cause>) {
         self.handoff.handle_finished(WORKER, slot, failure, self.reactor.now());
+    }
+
+    /// Frees the slot of a request that has finished.
+    fn release(&mut self, slot: Slot) {
+        assert!(self.leased[slot.id.index()].is_empty(), "a slot is free after its lease");
         self.handoff.release_slot(WORKER, slot);
     }
 
@@ -470,16 +508,17 @@ impl<C: Cancel> Agent<C> {
         self.mover.step()
     }
 
-    /// Runs one turn of `ctl`. Parks until an event, at most for an interval of the checks, unless
-    /// busy polling is set. Events of the owner's connections go to `foreign`.
+    /// Runs one turn of `ctl`. If it `can_park`, it waits for an event, at most for an interval of
+    /// the checks, unless busy polling is set. Events of the owner's connections go to `foreign`.
     ///
     /// # Errors
     /// The reactor failed, or `foreign` did.
     pub fn turn(
         &mut self,
+        can_park: bool,
         mut foreign: impl FnMut(Event) -> Result<(), String>,
     ) -> Result<(), String> {
-        let parks = self.mover.is_thread() && !self.handoff.has_events();
+        let parks = can_park && self.mover.is_thread() && !self.handoff.has_events();
         let wait = if parks { TICK } else { Duration::ZERO };
         self.reactor.poll(Some(self.reactor.now() + wait)).map_err(text)?;
         let now = self.reactor.now();

@@ -6,10 +6,12 @@
 mod hub;
 mod keys;
 mod text;
+mod transfer;
 
 pub use hub::*;
 pub use keys::*;
 pub use text::*;
+pub use transfer::*;
 
 use std::time::Duration;
 
@@ -32,23 +34,6 @@ pub const HTTP_BODIES_MAX: usize = 1 << 30;
 pub const HTTP_BODY_USUAL: usize = 16 << 10;
 
 // transfer::manager
-/// Destinations kept for requests that have not arrived yet. The router sends both legs at once, so
-/// few wait at any moment. A flood of them must not exhaust the worker.
-pub const EARLY_DESTINATIONS_MAX: usize = 1024;
-/// How long an early destination is kept: longer than a router needs to dispatch over a slow
-/// network, short compared with a client's timeout.
-pub const EARLY_DESTINATION_LIFE: Duration = Duration::from_secs(30);
-/// How long a prefill worker keeps computed KV in the prefill-first flow until decode claims it. A
-/// router passes the answer on at once, so older KV was abandoned.
-pub const KEPT_KV_LIFE: Duration = Duration::from_secs(30);
-/// Ended rooms that are still answered with their real outcome.
-pub const TOMBSTONES_MAX: usize = 16_384;
-/// Time from an Abort to its answer before the session is reset. A source answers after its posted
-/// writes have completed. A NIC may use all its retries for that.
-pub const ABORT_ANSWER_MAX: Duration = Duration::from_secs(2);
-/// How long a tombstone is kept: longer than every deadline of the other side.
-pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(600);
-
 /// Time for each step from dialling a prefill worker to an open session. A live worker answers in
 /// milliseconds; one that computes a long layer answers within a second.
 pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);

@@ -154,6 +154,14 @@ impl<E> LocalWorker<E> {
         Some(Slot { id, generation })
     }
 
+    /// Sets the prompt of a slot that was taken before its request came.
+    pub fn set_prompt(&mut self, slot: Slot, prompt: Prompt, deadline: Instant) {
+        let slot_request = self.slot_requests[slot.id.index()].as_mut();
+        if let Some(held) = slot_request.filter(|held| held.generation == slot.generation) {
+            (held.prompt, held.deadline) = (prompt, deadline);
+        }
+    }
+
     /// The request in this generation of a slot.
     pub fn slot_request(&self, slot: Slot) -> Option<&SlotRequest> {
         self.slot_requests[slot.id.index()]

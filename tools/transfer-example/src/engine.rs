@@ -114,7 +114,7 @@ pub fn wait_for<C: Cancel, T>(
         agent.bell().prepare_wait();
         let found = poll(agent);
         if found.is_none() {
-            agent.turn(|_| Ok(()))?;
+            agent.turn(true, |_| Ok(()))?;
         }
         agent.bell().cancel_wait();
         if let Some(found) = found {

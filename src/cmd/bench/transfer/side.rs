@@ -248,7 +248,7 @@ impl<C: Cancel> BenchWorker<C> {
 
     fn turn(&mut self) -> Result<(), String> {
         let BenchWorker { agent, talk, gone } = self;
-        agent.turn(|event| {
+        agent.turn(true, |event| {
             match event {
                 // Messages sent before the end are still read.
                 Event::Eof(conn) if conn == talk.0 => *gone = true,

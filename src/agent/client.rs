@@ -1,0 +1,312 @@
+//! The engine's side of an agent: requests by slot, and checks of what an engine orders.
+//!
+//! Owns: the engine's ends of the rings, and the state of each slot as the engine sees it. Thread:
+//! any; calls of several threads may meet. Invariants: no call blocks or waits for `ctl`. Each
+//! order comes at most once for a request, so no ring overflows. A call with the slot of an earlier
+//! request is an error and has no effect. Not here: what happens with an order (`requests`).
+
+use super::requests::{AgentEvent, AgentEventKind, AgentOrder, AuxPayload, pack, unpack};
+use crate::cause::Cause;
+use crate::ids::{PageId, Role, Room};
+use crate::kv::layout::KvLayout;
+use crate::link::handoff::{Source, prompt_of};
+use crate::stdx::event_count::EventCount;
+use crate::sys::event::EventFd;
+use crate::transfer::manager::rooms::Slot;
+use crate::transfer::status::{SlotStatus, StatusTable};
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Why a call has no effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AgentError {
+    /// The slot has no request, or that of a later call.
+    Slot,
+    /// The call is not for this role.
+    Role,
+    /// All slots have requests.
+    Full,
+    /// A number of tokens is zero, beyond the prompt, or less than before.
+    Tokens,
+    /// The pages are too few or too many for the prompt, or one is not in the pool.
+    Pages,
+    /// The order was given before.
+    Repeated,
+    /// The request has not ended.
+    Open,
+    /// The agent has ended.
+    Dead,
+}
+
+impl fmt::Display for AgentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AgentError::Slot => "the slot has no request, or another one",
+            AgentError::Role => "the call is not for the role of this agent",
+            AgentError::Full => "all slots have requests",
+            AgentError::Tokens => {
+                "a number of tokens is zero, beyond the prompt, or less than before"
+            }
+            AgentError::Pages => "the pages do not fit the prompt, or one is not in the pool",
+            AgentError::Repeated => "the order was given before",
+            AgentError::Open => "the request has not ended",
+            AgentError::Dead => "the agent has ended",
+        })
+    }
+}
+
+impl std::error::Error for AgentError {}
+
+/// Orders that a request has had, as bits.
+const LEASED: u32 = 1;
+const LAST: u32 = 2;
+const CANCELLED: u32 = 4;
+/// The engine has read that the request has ended.
+const ENDED: u32 = 8;
+
+/// A slot as the engine sees it.
+#[derive(Debug, Default)]
+struct SlotBoard {
+    /// Generation of its request (0: none), and the orders that it has had. They are one word, so
+    /// that a call for an earlier request changes nothing.
+    state: AtomicU64,
+    tokens: AtomicU32,
+}
+
+/// The parts that an agent's thread gives to its client.
+#[derive(Debug)]
+pub(super) struct ClientParts {
+    pub(super) role: Role,
+    pub(super) layout: KvLayout,
+    pub(super) pages: u32,
+    pub(super) prompt_pages: u32,
+    pub(super) orders: Sender<AgentOrder>,
+    pub(super) events: Receiver<AgentEvent>,
+    pub(super) free: Receiver<Slot>,
+    /// By slot: tokens that are computed, with the generation.
+    pub(super) computed: Arc<[AtomicU64]>,
+    pub(super) status: Arc<StatusTable>,
+    /// Wakes `ctl`.
+    pub(super) bell: Arc<EventCount>,
+    /// Readable while there are events.
+    pub(super) event_fd: EventFd,
+    pub(super) is_dead: Arc<AtomicBool>,
+}
+
+/// The engine's side of an agent.
+#[derive(Debug)]
+pub struct AgentClient {
+    parts: ClientParts,
+    boards: Box<[SlotBoard]>,
+}
+
+impl AgentClient {
+    pub(super) fn new(parts: ClientParts) -> AgentClient {
+        let boards = (0..parts.status.slots()).map(|_| SlotBoard::default()).collect();
+        AgentClient { parts, boards }
+    }
+
+    /// Whether the agent has ended: no event will come.
+    pub fn is_dead(&self) -> bool {
+        self.parts.is_dead.load(Ordering::Acquire)
+    }
+
+    /// Offers the KV of a prompt in `room`, at a source. The engine computes it and calls
+    /// [`AgentClient::lease`] and [`AgentClient::compute`], also before a destination has come.
+    ///
+    /// # Errors
+    /// [`AgentError::Role`], [`AgentError::Tokens`], [`AgentError::Full`], [`AgentError::Dead`].
+    pub fn offer(&self, room: Room, ids: &[u32], within: Duration) -> Result<Slot, AgentError> {
+        self.check_role(Role::Prefill)?;
+        self.enter(room, ids, None, within)
+    }
+
+    /// Asks for the KV of a prompt in `room`, at a destination. `source` is the address of the
+    /// source's agent, or the control port of a prefill worker.
+    ///
+    /// # Errors
+    /// [`AgentError::Role`], [`AgentError::Tokens`], [`AgentError::Full`], [`AgentError::Dead`].
+    pub fn wish(
+        &self,
+        room: Room,
+        source: SocketAddr,
+        ids: &[u32],
+        within: Duration,
+    ) -> Result<Slot, AgentError> {
+        self.check_role(Role::Decode)?;
+        self.enter(room, ids, Some(Source::Remote(source)), within)
+    }
+
+    fn check_role(&self, role: Role) -> Result<(), AgentError> {
+        if self.parts.role == role { Ok(()) } else { Err(AgentError::Role) }
+    }
+
+    fn enter(
+        &self,
+        room: Room,
+        ids: &[u32],
+        source: Option<Source>,
+        within: Duration,
+    ) -> Result<Slot, AgentError> {
+        let prompt = prompt_of(ids);
+        let pages = prompt.tokens.div_ceil(self.parts.layout.page_size);
+        if ids.is_empty() || pages > self.parts.prompt_pages {
+            return Err(AgentError::Tokens);
+        }
+        if self.is_dead() {
+            return Err(AgentError::Dead);
+        }
+        let slot = self.parts.free.try_recv().map_err(|_| AgentError::Full)?;
+        let board = &self.boards[slot.id.index()];
+        board.tokens.store(prompt.tokens, Ordering::Relaxed);
+        board.state.store(pack(slot, 0), Ordering::Release);
+        let deadline = Instant::now() + within;
+        self.order(AgentOrder::Enter { slot, room, prompt, source, deadline });
+        Ok(slot)
+    }
+
+    /// Leases the pages of the whole prompt to the transfer, until [`AgentEventKind::Ended`]. At a
+    /// destination, the KV of the first `prefix` tokens is already there.
+    ///
+    /// # Errors
+    /// [`AgentError::Slot`], [`AgentError::Repeated`], [`AgentError::Pages`],
+    /// [`AgentError::Tokens`]: the prefix leaves no token, ends inside a page, or a source has one.
+    pub fn lease(&self, slot: Slot, prefix: u32, pages: &[PageId]) -> Result<(), AgentError> {
+        let board = self.board(slot)?;
+        let tokens = board.tokens.load(Ordering::Relaxed);
+        let is_whole = prefix.is_multiple_of(self.parts.layout.page_size);
+        if prefix >= tokens || !is_whole || (prefix > 0 && self.parts.role == Role::Prefill) {
+            return Err(AgentError::Tokens);
+        }
+        let wanted = tokens.div_ceil(self.parts.layout.page_size) as usize;
+        if pages.len() != wanted || pages.iter().any(|page| page.0 >= self.parts.pages) {
+            return Err(AgentError::Pages);
+        }
+        self.set(slot, LEASED)?;
+        self.order(AgentOrder::Lease { slot, prefix, pages: pages.to_vec() });
+        Ok(())
+    }
+
+    /// The KV of the first `tokens` of the prompt is computed, at a source. The last tokens leave
+    /// after [`AgentClient::send_last`].
+    ///
+    /// # Errors
+    /// [`AgentError::Slot`], [`AgentError::Role`], [`AgentError::Tokens`].
+    pub fn compute(&self, slot: Slot, tokens: u32) -> Result<(), AgentError> {
+        self.check_role(Role::Prefill)?;
+        let all = self.board(slot)?.tokens.load(Ordering::Relaxed);
+        let grown = |word| match unpack(word, slot).unwrap_or(0) <= tokens && tokens <= all {
+            true => Some(pack(slot, tokens)),
+            false => None,
+        };
+        let computed = &self.parts.computed[slot.id.index()];
+        let updated = computed.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown);
+        updated.map_err(|_| AgentError::Tokens)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// What the destination gets with the last tokens, at a source.
+    ///
+    /// # Errors
+    /// [`AgentError::Slot`], [`AgentError::Role`], [`AgentError::Repeated`].
+    pub fn send_last(&self, slot: Slot, payload: &AuxPayload) -> Result<(), AgentError> {
+        self.check_role(Role::Prefill)?;
+        self.set(slot, LAST)?;
+        self.order(AgentOrder::Last { slot, payload: Box::new(*payload) });
+        Ok(())
+    }
+
+    /// Ends the request, unless it has an outcome. Its events still come.
+    ///
+    /// # Errors
+    /// [`AgentError::Slot`], [`AgentError::Repeated`].
+    pub fn cancel(&self, slot: Slot) -> Result<(), AgentError> {
+        self.set(slot, CANCELLED)?;
+        self.order(AgentOrder::Cancel { slot, cause: Cause::Aborted });
+        Ok(())
+    }
+
+    /// Gives the slot back. The engine has read [`AgentEventKind::Ended`].
+    ///
+    /// # Errors
+    /// [`AgentError::Slot`], [`AgentError::Open`].
+    pub fn release(&self, slot: Slot) -> Result<(), AgentError> {
+        let ended = |word| unpack(word, slot).filter(|bits| bits & ENDED != 0).map(|_| 0);
+        let state = &self.board(slot)?.state;
+        let taken = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, ended);
+        taken.map_err(|word| match unpack(word, slot) {
+            Some(_) => AgentError::Open,
+            None => AgentError::Slot,
+        })?;
+        self.order(AgentOrder::Release { slot });
+        Ok(())
+    }
+
+    /// The next event.
+    pub fn poll(&self) -> Option<AgentEvent> {
+        if self.parts.events.is_empty() {
+            self.parts.event_fd.clear();
+        }
+        let event = self.parts.events.try_recv().ok()?;
+        if event.kind == AgentEventKind::Ended {
+            let marked = self.set(event.slot, ENDED);
+            debug_assert!(marked.is_ok(), "a request ends once, before its release");
+        }
+        Some(event)
+    }
+
+    /// Readable while there are events.
+    pub fn event_fd(&self) -> &EventFd {
+        &self.parts.event_fd
+    }
+
+    /// The status of a request, read from memory.
+    ///
+    /// # Errors
+    /// [`AgentError::Slot`].
+    pub fn status(&self, slot: Slot) -> Result<SlotStatus, AgentError> {
+        self.board(slot)?;
+        Ok(self.parts.status.load(slot.id))
+    }
+
+    /// Wakes the agent's thread.
+    pub(super) fn wake(&self) {
+        self.parts.bell.notify();
+    }
+
+    fn board(&self, slot: Slot) -> Result<&SlotBoard, AgentError> {
+        // No request has generation 0.
+        let board = self.boards.get(slot.id.index()).filter(|_| slot.generation.0 != 0);
+        let board = board.ok_or(AgentError::Slot)?;
+        let is_current = unpack(board.state.load(Ordering::Acquire), slot).is_some();
+        if is_current { Ok(board) } else { Err(AgentError::Slot) }
+    }
+
+    /// Notes an order of a request that must come once.
+    fn set(&self, slot: Slot, bit: u32) -> Result<(), AgentError> {
+        let new = |word| {
+            let bits = unpack(word, slot).filter(|bits| bits & bit == 0)?;
+            Some(pack(slot, bits | bit))
+        };
+        let state = &self.board(slot)?.state;
+        let updated = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, new);
+        updated.map(drop).map_err(|word| match unpack(word, slot) {
+            Some(_) => AgentError::Repeated,
+            None => AgentError::Slot,
+        })
+    }
+
+    fn order(&self, order: AgentOrder) {
+        let given = self.parts.orders.try_send(order);
+        debug_assert!(
+            !matches!(given, Err(TrySendError::Full(_))),
+            "the ring has room for all orders of all slots"
+        );
+        self.wake();
+    }
+}

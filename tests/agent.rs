@@ -1,0 +1,350 @@
+//! Agents: the transfer engine under another engine, each with a thread of its own.
+
+use baton::agent::AgentConfig;
+use baton::agent::client::{AgentClient, AgentError};
+use baton::agent::requests::{AgentEventKind, AuxPayload};
+use baton::agent::thread::AgentThread;
+use baton::cause::Cause;
+use baton::ids::{PageId, Role, Room};
+use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
+use baton::kv::region::Region;
+use baton::link::control::LinkTimeouts;
+use baton::stdx::cidr::Cidr;
+use baton::transfer::aux::AUX_PAYLOAD_BYTES;
+use baton::transfer::manager::rooms::Slot;
+use baton::wire::auth::{ClusterKey, Keyring};
+use baton::wire::message::{BitClass, Fingerprint, Transport};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const PAGES: u32 = 32;
+const LAYERS: u32 = 2;
+/// One head of one word in each layer.
+const SOURCE: KvLayout = KvLayout::layer_major(4, LAYERS, 1, 4, KvDtype::F16, PAGES);
+const DESTINATION: KvLayout = KvLayout::page_major(8, LAYERS, 1, 4, KvDtype::F16);
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAYLOAD: AuxPayload = [7; AUX_PAYLOAD_BYTES];
+
+/// An agent, its memory, and the events that it has told.
+struct Side {
+    agent: AgentThread,
+    region: Arc<Region>,
+    layout: KvLayout,
+    told: HashMap<Slot, Vec<AgentEventKind>>,
+}
+
+impl Side {
+    fn new(role: Role, transport: Transport, keys: Keyring) -> Side {
+        let layout = if role == Role::Prefill { SOURCE } else { DESTINATION };
+        let bytes = u64::from(PAGES) * layout.page_bytes();
+        let region = Arc::new(Region::new(c"kv", bytes as usize).unwrap());
+        let (host, one) = (IpAddr::V4(Ipv4Addr::LOCALHOST), [1; 32]);
+        let config = AgentConfig {
+            region: region.clone(),
+            layout,
+            pages: PAGES,
+            fingerprint: Fingerprint {
+                config: one,
+                weights: one,
+                kernels: one,
+                tokenizer: one,
+                template: one,
+            },
+            bit_class: BitClass::UNKNOWN,
+            slots: 4,
+            prompt_pages: 16,
+            sessions: 4,
+            transports: vec![transport],
+            lanes: 2,
+            copy_threads: 1,
+            nics: Vec::new(),
+            pieces: 16,
+            has_data_threads: false,
+            host,
+            allowed: vec![Cidr::from(host)],
+            keys,
+            timeouts: LinkTimeouts::default(),
+            busy_poll: false,
+        };
+        let agent = AgentThread::start(role, config).unwrap();
+        Side { agent, region, layout, told: HashMap::new() }
+    }
+
+    fn client(&self) -> &AgentClient {
+        self.agent.client()
+    }
+
+    /// Takes the events that have come.
+    fn look(&mut self) {
+        while let Some(event) = self.agent.client().poll() {
+            self.told.entry(event.slot).or_default().push(event.kind);
+        }
+    }
+
+    /// Waits for the end of a request, and releases it. Returns its events.
+    fn end(&mut self, slot: Slot) -> Vec<AgentEventKind> {
+        let until = Instant::now() + PATIENCE;
+        while self.told.get(&slot).and_then(|told| told.last()) != Some(&AgentEventKind::Ended) {
+            assert!(Instant::now() < until, "no end of {slot:?}: {:?}", self.told.get(&slot));
+            std::thread::sleep(Duration::from_millis(1));
+            self.look();
+        }
+        self.client().release(slot).unwrap();
+        self.told.remove(&slot).unwrap()
+    }
+
+    fn await_met(&mut self, slot: Slot) {
+        let until = Instant::now() + PATIENCE;
+        while !self.told.get(&slot).is_some_and(|told| told.contains(&AgentEventKind::Met)) {
+            assert!(Instant::now() < until, "no other end of {slot:?}");
+            std::thread::sleep(Duration::from_millis(1));
+            self.look();
+        }
+    }
+
+    fn pages(&self, from: u32, tokens: u32) -> Vec<PageId> {
+        // Not in order, so that runs are split.
+        (from..from + self.layout.pages_for(tokens)).rev().map(PageId).collect()
+    }
+
+    /// The words of these tokens, and their values for this room.
+    fn words(&self, room: Room, tokens: Range<u32>, pages: &[PageId]) -> Vec<(usize, u64)> {
+        let mut words = Vec::new();
+        for token in tokens {
+            let (page, within) = (token / self.layout.page_size, token % self.layout.page_size);
+            for layer in 0..LAYERS {
+                for (number, which) in [KeyValue::Key, KeyValue::Value].into_iter().enumerate() {
+                    let at = self.layout.offset(pages[page as usize], layer, which, 0, within);
+                    let place = u64::from(token) << 8 | u64::from(layer) << 4 | number as u64;
+                    words.push((at as usize, room.0 << 32 | place));
+                }
+            }
+        }
+        words
+    }
+
+    fn compute(&self, room: Room, tokens: Range<u32>, pages: &[PageId]) {
+        for (at, value) in self.words(room, tokens, pages) {
+            self.region.word(at).store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn wrong(&self, room: Room, tokens: Range<u32>, pages: &[PageId]) -> usize {
+        let words = self.words(room, tokens, pages);
+        let is_wrong =
+            |&&(at, value): &&(usize, u64)| self.region.word(at).load(Ordering::Relaxed) != value;
+        words.iter().filter(is_wrong).count()
+    }
+}
+
+fn pair(transport: Transport) -> (Side, Side, SocketAddr) {
+    let key = || Keyring::default();
+    let source = Side::new(Role::Prefill, transport, key());
+    let destination = Side::new(Role::Decode, transport, key());
+    let address = source.agent.address().unwrap();
+    (source, destination, address)
+}
+
+fn ids(tokens: u32) -> Vec<u32> {
+    (0..tokens).collect()
+}
+
+/// Hands a prompt over in chunks, and checks events and bytes.
+fn hand_over(
+    (source, destination, address): &mut (Side, Side, SocketAddr),
+    room: Room,
+    (tokens, chunk, prefix): (u32, u32, u32),
+    is_offer_first: bool,
+) {
+    let ids = ids(tokens);
+    let offer = |source: &Side| source.client().offer(room, &ids, PATIENCE).unwrap();
+    let early = is_offer_first.then(|| offer(source));
+    let to = destination.client().wish(room, *address, &ids, PATIENCE).unwrap();
+    let places = destination.pages(3, tokens);
+    destination.client().lease(to, prefix, &places).unwrap();
+    let from = early.unwrap_or_else(|| offer(source));
+    let pages = source.pages(0, tokens);
+    source.client().lease(from, 0, &pages).unwrap();
+    let mut computed = 0;
+    while computed < tokens {
+        let next = tokens.min(computed + chunk);
+        source.compute(room, computed..next, &pages);
+        source.client().compute(from, next).unwrap();
+        computed = next;
+    }
+    source.client().send_last(from, &PAYLOAD).unwrap();
+    let landed = AgentEventKind::Landed(Some(Box::new(PAYLOAD)));
+    let [met, ended] = [AgentEventKind::Met, AgentEventKind::Ended];
+    assert_eq!(destination.end(to), [met.clone(), landed, ended.clone()]);
+    assert_eq!(destination.wrong(room, prefix..tokens, &places), 0, "{room:?}");
+    assert_eq!(source.end(from), [met, AgentEventKind::Landed(None), ended]);
+}
+
+#[test]
+fn kv_is_handed_over_in_any_order_and_chunks() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let mut pair = pair(transport);
+        let mut room = 1;
+        for is_offer_first in [true, false] {
+            for shape in [(1, 1, 0), (7, 3, 0), (40, 40, 0), (61, 4, 0), (33, 9, 8), (20, 5, 16)] {
+                hand_over(&mut pair, Room(room), shape, is_offer_first);
+                room += 1;
+            }
+        }
+    }
+}
+
+/// Each end of the hand-off can end it, before and after both have met.
+#[test]
+fn a_cancelled_request_fails_at_both_ends_and_ends_once() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let mut pair = pair(transport);
+        let mut room = 100;
+        for by_source in [true, false] {
+            for after_meeting in [true, false] {
+                let (source, destination, address) = &mut pair;
+                let (room_now, ids) = (Room(room), ids(30));
+                room += 1;
+                let from = source.client().offer(room_now, &ids, PATIENCE).unwrap();
+                let to = destination.client().wish(room_now, *address, &ids, PATIENCE).unwrap();
+                source.client().lease(from, 0, &source.pages(0, 30)).unwrap();
+                destination.client().lease(to, 0, &destination.pages(0, 30)).unwrap();
+                if after_meeting {
+                    source.await_met(from);
+                    source.client().compute(from, 10).unwrap();
+                }
+                match by_source {
+                    true => source.client().cancel(from).unwrap(),
+                    false => destination.client().cancel(to).unwrap(),
+                }
+                if !by_source && !after_meeting {
+                    // A source that has not met its destination learns nothing from it.
+                    source.client().cancel(from).unwrap();
+                }
+                for (side, slot) in [(source, from), (destination, to)] {
+                    let mut told = side.end(slot);
+                    told.retain(|kind| *kind != AgentEventKind::Met);
+                    let is_well = matches!(
+                        told.as_slice(),
+                        [AgentEventKind::Failed(_), AgentEventKind::Ended]
+                    );
+                    assert!(is_well, "{told:?}");
+                }
+                hand_over(&mut pair, Room(room), (30, 7, 0), true);
+                room += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn two_prompts_in_one_room_are_a_mismatch() {
+    let (mut source, mut destination, address) = pair(Transport::Shm);
+    let room = Room(9);
+    let from = source.client().offer(room, &ids(20), PATIENCE).unwrap();
+    let to = destination.client().wish(room, address, &[5; 20], PATIENCE).unwrap();
+    destination.client().lease(to, 0, &destination.pages(0, 20)).unwrap();
+    for (side, slot) in [(&mut source, from), (&mut destination, to)] {
+        let told = side.end(slot);
+        assert!(told.contains(&AgentEventKind::Failed(Cause::Mismatch)), "{told:?}");
+    }
+}
+
+#[test]
+fn a_source_that_ends_fails_the_requests_of_its_destinations() {
+    let (source, mut destination, address) = pair(Transport::Tcp);
+    let to = destination.client().wish(Room(4), address, &ids(20), PATIENCE).unwrap();
+    destination.client().lease(to, 0, &destination.pages(0, 20)).unwrap();
+    destination.await_met(to);
+    drop(source);
+    let told = destination.end(to);
+    assert!(matches!(told[1], AgentEventKind::Failed(Cause::PeerLost)), "{told:?}");
+}
+
+#[test]
+fn a_request_has_a_deadline() {
+    let (mut source, ..) = pair(Transport::Shm);
+    let slot = source.client().offer(Room(1), &ids(5), Duration::from_millis(20)).unwrap();
+    let told = source.end(slot);
+    assert_eq!(told, [AgentEventKind::Failed(Cause::Deadline), AgentEventKind::Ended]);
+}
+
+#[test]
+fn a_peer_without_the_key_gets_nothing() {
+    let key = Keyring::new(ClusterKey::new(&[7; 32]));
+    let source = Side::new(Role::Prefill, Transport::Shm, key);
+    let mut destination = Side::new(Role::Decode, Transport::Shm, Keyring::default());
+    let address = source.agent.address().unwrap();
+    let to = destination.client().wish(Room(4), address, &ids(20), PATIENCE).unwrap();
+    let told = destination.end(to);
+    assert!(matches!(told[0], AgentEventKind::Failed(_)), "{told:?}");
+}
+
+#[test]
+fn a_wrong_call_is_an_error_and_has_no_effect() {
+    let mut pair = pair(Transport::Shm);
+    let (source, destination, address) = &mut pair;
+    let (at_source, room) = (source.client(), Room(1));
+    assert_eq!(at_source.wish(room, *address, &ids(4), PATIENCE), Err(AgentError::Role));
+    assert_eq!(destination.client().offer(room, &ids(4), PATIENCE), Err(AgentError::Role));
+    assert_eq!(at_source.offer(room, &[], PATIENCE), Err(AgentError::Tokens));
+    assert_eq!(at_source.offer(room, &ids(16 * 4 + 1), PATIENCE), Err(AgentError::Tokens));
+    let slot = at_source.offer(room, &ids(9), PATIENCE).unwrap();
+    let pages = source.pages(0, 9);
+    let stranger = Slot { id: slot.id, generation: baton::ids::Generation(77) };
+    assert_eq!(at_source.lease(stranger, 0, &pages), Err(AgentError::Slot));
+    assert_eq!(at_source.lease(slot, 4, &pages), Err(AgentError::Tokens));
+    assert_eq!(at_source.lease(slot, 0, &pages[1..]), Err(AgentError::Pages));
+    assert_eq!(at_source.lease(slot, 0, &[PageId(PAGES); 3]), Err(AgentError::Pages));
+    assert_eq!(at_source.compute(slot, 10), Err(AgentError::Tokens));
+    at_source.compute(slot, 5).unwrap();
+    assert_eq!(at_source.compute(slot, 4), Err(AgentError::Tokens));
+    at_source.lease(slot, 0, &pages).unwrap();
+    assert_eq!(at_source.lease(slot, 0, &pages), Err(AgentError::Repeated));
+    assert_eq!(at_source.release(slot), Err(AgentError::Open));
+    at_source.cancel(slot).unwrap();
+    assert_eq!(at_source.cancel(slot), Err(AgentError::Repeated));
+    assert!(source.end(slot).contains(&AgentEventKind::Failed(Cause::Aborted)));
+    assert_eq!(source.client().release(slot), Err(AgentError::Slot));
+    assert_eq!(source.client().status(slot), Err(AgentError::Slot));
+    let all: Vec<_> =
+        (0..4).map(|room| source.client().offer(Room(room), &ids(2), PATIENCE)).collect();
+    assert_eq!(source.client().offer(Room(5), &ids(2), PATIENCE), Err(AgentError::Full));
+    for slot in all {
+        source.client().cancel(slot.unwrap()).unwrap();
+        source.end(slot.unwrap());
+    }
+    hand_over(&mut pair, Room(50), (30, 7, 0), true);
+}
+
+/// The bytes of two prompts must not mix.
+#[test]
+fn a_page_that_is_written_is_in_one_lease() {
+    let (_source, mut destination, address) = pair(Transport::Shm);
+    let wish = |destination: &Side, room| {
+        destination.client().wish(Room(room), address, &ids(20), PATIENCE).unwrap()
+    };
+    let (one, two) = (wish(&destination, 1), wish(&destination, 2));
+    destination.client().lease(one, 0, &destination.pages(0, 20)).unwrap();
+    destination.client().lease(two, 0, &destination.pages(2, 20)).unwrap();
+    let told = destination.end(two);
+    assert!(told.contains(&AgentEventKind::Failed(Cause::Refused)), "{told:?}");
+    // Pages of a prefix are read only, so requests share them.
+    let three = wish(&destination, 3);
+    let mut shared = destination.pages(0, 20);
+    shared[2] = PageId(9);
+    destination.client().lease(three, 16, &shared).unwrap();
+    let repeated = [PageId(20), PageId(21), PageId(20)];
+    let four = wish(&destination, 4);
+    destination.client().lease(four, 0, &repeated).unwrap();
+    assert!(destination.end(four).contains(&AgentEventKind::Failed(Cause::Refused)));
+    for slot in [one, three] {
+        destination.client().cancel(slot).unwrap();
+        let told = destination.end(slot);
+        assert!(told.contains(&AgentEventKind::Failed(Cause::Aborted)), "{told:?}");
+    }
+}

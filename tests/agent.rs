@@ -149,6 +149,18 @@ fn pair(transport: Transport) -> (Side, Side, SocketAddr) {
     (source, destination, address)
 }
 
+/// A call that waits for a slot: a released one is free when the agent has taken the release.
+fn with_slot(call: impl Fn() -> Result<Slot, AgentError>) -> Slot {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match call() {
+            Err(AgentError::Full) => assert!(Instant::now() < until, "no slot becomes free"),
+            other => return other.unwrap(),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn ids(tokens: u32) -> Vec<u32> {
     (0..tokens).collect()
 }
@@ -161,9 +173,9 @@ fn hand_over(
     is_offer_first: bool,
 ) {
     let ids = ids(tokens);
-    let offer = |source: &Side| source.client().offer(room, &ids, PATIENCE).unwrap();
+    let offer = |source: &Side| with_slot(|| source.client().offer(room, &ids, PATIENCE));
     let early = is_offer_first.then(|| offer(source));
-    let to = destination.client().wish(room, *address, &ids, PATIENCE).unwrap();
+    let to = with_slot(|| destination.client().wish(room, *address, &ids, PATIENCE));
     let places = destination.pages(3, tokens);
     destination.client().lease(to, prefix, &places).unwrap();
     let from = early.unwrap_or_else(|| offer(source));
@@ -311,12 +323,12 @@ fn a_wrong_call_is_an_error_and_has_no_effect() {
     assert!(source.end(slot).contains(&AgentEventKind::Failed(Cause::Aborted)));
     assert_eq!(source.client().release(slot), Err(AgentError::Slot));
     assert_eq!(source.client().status(slot), Err(AgentError::Slot));
-    let all: Vec<_> =
-        (0..4).map(|room| source.client().offer(Room(room), &ids(2), PATIENCE)).collect();
-    assert_eq!(source.client().offer(Room(5), &ids(2), PATIENCE), Err(AgentError::Full));
+    let offer = |source: &Side, room| source.client().offer(Room(room), &ids(2), PATIENCE);
+    let all: Vec<_> = (0..4).map(|room| with_slot(|| offer(source, room))).collect();
+    assert_eq!(offer(source, 5), Err(AgentError::Full));
     for slot in all {
-        source.client().cancel(slot.unwrap()).unwrap();
-        source.end(slot.unwrap());
+        source.client().cancel(slot).unwrap();
+        source.end(slot);
     }
     hand_over(&mut pair, Room(50), (30, 7, 0), true);
 }

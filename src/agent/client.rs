@@ -231,7 +231,8 @@ impl AgentClient {
         Ok(())
     }
 
-    /// Gives the slot back. The engine has read [`AgentEventKind::Ended`].
+    /// Gives the slot back. The engine has read [`AgentEventKind::Ended`]. The slot is free for a
+    /// new request when the agent has taken the order.
     ///
     /// # Errors
     /// [`AgentError::Slot`], [`AgentError::Open`].

@@ -280,6 +280,9 @@ fn a_source_that_ends_fails_the_requests_of_its_destinations() {
 #[test]
 fn a_request_has_a_deadline() {
     let (mut source, ..) = pair(Transport::Shm);
+    let endless = source.client().offer(Room(2), &ids(5), Duration::MAX).unwrap();
+    source.client().cancel(endless).unwrap();
+    source.end(endless);
     let slot = source.client().offer(Room(1), &ids(5), Duration::from_millis(20)).unwrap();
     let told = source.end(slot);
     assert_eq!(told, [AgentEventKind::Failed(Cause::Deadline), AgentEventKind::Ended]);
@@ -287,13 +290,18 @@ fn a_request_has_a_deadline() {
 
 #[test]
 fn a_peer_without_the_key_gets_nothing() {
-    let key = Keyring::new(ClusterKey::new(&[7; 32]));
-    let source = Side::new(Role::Prefill, Transport::Shm, key);
-    let mut destination = Side::new(Role::Decode, Transport::Shm, Keyring::default());
+    let key = || Keyring::new(ClusterKey::new(&[7; 32]));
+    let source = Side::new(Role::Prefill, Transport::Shm, key());
     let address = source.agent.address().unwrap();
-    let to = destination.client().wish(Room(4), address, &ids(20), PATIENCE).unwrap();
-    let told = destination.end(to);
-    assert!(matches!(told[0], AgentEventKind::Failed(_)), "{told:?}");
+    let ask = |side: &Side| side.client().wish(Room(4), address, &ids(20), PATIENCE).unwrap();
+    let mut friend = Side::new(Role::Decode, Transport::Shm, key());
+    let slot = ask(&friend);
+    friend.await_met(slot);
+    let mut stranger = Side::new(Role::Decode, Transport::Shm, Keyring::default());
+    let slot = ask(&stranger);
+    let told = stranger.end(slot);
+    let failed = AgentEventKind::Failed(Cause::Incompatible);
+    assert_eq!(told, [failed, AgentEventKind::Ended]);
 }
 
 #[test]
@@ -359,4 +367,15 @@ fn a_page_that_is_written_is_in_one_lease() {
         let told = destination.end(slot);
         assert!(told.contains(&AgentEventKind::Failed(Cause::Aborted)), "{told:?}");
     }
+}
+
+#[test]
+fn after_the_end_of_an_agent_each_order_is_an_error() {
+    let (source, ..) = pair(Transport::Shm);
+    let slot = source.client().offer(Room(1), &ids(5), PATIENCE).unwrap();
+    let client = source.agent.client().clone();
+    drop(source);
+    assert!(client.is_dead());
+    assert_eq!(client.offer(Room(2), &ids(5), PATIENCE), Err(AgentError::Dead));
+    assert_eq!(client.cancel(slot), Err(AgentError::Dead));
 }

@@ -3,12 +3,14 @@
 //! Owns: the engine's ends of the rings, and the state of each slot as the engine sees it. Thread:
 //! any; calls of several threads may meet. Invariants: no call blocks or waits for `ctl`. Each
 //! order comes at most once for a request, so no ring overflows. A call with the slot of an earlier
-//! request is an error and has no effect. Not here: what happens with an order (`requests`).
+//! request is an error and has no effect. After the agent has ended, each order is an error. Not
+//! here: what happens with an order (`requests`).
 
 use super::requests::{AgentEvent, AgentEventKind, AgentOrder, AuxPayload, pack, unpack};
 use crate::cause::Cause;
 use crate::ids::{PageId, Role, Room};
 use crate::kv::layout::KvLayout;
+use crate::limits::REQUEST_TIME_MAX;
 use crate::link::handoff::{Source, prompt_of};
 use crate::stdx::event_count::EventCount;
 use crate::sys::event::EventFd;
@@ -116,7 +118,8 @@ impl AgentClient {
     }
 
     /// Offers the KV of a prompt in `room`, at a source. The engine computes it and calls
-    /// [`AgentClient::lease`] and [`AgentClient::compute`], also before a destination has come.
+    /// [`AgentClient::lease`] and [`AgentClient::compute`], also before a destination has come. The
+    /// request fails after `within`, at most [`REQUEST_TIME_MAX`].
     ///
     /// # Errors
     /// [`AgentError::Role`], [`AgentError::Tokens`], [`AgentError::Full`], [`AgentError::Dead`].
@@ -126,7 +129,8 @@ impl AgentClient {
     }
 
     /// Asks for the KV of a prompt in `room`, at a destination. `source` is the address of the
-    /// source's agent, or the control port of a prefill worker.
+    /// source's agent, or the control port of a prefill worker. The request fails after `within`,
+    /// at most [`REQUEST_TIME_MAX`].
     ///
     /// # Errors
     /// [`AgentError::Role`], [`AgentError::Tokens`], [`AgentError::Full`], [`AgentError::Dead`].
@@ -164,8 +168,8 @@ impl AgentClient {
         let board = &self.boards[slot.id.index()];
         board.tokens.store(prompt.tokens, Ordering::Relaxed);
         board.state.store(pack(slot, 0), Ordering::Release);
-        let deadline = Instant::now() + within;
-        self.order(AgentOrder::Enter { slot, room, prompt, source, deadline });
+        let deadline = Instant::now() + within.min(REQUEST_TIME_MAX);
+        self.order(AgentOrder::Enter { slot, room, prompt, source, deadline })?;
         Ok(slot)
     }
 
@@ -187,8 +191,7 @@ impl AgentClient {
             return Err(AgentError::Pages);
         }
         self.set(slot, LEASED)?;
-        self.order(AgentOrder::Lease { slot, prefix, pages: pages.to_vec() });
-        Ok(())
+        self.order(AgentOrder::Lease { slot, prefix, pages: pages.to_vec() })
     }
 
     /// The KV of the first `tokens` of the prompt is computed, at a source. The last tokens leave
@@ -217,8 +220,7 @@ impl AgentClient {
     pub fn send_last(&self, slot: Slot, payload: &AuxPayload) -> Result<(), AgentError> {
         self.check_role(Role::Prefill)?;
         self.set(slot, LAST)?;
-        self.order(AgentOrder::Last { slot, payload: Box::new(*payload) });
-        Ok(())
+        self.order(AgentOrder::Last { slot, payload: Box::new(*payload) })
     }
 
     /// Ends the request, unless it has an outcome. Its events still come.
@@ -227,8 +229,7 @@ impl AgentClient {
     /// [`AgentError::Slot`], [`AgentError::Repeated`].
     pub fn cancel(&self, slot: Slot) -> Result<(), AgentError> {
         self.set(slot, CANCELLED)?;
-        self.order(AgentOrder::Cancel { slot, cause: Cause::Aborted });
-        Ok(())
+        self.order(AgentOrder::Cancel { slot, cause: Cause::Aborted })
     }
 
     /// Gives the slot back. The engine has read [`AgentEventKind::Ended`]. The slot is free for a
@@ -244,11 +245,10 @@ impl AgentClient {
             Some(_) => AgentError::Open,
             None => AgentError::Slot,
         })?;
-        self.order(AgentOrder::Release { slot });
-        Ok(())
+        self.order(AgentOrder::Release { slot })
     }
 
-    /// The next event.
+    /// The next event. After [`AgentClient::event_fd`] was readable, poll until there is none.
     pub fn poll(&self) -> Option<AgentEvent> {
         if self.parts.events.is_empty() {
             self.parts.event_fd.clear();
@@ -261,7 +261,7 @@ impl AgentClient {
         Some(event)
     }
 
-    /// Readable while there are events.
+    /// Readable when events have come, or the agent has ended.
     pub fn event_fd(&self) -> &EventFd {
         &self.parts.event_fd
     }
@@ -302,12 +302,13 @@ impl AgentClient {
         })
     }
 
-    fn order(&self, order: AgentOrder) {
+    /// Gives the agent an order. An error: it has ended.
+    fn order(&self, order: AgentOrder) -> Result<(), AgentError> {
         let given = self.parts.orders.try_send(order);
-        debug_assert!(
-            !matches!(given, Err(TrySendError::Full(_))),
-            "the ring has room for all orders of all slots"
-        );
+        let is_full = matches!(given, Err(TrySendError::Full(_)));
+        debug_assert!(!is_full, "the ring has room for all orders of all slots");
+        given.map_err(|_| AgentError::Dead)?;
         self.wake();
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@
 
 use super::Agent;
 use crate::cause::Cause;
-use crate::ids::{PageId, Room};
+use crate::ids::{PageId, Role, Room};
 use crate::limits::AGENT_ORDERS_PER_TURN;
 use crate::link::handoff::Source;
 use crate::transfer::answer::TransferAnswer;
@@ -174,6 +174,11 @@ pub(super) struct SlotState {
 
 /// The part of the rules that depends on the role.
 pub(super) trait AgentRole: Cancel + Sized {
+    /// The role.
+    const ROLE: Role;
+    /// Whether transfers write its pages.
+    const IS_DESTINATION: bool = matches!(Self::ROLE, Role::Decode);
+
     /// Gives the mover what the engine has ordered, if its ring has room. `computed` tokens of the
     /// prompt are computed.
     fn advance(agent: &mut Agent<Self>, held: &mut SlotState, computed: u32);
@@ -186,7 +191,8 @@ pub(super) struct AgentRequests {
     rings: AgentRings,
     /// Pages that transfers write.
     written: Vec<bool>,
-    is_destination: bool,
+    /// Whether the engine has events since [`AgentRequests::take_told`].
+    has_told: bool,
 }
 
 impl AgentRequests {
@@ -197,7 +203,7 @@ impl AgentRequests {
             slots: Vec::new(),
             rings,
             written: vec![false; pages],
-            is_destination: agent.address().is_none(),
+            has_told: false,
         };
         while let Some(slot) = agent.take_slot() {
             requests.slots.push(SlotState {
@@ -288,7 +294,7 @@ impl AgentRequests {
             return;
         }
         let held = &mut self.slots[slot.id.index()];
-        if self.is_destination {
+        if C::IS_DESTINATION {
             let kept = (prefix / agent.memory.layout.page_size) as usize;
             let is_taken = |page: &PageId| self.written[page.index()];
             let is_refused = pages[kept..].iter().any(is_taken) || has_repeats(&pages[kept..]);
@@ -352,8 +358,8 @@ impl AgentRequests {
                     return true;
                 }
                 // The bytes of the source come with the end of the lease.
-                State::Success if held.lease == LeaseState::Back || !self.is_destination => {
-                    let payload = held.payload.take().filter(|_| self.is_destination);
+                State::Success if held.lease == LeaseState::Back || !C::IS_DESTINATION => {
+                    let payload = held.payload.take().filter(|_| C::IS_DESTINATION);
                     held.stage = Stage::Over;
                     agent.finish(slot, None);
                     self.tell(slot, AgentEventKind::Landed(payload));
@@ -374,7 +380,7 @@ impl AgentRequests {
         let is_back = held.lease != LeaseState::Out;
         if held.stage == Stage::Over && is_back && agent.has_room() {
             held.stage = Stage::Ended;
-            if self.is_destination {
+            if C::IS_DESTINATION {
                 let kept = (held.handed / agent.memory.layout.page_size) as usize;
                 let written = held.pages.iter().skip(kept);
                 written.for_each(|page| self.written[page.index()] = false);
@@ -399,7 +405,13 @@ impl AgentRequests {
         debug_assert!(given.is_ok(), "the ring has room for all slots");
     }
 
-    fn tell(&self, slot: Slot, kind: AgentEventKind) {
+    /// Whether the engine has got events since the last call.
+    pub(super) fn take_told(&mut self) -> bool {
+        std::mem::take(&mut self.has_told)
+    }
+
+    fn tell(&mut self, slot: Slot, kind: AgentEventKind) {
+        self.has_told = true;
         let told = self.rings.events.try_send(AgentEvent { slot, kind });
         debug_assert!(told.is_ok(), "the ring has room for all events of all slots");
     }
@@ -413,6 +425,8 @@ fn has_repeats(pages: &[PageId]) -> bool {
 }
 
 impl AgentRole for SourceCommand {
+    const ROLE: Role = Role::Prefill;
+
     fn advance(agent: &mut Agent<SourceCommand>, held: &mut SlotState, computed: u32) {
         let Some(OtherEnd::Target(target)) = held.met else { return };
         if held.pages.is_empty() || !agent.has_room() {
@@ -435,6 +449,8 @@ impl AgentRole for SourceCommand {
 }
 
 impl AgentRole for DestinationCommand {
+    const ROLE: Role = Role::Decode;
+
     fn advance(agent: &mut Agent<DestinationCommand>, held: &mut SlotState, _: u32) {
         let Some(OtherEnd::Session(session)) = held.met else { return };
         if !held.pages.is_empty() && held.lease == LeaseState::None && agent.has_room() {

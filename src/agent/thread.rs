@@ -37,16 +37,13 @@ impl AgentThread {
     pub fn start(role: Role, config: AgentConfig) -> Result<AgentThread, String> {
         let reactor = Reactor::new().map_err(super::text)?;
         match role {
-            Role::Prefill => AgentThread::run(role, SourceAgent::source(config, reactor)?),
-            Role::Decode => AgentThread::run(role, DestinationAgent::destination(config, reactor)?),
+            Role::Prefill => AgentThread::run(SourceAgent::source(config, reactor)?),
+            Role::Decode => AgentThread::run(DestinationAgent::destination(config, reactor)?),
             Role::Mixed => Err("an agent computes prompts or uses their KV".into()),
         }
     }
 
-    fn run<C: AgentRole + Send + 'static>(
-        role: Role,
-        mut agent: Agent<C>,
-    ) -> Result<AgentThread, String> {
+    fn run<C: AgentRole + Send + 'static>(mut agent: Agent<C>) -> Result<AgentThread, String> {
         let slots = agent.leased.len();
         let (orders, to_agent) = channel::bounded(slots * ORDERS_OF_A_REQUEST);
         let (to_engine, events) = channel::bounded(slots * EVENTS_OF_A_REQUEST);
@@ -55,7 +52,7 @@ impl AgentThread {
         let event_fd = EventFd::new().map_err(super::text)?;
         let (stop, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicBool>::default());
         let parts = ClientParts {
-            role,
+            role: C::ROLE,
             layout: agent.memory.layout,
             pages: agent.memory.pages,
             prompt_pages: agent.prompt_pages as u32,
@@ -72,12 +69,11 @@ impl AgentThread {
         let rings = AgentRings { orders: to_agent, events: to_engine, free: to_free, computed };
         let mut requests = AgentRequests::new(&mut agent, rings);
         let is_stopped = stop.clone();
+        let last = LastWord { event_fd, is_dead };
         let thread = Builder::new().name("baton-ctl".into()).spawn(move || {
-            let ended = serve(&mut agent, &mut requests, &event_fd, &is_stopped);
+            let ended = serve(&mut agent, &mut requests, &last.event_fd, &is_stopped);
             let until = agent.reactor.now() + AGENT_CLOSE_TIME;
             let ended = ended.and_then(|()| agent.close(until));
-            is_dead.store(true, Ordering::Release);
-            event_fd.signal();
             if let Err(why) = ended {
                 event!(Error, "agent", "the agent has ended", why = why);
             }
@@ -97,6 +93,19 @@ impl AgentThread {
     }
 }
 
+/// Tells the engine that the agent has ended, also after a panic.
+struct LastWord {
+    event_fd: EventFd,
+    is_dead: Arc<AtomicBool>,
+}
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        self.is_dead.store(true, Ordering::Release);
+        self.event_fd.signal();
+    }
+}
+
 fn serve<C: AgentRole>(
     agent: &mut Agent<C>,
     requests: &mut AgentRequests,
@@ -108,7 +117,7 @@ fn serve<C: AgentRole>(
         bell.prepare_wait();
         // Work that comes after this look wakes the reactor.
         let is_busy = requests.turn(agent) || stop.load(Ordering::Acquire);
-        if is_busy {
+        if requests.take_told() {
             event_fd.signal();
         }
         agent.turn(!is_busy, |_| Ok(()))?;

@@ -352,7 +352,9 @@ fn a_worker_of_another_role_is_not_used() {
     let prefill = Worker::with_identity(r#"{"disaggregation_mode":"prefill"}"#);
     let wrong = Worker::with_identity(r#"{"disaggregation_mode":"null"}"#);
     let decode = Worker::with_identity(r#"{"disaggregation_mode":"decode","version":"0.5"}"#);
-    let router = Router::ready(&[&prefill], &[&wrong, &decode], &["--policy", "round_robin"]);
+    let router = Router::start(&[&prefill], &[&wrong, &decode], &["--policy", "round_robin"]);
+    // Until a pair is up, the mixed worker alone makes the router ready.
+    router.wait_for_workers(3);
     for _ in 0..3 {
         let mut client = router.post("/v1/completions", PROMPT);
         let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());

@@ -180,10 +180,15 @@ fn hand_over(
     destination.client().lease(to, prefix, &places).unwrap();
     let from = early.unwrap_or_else(|| offer(source));
     let pages = source.pages(0, tokens);
-    source.client().lease(from, 0, &pages).unwrap();
-    let mut computed = 0;
+    let (mut computed, mut leased) = (0, 0);
     while computed < tokens {
         let next = tokens.min(computed + chunk);
+        // An engine that computes in chunks allocates pages for each of them.
+        let wanted = source.layout.pages_for(next) as usize;
+        if wanted > leased {
+            source.client().lease(from, 0, &pages[leased..wanted]).unwrap();
+            leased = wanted;
+        }
         source.compute(room, computed..next, &pages);
         source.client().compute(from, next).unwrap();
         computed = next;
@@ -318,13 +323,24 @@ fn a_wrong_call_is_an_error_and_has_no_effect() {
     let stranger = Slot { id: slot.id, generation: baton::ids::Generation(77) };
     assert_eq!(at_source.lease(stranger, 0, &pages), Err(AgentError::Slot));
     assert_eq!(at_source.lease(slot, 4, &pages), Err(AgentError::Tokens));
-    assert_eq!(at_source.lease(slot, 0, &pages[1..]), Err(AgentError::Pages));
+    assert_eq!(at_source.lease(slot, 0, &[]), Err(AgentError::Pages));
     assert_eq!(at_source.lease(slot, 0, &[PageId(PAGES); 3]), Err(AgentError::Pages));
+    assert_eq!(at_source.compute(slot, 1), Err(AgentError::Pages));
+    at_source.lease(slot, 0, &pages[..2]).unwrap();
+    assert_eq!(at_source.lease(slot, 0, &pages[..2]), Err(AgentError::Pages));
+    assert_eq!(at_source.compute(slot, 9), Err(AgentError::Pages));
     assert_eq!(at_source.compute(slot, 10), Err(AgentError::Tokens));
     at_source.compute(slot, 5).unwrap();
     assert_eq!(at_source.compute(slot, 4), Err(AgentError::Tokens));
-    at_source.lease(slot, 0, &pages).unwrap();
-    assert_eq!(at_source.lease(slot, 0, &pages), Err(AgentError::Repeated));
+    at_source.lease(slot, 0, &pages[2..]).unwrap();
+    let to = destination.client().wish(room, *address, &ids(9), PATIENCE).unwrap();
+    let places = destination.pages(0, 9);
+    assert_eq!(destination.client().lease(to, 0, &places[1..]), Err(AgentError::Pages));
+    assert_eq!(destination.client().lease(to, 4, &places), Err(AgentError::Tokens));
+    destination.client().lease(to, 0, &places).unwrap();
+    assert_eq!(destination.client().lease(to, 0, &places), Err(AgentError::Repeated));
+    destination.client().cancel(to).unwrap();
+    destination.end(to);
     assert_eq!(at_source.release(slot), Err(AgentError::Open));
     at_source.cancel(slot).unwrap();
     assert_eq!(at_source.cancel(slot), Err(AgentError::Repeated));

@@ -6,7 +6,9 @@
 //! request is an error and has no effect. After the agent has ended, each order is an error. Not
 //! here: what happens with an order (`requests`).
 
-use super::requests::{AgentEvent, AgentEventKind, AgentOrder, AuxPayload, pack, unpack};
+use super::requests::{
+    AgentEvent, AgentEventKind, AgentOrder, AuxPayload, SlotProgress, pack, unpack,
+};
 use crate::cause::Cause;
 use crate::ids::{PageId, Role, Room};
 use crate::kv::layout::KvLayout;
@@ -15,6 +17,7 @@ use crate::link::handoff::{Source, prompt_of};
 use crate::stdx::event_count::EventCount;
 use crate::sys::event::EventFd;
 use crate::transfer::manager::rooms::Slot;
+use crate::transfer::pages::PageLists;
 use crate::transfer::status::{SlotStatus, StatusTable};
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use std::fmt;
@@ -34,7 +37,8 @@ pub enum AgentError {
     Full,
     /// A number of tokens is zero, beyond the prompt, or less than before.
     Tokens,
-    /// The pages are too few or too many for the prompt, or one is not in the pool.
+    /// The pages are too few or too many for the prompt, or one is not in the pool, or computed
+    /// tokens have no pages.
     Pages,
     /// The order was given before.
     Repeated,
@@ -53,7 +57,7 @@ impl fmt::Display for AgentError {
             AgentError::Tokens => {
                 "a number of tokens is zero, beyond the prompt, or less than before"
             }
-            AgentError::Pages => "the pages do not fit the prompt, or one is not in the pool",
+            AgentError::Pages => "the pages do not fit the tokens, or one is not in the pool",
             AgentError::Repeated => "the order was given before",
             AgentError::Open => "the request has not ended",
             AgentError::Dead => "the agent has ended",
@@ -89,8 +93,10 @@ pub(super) struct ClientParts {
     pub(super) orders: Sender<AgentOrder>,
     pub(super) events: Receiver<AgentEvent>,
     pub(super) free: Receiver<Slot>,
-    /// By slot: tokens that are computed, with the generation.
-    pub(super) computed: Arc<[AtomicU64]>,
+    /// By slot.
+    pub(super) progress: Arc<[SlotProgress]>,
+    /// The slots' page lists.
+    pub(super) lists: Arc<PageLists>,
     pub(super) status: Arc<StatusTable>,
     /// Wakes `ctl`.
     pub(super) bell: Arc<EventCount>,
@@ -173,41 +179,67 @@ impl AgentClient {
         Ok(slot)
     }
 
-    /// Leases the pages of the whole prompt to the transfer, until [`AgentEventKind::Ended`]. At a
-    /// destination, the KV of the first `prefix` tokens is already there.
+    /// Leases pages of the prompt to the transfer, until [`AgentEventKind::Ended`]. A source can
+    /// lease its pages in several calls, in the order of the tokens. A destination leases the pages
+    /// of the whole prompt in one call; the KV of the first `prefix` tokens is already there.
+    ///
+    /// Calls for one request come one after the other.
     ///
     /// # Errors
-    /// [`AgentError::Slot`], [`AgentError::Repeated`], [`AgentError::Pages`],
+    /// [`AgentError::Slot`], [`AgentError::Repeated`] at a destination, [`AgentError::Pages`],
     /// [`AgentError::Tokens`]: the prefix leaves no token, ends inside a page, or a source has one.
     pub fn lease(&self, slot: Slot, prefix: u32, pages: &[PageId]) -> Result<(), AgentError> {
         let board = self.board(slot)?;
-        let tokens = board.tokens.load(Ordering::Relaxed);
-        let is_whole = prefix.is_multiple_of(self.parts.layout.page_size);
-        if prefix >= tokens || !is_whole || (prefix > 0 && self.parts.role == Role::Prefill) {
+        let (tokens, layout) = (board.tokens.load(Ordering::Relaxed), &self.parts.layout);
+        let is_source = self.parts.role == Role::Prefill;
+        let is_whole = prefix.is_multiple_of(layout.page_size);
+        if prefix >= tokens || !is_whole || (prefix > 0 && is_source) {
             return Err(AgentError::Tokens);
         }
-        let wanted = tokens.div_ceil(self.parts.layout.page_size) as usize;
-        if pages.len() != wanted || pages.iter().any(|page| page.0 >= self.parts.pages) {
+        let progress = &self.parts.progress[slot.id.index()];
+        let first = unpack(progress.leased.load(Ordering::Relaxed), slot).unwrap_or(0) as usize;
+        let (wanted, leased) = (layout.pages_for(tokens) as usize, first + pages.len());
+        let is_count_right = if is_source { leased <= wanted } else { pages.len() == wanted };
+        let is_outside = |page: &PageId| page.0 >= self.parts.pages;
+        if !is_count_right || pages.is_empty() || pages.iter().any(is_outside) {
             return Err(AgentError::Pages);
         }
-        self.set(slot, LEASED)?;
-        self.order(AgentOrder::Lease { slot, prefix, pages: pages.to_vec() })
+        if !is_source {
+            self.set(slot, LEASED)?;
+        }
+        if self.is_dead() {
+            return Err(AgentError::Dead);
+        }
+        self.parts.lists.store_from(slot.id, first, pages);
+        progress.prefix.store(prefix, Ordering::Relaxed);
+        progress.leased.store(pack(slot, leased as u32), Ordering::Release);
+        self.wake();
+        Ok(())
     }
 
-    /// The KV of the first `tokens` of the prompt is computed, at a source. The last tokens leave
-    /// after [`AgentClient::send_last`].
+    /// The KV of the first `tokens` of the prompt is computed, at a source. Their pages are leased.
+    /// The last tokens leave after [`AgentClient::send_last`].
     ///
     /// # Errors
-    /// [`AgentError::Slot`], [`AgentError::Role`], [`AgentError::Tokens`].
+    /// [`AgentError::Slot`], [`AgentError::Role`], [`AgentError::Tokens`], [`AgentError::Pages`],
+    /// [`AgentError::Dead`].
     pub fn compute(&self, slot: Slot, tokens: u32) -> Result<(), AgentError> {
         self.check_role(Role::Prefill)?;
         let all = self.board(slot)?.tokens.load(Ordering::Relaxed);
-        let grown = |word| match unpack(word, slot).unwrap_or(0) <= tokens && tokens <= all {
+        let progress = &self.parts.progress[slot.id.index()];
+        let leased = unpack(progress.leased.load(Ordering::Relaxed), slot).unwrap_or(0);
+        let is_known = tokens <= all;
+        if is_known && self.parts.layout.pages_for(tokens) > leased {
+            return Err(AgentError::Pages);
+        }
+        if self.is_dead() {
+            return Err(AgentError::Dead);
+        }
+        let grown = |word| match unpack(word, slot).unwrap_or(0) <= tokens && is_known {
             true => Some(pack(slot, tokens)),
             false => None,
         };
-        let computed = &self.parts.computed[slot.id.index()];
-        let updated = computed.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown);
+        let updated = progress.computed.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown);
         updated.map_err(|_| AgentError::Tokens)?;
         self.wake();
         Ok(())

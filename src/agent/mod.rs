@@ -316,7 +316,7 @@ impl SourceAgent {
         parts.agent(endpoint, handle, mover, links, (Some(address), None))
     }
 
-    /// Leases the pages of the whole prompt, and aims at the granted target.
+    /// Leases the first pages of the prompt, and aims at the granted target.
     ///
     /// # Panics
     /// The pages are not those of the pool.
@@ -326,7 +326,17 @@ impl SourceAgent {
         self.handle.begin(slot.id, slot.generation, target, pages, lease);
     }
 
-    /// Hands over the KV of these tokens, with the aux record if they are the last.
+    /// Leases the pages of the prompt that are not in its lease yet. `pages` are those of the whole
+    /// list, and the page list of the slot has them.
+    fn extend_lease(&mut self, slot: Slot, pages: &[PageId]) {
+        let leased = &mut self.leased[slot.id.index()];
+        let new = &pages[leased.len()..];
+        self.pool.extend_lease(new);
+        leased.extend_from_slice(new);
+    }
+
+    /// Hands over the KV of these tokens, with the aux record if they are the last. Their pages are
+    /// leased.
     pub fn chunk(&mut self, slot: Slot, tokens: Range<u32>, last: Option<AuxRecord>) {
         self.handle.chunk(slot.id, slot.generation, tokens, last);
     }

@@ -23,7 +23,7 @@ use crate::transfer::status::State;
 use crate::transfer::target::{SessionId, Target};
 use crossbeam_channel::{Receiver, Sender};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Bytes that a source sends with the last tokens of a prompt.
@@ -44,16 +44,6 @@ pub enum AgentOrder {
         source: Option<Source>,
         /// When the request fails.
         deadline: Instant,
-    },
-    /// The pages of the whole prompt. At a destination, the KV of the first `prefix` tokens is
-    /// already there.
-    Lease {
-        /// The request.
-        slot: Slot,
-        /// Tokens that are not handed over.
-        prefix: u32,
-        /// The pages.
-        pages: Vec<PageId>,
     },
     /// At a source: what the destination gets with the last tokens.
     Last {
@@ -102,7 +92,19 @@ pub struct AgentEvent {
 /// Events of a request: Met, an outcome, Ended.
 pub(super) const EVENTS_OF_A_REQUEST: usize = 3;
 /// Orders of a request: one of each kind.
-pub(super) const ORDERS_OF_A_REQUEST: usize = 5;
+pub(super) const ORDERS_OF_A_REQUEST: usize = 4;
+
+/// What the engine has done for the request of a slot. `ctl` reads it in each turn. A count with
+/// the generation of another request is none.
+#[derive(Debug, Default)]
+pub(super) struct SlotProgress {
+    /// Pages in the slot's page list, with the generation.
+    pub(super) leased: AtomicU64,
+    /// Tokens of the prompt that are computed, with the generation.
+    pub(super) computed: AtomicU64,
+    /// Tokens that a destination already has. They are stored before the pages.
+    pub(super) prefix: AtomicU32,
+}
 
 /// A generation and a number in one word.
 pub(super) fn pack(slot: Slot, number: u32) -> u64 {
@@ -123,8 +125,8 @@ pub(super) struct AgentRings {
     pub(super) events: Sender<AgentEvent>,
     /// Free slots for the engine; each is already open in the status table.
     pub(super) free: Sender<Slot>,
-    /// By slot: tokens of the prompt that are computed, with the generation.
-    pub(super) computed: Arc<[AtomicU64]>,
+    /// By slot.
+    pub(super) progress: Arc<[SlotProgress]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -263,9 +265,6 @@ impl AgentRequests {
                 held.deadline = deadline;
                 agent.enter_in(slot, room, (prompt, deadline), source.as_ref());
             }
-            AgentOrder::Lease { slot, prefix, pages } => {
-                self.take_pages(slot, prefix, pages, agent)
-            }
             AgentOrder::Last { slot, payload } => {
                 let Some(held) = self.find(slot) else { return };
                 held.payload = Some(payload);
@@ -280,32 +279,29 @@ impl AgentRequests {
         }
     }
 
-    /// Takes the pages of a request. It refuses pages that another transfer writes, because the
-    /// bytes of two prompts would mix. The pages of the prefix are not written.
-    fn take_pages<C: AgentRole>(
-        &mut self,
-        slot: Slot,
-        prefix: u32,
-        pages: Vec<PageId>,
-        agent: &mut Agent<C>,
-    ) {
-        let is_open = self.find(slot).is_some_and(|held| held.stage == Stage::Open);
-        if !is_open {
+    /// Takes the pages that the engine has leased since the last turn. At a destination, it refuses
+    /// pages that another transfer writes, because the bytes of two prompts would mix. The pages of
+    /// the prefix are not written.
+    fn take_pages<C: AgentRole>(&mut self, index: usize, agent: &mut Agent<C>) {
+        let (held, progress) = (&mut self.slots[index], &self.rings.progress[index]);
+        let leased = progress.leased.load(Ordering::Acquire);
+        let leased = unpack(leased, held.slot).unwrap_or(0) as usize;
+        if leased == held.pages.len() {
             return;
         }
-        let held = &mut self.slots[slot.id.index()];
+        let (slot, lists) = (held.slot, &agent.memory.lists);
+        held.pages.extend((held.pages.len()..leased).map(|index| lists.page(slot.id, index)));
         if C::IS_DESTINATION {
-            let kept = (prefix / agent.memory.layout.page_size) as usize;
+            held.handed = progress.prefix.load(Ordering::Relaxed);
+            let written = &held.pages[(held.handed / agent.memory.layout.page_size) as usize..];
             let is_taken = |page: &PageId| self.written[page.index()];
-            let is_refused = pages[kept..].iter().any(is_taken) || has_repeats(&pages[kept..]);
-            if is_refused {
+            if written.iter().any(is_taken) || has_repeats(written) {
+                held.pages.clear();
                 agent.cancel(slot, Cause::Refused);
                 return;
             }
-            pages[kept..].iter().for_each(|page| self.written[page.index()] = true);
-            held.handed = prefix;
+            written.iter().for_each(|page| self.written[page.index()] = true);
         }
-        held.pages = pages;
     }
 
     fn take_answer<C: AgentRole>(&mut self, answer: &TransferAnswer, agent: &mut Agent<C>) {
@@ -370,12 +366,15 @@ impl AgentRequests {
                     agent.cancel(slot, Cause::Deadline);
                 }
                 _ => {
-                    let computed = self.rings.computed[index].load(Ordering::Acquire);
+                    let computed = self.rings.progress[index].computed.load(Ordering::Acquire);
                     let computed = unpack(computed, slot).unwrap_or(0);
-                    C::advance(agent, held, computed);
+                    // The pages of these tokens were leased before.
+                    self.take_pages(index, agent);
+                    C::advance(agent, &mut self.slots[index], computed);
                 }
             }
         }
+        let held = &mut self.slots[index];
         // The ring to the mover must always have room for a Cancel of each slot.
         let is_back = held.lease != LeaseState::Out;
         if held.stage == Stage::Over && is_back && agent.has_room() {
@@ -435,6 +434,8 @@ impl AgentRole for SourceCommand {
         if held.lease == LeaseState::None {
             agent.begin(held.slot, target, &held.pages);
             held.lease = LeaseState::Out;
+        } else if held.lease == LeaseState::Out {
+            agent.extend_lease(held.slot, &held.pages);
         }
         // The last tokens leave with the bytes for the destination.
         let is_last = computed == held.tokens;

@@ -6,7 +6,7 @@
 
 use super::client::{AgentClient, ClientParts};
 use super::requests::{
-    AgentRequests, AgentRings, AgentRole, EVENTS_OF_A_REQUEST, ORDERS_OF_A_REQUEST,
+    AgentRequests, AgentRings, AgentRole, EVENTS_OF_A_REQUEST, ORDERS_OF_A_REQUEST, SlotProgress,
 };
 use super::{Agent, AgentConfig, DestinationAgent, SourceAgent};
 use crate::ids::Role;
@@ -48,7 +48,7 @@ impl AgentThread {
         let (orders, to_agent) = channel::bounded(slots * ORDERS_OF_A_REQUEST);
         let (to_engine, events) = channel::bounded(slots * EVENTS_OF_A_REQUEST);
         let (to_free, free) = channel::bounded(slots);
-        let computed: Arc<[_]> = (0..slots).map(|_| 0.into()).collect();
+        let progress: Arc<[_]> = (0..slots).map(|_| SlotProgress::default()).collect();
         let event_fd = EventFd::new().map_err(super::text)?;
         let (stop, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicBool>::default());
         let parts = ClientParts {
@@ -59,14 +59,15 @@ impl AgentThread {
             orders,
             events,
             free,
-            computed: Arc::clone(&computed),
+            progress: Arc::clone(&progress),
+            lists: Arc::clone(&agent.memory.lists),
             status: agent.handle.status.clone(),
             bell: agent.bell.clone(),
             event_fd: event_fd.duplicate().map_err(super::text)?,
             is_dead: Arc::clone(&is_dead),
         };
         let address = agent.address();
-        let rings = AgentRings { orders: to_agent, events: to_engine, free: to_free, computed };
+        let rings = AgentRings { orders: to_agent, events: to_engine, free: to_free, progress };
         let mut requests = AgentRequests::new(&mut agent, rings);
         let is_stopped = stop.clone();
         let last = LastWord { event_fd, is_dead };

@@ -223,12 +223,18 @@ impl PagePool {
 
     /// Leases pages in use to a transfer that reads them.
     pub fn lease(&mut self, slot: SlotId, generation: Generation, pages: &[PageId]) -> Lease {
+        self.extend_lease(pages);
+        Lease::new(slot, generation)
+    }
+
+    /// Adds pages in use to a lease that has not ended. [`PagePool::end_lease`] then gets them,
+    /// too.
+    pub fn extend_lease(&mut self, pages: &[PageId]) {
         for &id in pages {
             let page = &mut self.pages[id.index()];
             assert!(page.users > 0, "page {id} is leased without a user");
             page.leases += 1;
         }
-        Lease::new(slot, generation)
     }
 
     /// The lease over these pages has ended.

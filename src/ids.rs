@@ -156,3 +156,8 @@ impl DecodeAllocation {
         }
     }
 }
+
+impl Room {
+    /// The largest room: 63 bits, so that signed integers hold it.
+    pub const MAX: Room = Room(u64::MAX >> 1);
+}

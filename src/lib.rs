@@ -4,6 +4,8 @@
 //! A module imports from lower layers only. `docs/internals/architecture.md` has the table of
 //! layers.
 
+#[cfg(feature = "library")]
+pub mod abi;
 pub mod agent;
 #[cfg(feature = "serve")]
 pub mod api;

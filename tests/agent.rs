@@ -8,12 +8,10 @@ use baton::cause::Cause;
 use baton::ids::{PageId, Role, Room};
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
 use baton::kv::region::Region;
-use baton::link::control::LinkTimeouts;
-use baton::stdx::cidr::Cidr;
 use baton::transfer::aux::AUX_PAYLOAD_BYTES;
 use baton::transfer::manager::rooms::Slot;
 use baton::wire::auth::{ClusterKey, Keyring};
-use baton::wire::message::{BitClass, Fingerprint, Transport};
+use baton::wire::message::Transport;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -42,33 +40,14 @@ impl Side {
         let layout = if role == Role::Prefill { SOURCE } else { DESTINATION };
         let bytes = u64::from(PAGES) * layout.page_bytes();
         let region = Arc::new(Region::new(c"kv", bytes as usize).unwrap());
-        let (host, one) = (IpAddr::V4(Ipv4Addr::LOCALHOST), [1; 32]);
+        let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let config = AgentConfig {
-            region: region.clone(),
-            layout,
-            pages: PAGES,
-            fingerprint: Fingerprint {
-                config: one,
-                weights: one,
-                kernels: one,
-                tokenizer: one,
-                template: one,
-            },
-            bit_class: BitClass::UNKNOWN,
             slots: 4,
             prompt_pages: 16,
             sessions: 4,
             transports: vec![transport],
-            lanes: 2,
-            copy_threads: 1,
-            nics: Vec::new(),
-            pieces: 16,
-            has_data_threads: false,
-            host,
-            allowed: vec![Cidr::from(host)],
             keys,
-            timeouts: LinkTimeouts::default(),
-            busy_poll: false,
+            ..AgentConfig::new(region.clone(), layout, PAGES, [1; 32], host)
         };
         let agent = AgentThread::start(role, config).unwrap();
         Side { agent, region, layout, told: HashMap::new() }

@@ -16,6 +16,7 @@ use crate::limits::REQUEST_TIME_MAX;
 use crate::link::handoff::{Source, prompt_of};
 use crate::stdx::event_count::EventCount;
 use crate::sys::event::EventFd;
+use crate::transfer::counters::{Counters, Counts};
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::{SlotStatus, StatusTable};
@@ -48,9 +49,10 @@ pub enum AgentError {
     Dead,
 }
 
-impl fmt::Display for AgentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl AgentError {
+    /// The error in words.
+    pub const fn text(self) -> &'static str {
+        match self {
             AgentError::Slot => "the slot has no request, or another one",
             AgentError::Role => "the call is not for the role of this agent",
             AgentError::Full => "all slots have requests",
@@ -61,7 +63,13 @@ impl fmt::Display for AgentError {
             AgentError::Repeated => "the order was given before",
             AgentError::Open => "the request has not ended",
             AgentError::Dead => "the agent has ended",
-        })
+        }
+    }
+}
+
+impl fmt::Display for AgentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
     }
 }
 
@@ -98,6 +106,7 @@ pub(super) struct ClientParts {
     /// The slots' page lists.
     pub(super) lists: Arc<PageLists>,
     pub(super) status: Arc<StatusTable>,
+    pub(super) counters: Arc<Counters>,
     /// Wakes `ctl`.
     pub(super) bell: Arc<EventCount>,
     /// Readable while there are events.
@@ -110,12 +119,28 @@ pub(super) struct ClientParts {
 pub struct AgentClient {
     parts: ClientParts,
     boards: Box<[SlotBoard]>,
+    /// Outcomes that the engine has read.
+    landed: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Counters of an agent since its start.
+#[derive(Clone, Copy, Debug)]
+pub struct AgentCounts {
+    /// Slots that are not free.
+    pub open: u32,
+    /// Requests that have landed, as far as the engine has read it.
+    pub landed: u64,
+    /// Requests that have failed, as far as the engine has read it.
+    pub failed: u64,
+    /// Operations of the transports.
+    pub transfer: Counts,
 }
 
 impl AgentClient {
     pub(super) fn new(parts: ClientParts) -> AgentClient {
         let boards = (0..parts.status.slots()).map(|_| SlotBoard::default()).collect();
-        AgentClient { parts, boards }
+        AgentClient { parts, boards, landed: AtomicU64::new(0), failed: AtomicU64::new(0) }
     }
 
     /// Whether the agent has ended: no event will come.
@@ -286,9 +311,14 @@ impl AgentClient {
             self.parts.event_fd.clear();
         }
         let event = self.parts.events.try_recv().ok()?;
-        if event.kind == AgentEventKind::Ended {
-            let marked = self.set(event.slot, ENDED);
-            debug_assert!(marked.is_ok(), "a request ends once, before its release");
+        match event.kind {
+            AgentEventKind::Met => {}
+            AgentEventKind::Landed(_) => _ = self.landed.fetch_add(1, Ordering::Relaxed),
+            AgentEventKind::Failed(_) => _ = self.failed.fetch_add(1, Ordering::Relaxed),
+            AgentEventKind::Ended => {
+                let marked = self.set(event.slot, ENDED);
+                debug_assert!(marked.is_ok(), "a request ends once, before its release");
+            }
         }
         Some(event)
     }
@@ -296,6 +326,22 @@ impl AgentClient {
     /// Readable when events have come, or the agent has ended.
     pub fn event_fd(&self) -> &EventFd {
         &self.parts.event_fd
+    }
+
+    /// The status words by slot.
+    pub fn status_table(&self) -> &Arc<StatusTable> {
+        &self.parts.status
+    }
+
+    /// What the agent has done since its start.
+    pub fn counts(&self) -> AgentCounts {
+        let free = self.parts.free.len() as u32;
+        AgentCounts {
+            open: self.boards.len() as u32 - free,
+            landed: self.landed.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            transfer: self.parts.counters.counts(),
+        }
     }
 
     /// The status of a request, read from memory.

@@ -12,18 +12,19 @@
 //! pages an engine uses, and how it learns of a request.
 
 pub mod client;
+mod config;
 mod mover_runner;
 pub mod requests;
 pub mod thread;
 
+pub use config::AgentConfig;
+
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
-use crate::kv::layout::KvLayout;
 use crate::kv::lease::MoverRight;
 use crate::kv::pool::PagePool;
-use crate::kv::region::Region;
 use crate::limits::LANES_MAX;
-use crate::link::control::{ControlLinks, LinkTimeouts, PeerIdentity};
+use crate::link::control::{ControlLinks, PeerIdentity};
 use crate::link::handoff::{
     EndpointKind, Handoff, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
 };
@@ -32,7 +33,6 @@ use crate::link::lookup::DirectLookup;
 use crate::link::shm_handshake::ShmHandshake;
 use crate::link::tcp_handshake::TcpHandshake;
 use crate::net::{Event, ListenerId, Reactor};
-use crate::stdx::cidr::Cidr;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::AuxRecord;
@@ -52,12 +52,11 @@ use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::{SlotStatus, StatusTable};
 use crate::transfer::target::{SessionId, Target};
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{DataThreads, Nic, Rails, Settings};
-use crate::wire::auth::Keyring;
-use crate::wire::message::{BitClass, Fingerprint, Transport};
+use crate::transfer::transport::rdma::{DataThreads, Rails, Settings};
+use crate::wire::message::Transport;
 use crossbeam_channel as channel;
 use mover_runner::MoverRunner;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,49 +65,6 @@ use std::time::{Duration, Instant};
 const WORKER: WorkerId = WorkerId(0);
 /// Interval of the checks for deadlines.
 const TICK: Duration = Duration::from_millis(50);
-
-/// What an agent serves, and how it reaches its peers.
-#[derive(Debug)]
-pub struct AgentConfig {
-    /// KV memory: all ranks of the layout, one after the other.
-    pub region: Arc<Region>,
-    /// Its layout.
-    pub layout: KvLayout,
-    /// Its pages.
-    pub pages: u32,
-    /// What must be equal at both ends.
-    pub fingerprint: Fingerprint,
-    /// The kernels that compute the KV.
-    pub bit_class: BitClass,
-    /// Requests at a time.
-    pub slots: usize,
-    /// Pages of the longest prompt.
-    pub prompt_pages: usize,
-    /// Peers at a time.
-    pub sessions: usize,
-    /// Transports, in order of preference.
-    pub transports: Vec<Transport>,
-    /// Lanes of a session, and queue pairs between two NICs. The destination decides.
-    pub lanes: u16,
-    /// Threads that copy over shm beside the mover, the mover included. Only a destination copies.
-    pub copy_threads: usize,
-    /// NICs for rdma; empty without it.
-    pub nics: Vec<Nic>,
-    /// Local pieces of an rdma work request.
-    pub pieces: u32,
-    /// Whether each NIC of a source has threads to post and to poll.
-    pub has_data_threads: bool,
-    /// Where peers connect.
-    pub host: IpAddr,
-    /// Networks of the sources that a destination connects to.
-    pub allowed: Vec<Cidr>,
-    /// Cluster keys.
-    pub keys: Keyring,
-    /// Deadlines of links.
-    pub timeouts: LinkTimeouts,
-    /// Whether no thread parks, and the owner runs the mover.
-    pub busy_poll: bool,
-}
 
 /// One worker and its threads; `C` is the command type of its mover.
 pub struct Agent<C> {
@@ -257,11 +213,8 @@ impl Parts {
             data,
             lanes: config.lanes,
         };
-        let mover = if config.busy_poll {
-            MoverRunner::Here(Box::new(mover))
-        } else {
-            MoverRunner::start(mover, waiter).map_err(text)?
-        };
+        let waiter = (!config.busy_poll).then_some(waiter);
+        let mover = MoverRunner::new(mover, waiter, memory.lists.clone()).map_err(text)?;
         let entropy = reactor.entropy().clone();
         Ok(Agent {
             next_tick: reactor.now(),
@@ -288,6 +241,9 @@ impl SourceAgent {
     /// # Errors
     /// The port, a thread, or the memory of a NIC cannot be had.
     pub fn source(config: AgentConfig, reactor: Reactor) -> Result<SourceAgent, String> {
+        if config.transports.contains(&Transport::Shm) && !config.region.is_shareable() {
+            return Err("a source with shm needs memory that peers can map".into());
+        }
         let mut parts = Parts::new(config, reactor)?;
         let sessions = parts.config.sessions;
         let Rings { links, handle, commands, reports } = parts.rings::<SourceCommand>();
@@ -487,7 +443,8 @@ impl<C: Cancel> Agent<C> {
     }
 
     /// Ends the agent: sends what its peers must still learn, says Bye, and ends its thread. It
-    /// waits until `until` at the latest. Requests that have not ended fail at their peers.
+    /// waits until `until` at the latest. Requests that have not ended fail at their peers. Then no
+    /// peer reads or writes the pages any more, or a copy that is still running is void.
     ///
     /// # Errors
     /// The reactor failed.
@@ -542,6 +499,9 @@ impl<C: Cancel> Agent<C> {
         self.handoff.step(now);
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         if now >= self.next_tick {
+            if self.mover.has_ended() {
+                return Err("the mover has ended".into());
+            }
             self.next_tick = now + TICK;
             self.handoff.expire(now);
             self.links.expire(&mut self.reactor, &mut self.handoff, now);

@@ -1,8 +1,13 @@
 //! The thread of an agent's mover, or the mover itself if the owner runs it.
+//!
+//! Invariant: after the runner is dropped, nothing of the mover reads or writes the pool, and a
+//! copy that a destination still makes over shm is void. The engine can use all pages again.
 
+use crate::ids::SlotId;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use crate::transfer::mover::Mover;
+use crate::transfer::pages::PageLists;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,46 +15,78 @@ use std::thread::{self, JoinHandle};
 
 /// Runs the mover. Dropping it ends the thread.
 #[derive(Debug)]
-pub(super) enum MoverRunner {
+pub(super) struct MoverRunner {
+    mover: Runner,
+    lists: Arc<PageLists>,
+}
+
+#[derive(Debug)]
+enum Runner {
     Here(Box<Mover>),
-    Thread { stop: Arc<AtomicBool>, bell: Arc<EventCount>, thread: Option<JoinHandle<()>> },
+    Thread { stop: Arc<AtomicBool>, bell: Arc<EventCount>, thread: JoinHandle<()> },
+    Ended,
 }
 
 impl MoverRunner {
-    /// Starts the thread.
-    pub(super) fn start(mut mover: Mover, waiter: Waiter) -> io::Result<MoverRunner> {
+    /// Runs a mover over these page lists on a thread that parks at `waiter`. Without one, the
+    /// owner runs its steps.
+    pub(super) fn new(
+        mover: Mover,
+        waiter: Option<Waiter>,
+        lists: Arc<PageLists>,
+    ) -> io::Result<MoverRunner> {
+        let mover = match waiter {
+            None => Runner::Here(Box::new(mover)),
+            Some(waiter) => Runner::start(mover, waiter)?,
+        };
+        Ok(MoverRunner { mover, lists })
+    }
+
+    /// Runs a step. Returns false if another thread runs the mover.
+    pub(super) fn step(&mut self) -> bool {
+        match &mut self.mover {
+            Runner::Here(mover) => {
+                mover.step();
+                true
+            }
+            Runner::Thread { .. } | Runner::Ended => false,
+        }
+    }
+
+    /// Whether the thread has ended without being stopped.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(&self.mover, Runner::Thread { thread, .. } if thread.is_finished())
+    }
+
+    /// Whether another thread runs the mover.
+    pub(super) fn is_thread(&self) -> bool {
+        matches!(self.mover, Runner::Thread { .. })
+    }
+}
+
+impl Runner {
+    fn start(mut mover: Mover, waiter: Waiter) -> io::Result<Runner> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
         let stop_of_thread = stop.clone();
         let thread = thread::Builder::new()
             .name("move-0".into())
             .spawn(move || waiter.run(&mut mover, &stop_of_thread))?;
-        Ok(MoverRunner::Thread { stop, bell, thread: Some(thread) })
-    }
-
-    /// Runs a step. Returns false if another thread runs the mover.
-    pub(super) fn step(&mut self) -> bool {
-        match self {
-            MoverRunner::Here(mover) => {
-                mover.step();
-                true
-            }
-            MoverRunner::Thread { .. } => false,
-        }
-    }
-
-    /// Whether another thread runs the mover.
-    pub(super) fn is_thread(&self) -> bool {
-        matches!(self, MoverRunner::Thread { .. })
+        Ok(Runner::Thread { stop, bell, thread })
     }
 }
 
 impl Drop for MoverRunner {
     fn drop(&mut self) {
-        if let MoverRunner::Thread { stop, bell, thread } = self {
+        if let Runner::Thread { stop, bell, thread } =
+            std::mem::replace(&mut self.mover, Runner::Ended)
+        {
             stop.store(true, Ordering::Release);
             bell.notify();
             // A panicked thread has already reported the panic.
-            let _ = thread.take().map(JoinHandle::join);
+            let _ = thread.join();
+        }
+        for slot in 0..self.lists.shape().slots {
+            self.lists.bump(SlotId(slot));
         }
     }
 }

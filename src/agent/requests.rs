@@ -85,6 +85,8 @@ pub enum AgentEventKind {
 pub struct AgentEvent {
     /// The request.
     pub slot: Slot,
+    /// Its room.
+    pub room: Room,
     /// What happened.
     pub kind: AgentEventKind,
 }
@@ -411,7 +413,8 @@ impl AgentRequests {
 
     fn tell(&mut self, slot: Slot, kind: AgentEventKind) {
         self.has_told = true;
-        let told = self.rings.events.try_send(AgentEvent { slot, kind });
+        let room = self.slots[slot.id.index()].room;
+        let told = self.rings.events.try_send(AgentEvent { slot, room, kind });
         debug_assert!(told.is_ok(), "the ring has room for all events of all slots");
     }
 }

@@ -14,6 +14,7 @@ use crate::limits::AGENT_CLOSE_TIME;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::sys::event::EventFd;
+use crate::sys::{affinity, signal_mask};
 use crossbeam_channel as channel;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,17 +31,26 @@ pub struct AgentThread {
 }
 
 impl AgentThread {
-    /// Starts an agent of this role.
+    /// Starts an agent of this role. Its threads get no signals.
     ///
     /// # Errors
     /// A port, a thread, or the memory of a NIC cannot be had, or the role is mixed.
     pub fn start(role: Role, config: AgentConfig) -> Result<AgentThread, String> {
-        let reactor = Reactor::new().map_err(super::text)?;
-        match role {
-            Role::Prefill => AgentThread::run(SourceAgent::source(config, reactor)?),
-            Role::Decode => AgentThread::run(DestinationAgent::destination(config, reactor)?),
-            Role::Mixed => Err("an agent computes prompts or uses their KV".into()),
+        let cpus = config.cpus.clone();
+        let start = || {
+            let reactor = Reactor::new().map_err(super::text)?;
+            match role {
+                Role::Prefill => AgentThread::run(SourceAgent::source(config, reactor)?),
+                Role::Decode => AgentThread::run(DestinationAgent::destination(config, reactor)?),
+                Role::Mixed => Err("an agent computes prompts or uses their KV".into()),
+            }
+        };
+        if cpus.is_empty() {
+            return signal_mask::with_blocked(start);
         }
+        let (started, moved) = signal_mask::with_blocked(|| affinity::start_on(&cpus, start));
+        moved.map_err(|error| format!("the CPUs of the agent: {error}"))?;
+        started
     }
 
     fn run<C: AgentRole + Send + 'static>(mut agent: Agent<C>) -> Result<AgentThread, String> {
@@ -62,6 +72,7 @@ impl AgentThread {
             progress: Arc::clone(&progress),
             lists: Arc::clone(&agent.memory.lists),
             status: agent.handle.status.clone(),
+            counters: Arc::clone(&agent.memory.counters),
             bell: agent.bell.clone(),
             event_fd: event_fd.duplicate().map_err(super::text)?,
             is_dead: Arc::clone(&is_dead),

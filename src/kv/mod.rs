@@ -2,9 +2,11 @@
 //! mapping that holds them. [`pool`] and [`lease`] record the holders of each page. [`prefix`]
 //! records the content of each page. [`tier`] keeps the KV of requests that wait for pages.
 
+mod adopted_memory;
 mod bits;
 pub mod layout;
 pub mod lease;
+mod memory_file;
 pub mod pool;
 pub mod prefix;
 pub mod region;

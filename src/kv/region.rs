@@ -2,7 +2,7 @@
 //! against shrinking, growing and new writable mappings, so that a peer with its descriptor can
 //! only read.
 //!
-//! Owns: the mapping.
+//! Owns: the mapping. Memory of another engine can be a region, too.
 //! Thread: any can hold the pointer. The leases of `transfer` and the scheduler decide which thread
 //! can write which bytes, not this module.
 //! Invariants: the only references into the memory are to atomics, because others may write it. A
@@ -11,21 +11,32 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::adopted_memory::Adopted;
+use super::memory_file::{PAGE, make_file, seal};
 use crate::sys::verbs::Backing;
 use bytemuck::Pod;
 
 /// The descriptor that gives a peer access to a region.
 pub type Descriptor<'a> = BorrowedFd<'a>;
 
-/// A shared mapping of this process's own memory file, readable and writable.
+/// Readable and writable memory of this process, usually a mapping of its own memory file.
 #[derive(Debug)]
 pub struct Region {
     map: Mapping,
-    file: File,
+    source: RegionSource,
+}
+
+/// Where the memory of a region comes from.
+#[derive(Debug)]
+enum RegionSource {
+    File(File),
+    Adopted(Adopted),
+    /// Memory of another engine as it is. Peers cannot map it.
+    Borrowed,
 }
 
 /// A read-only mapping of a memory file that a peer owns.
@@ -38,6 +49,9 @@ pub struct PeerRegion {
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// The bytes before `base` that are mapped with it, and whether this value unmaps all.
+    skew: usize,
+    is_owned: bool,
 }
 
 // SAFETY: the mapping is plain memory that lives as long as the value; access goes through raw
@@ -50,25 +64,49 @@ impl Region {
     /// Makes a zeroed region of `len` bytes, rounded up to whole memory pages. `name` is visible in
     /// `/proc/PID/maps`.
     pub fn new(name: &std::ffi::CStr, len: usize) -> io::Result<Region> {
-        let len = len.max(1).next_multiple_of(4096);
-        // SAFETY: `name` is a C string; the flags are valid.
-        let fd = unsafe {
-            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        let len = len.max(1).next_multiple_of(PAGE);
+        let file = make_file(name, len)?;
+        let map = Mapping::new(file.as_fd(), len, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+        seal(&file)?;
+        Ok(Region { map, source: RegionSource::File(file) })
+    }
+
+    /// Makes a region of memory that another engine allocated. If it is to be `shared`, its whole
+    /// memory pages move onto a memory file, in place and with their content, so that peers can map
+    /// them. When the region is dropped, the memory is private again.
+    ///
+    /// # Errors
+    /// Address or length is no multiple of 8, or the system refuses. Nothing has changed then.
+    ///
+    /// # Safety
+    /// The bytes are readable and writable until the region is dropped, and no reference to them
+    /// exists while a transfer uses them. No thread writes them during this call and during the
+    /// drop.
+    pub unsafe fn adopt(base: NonNull<u8>, len: usize, shared: bool) -> io::Result<Region> {
+        let is_aligned = base.as_ptr().addr().is_multiple_of(8) && len.is_multiple_of(8);
+        if len == 0 || !is_aligned {
+            let why = "address and length must be multiples of 8";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let source = match shared {
+            // SAFETY: the caller's promise.
+            true => RegionSource::Adopted(unsafe { Adopted::new(base, len)? }),
+            false => RegionSource::Borrowed,
         };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+        Ok(Region { map: Mapping { base, len, skew: 0, is_owned: false }, source })
+    }
+
+    /// Whether peers on this host can map it.
+    pub fn is_shareable(&self) -> bool {
+        !matches!(self.source, RegionSource::Borrowed)
+    }
+
+    /// Makes all bytes visible to peers that have mapped the region. Only adopted memory needs it,
+    /// before an offer of its pages.
+    pub fn publish(&self) {
+        if let RegionSource::Adopted(adopted) = &self.source {
+            adopted.publish();
         }
-        // SAFETY: `fd` was just made and has no other owner.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        file.set_len(len as u64)?;
-        let map = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
-        let seals =
-            libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
-        // SAFETY: `fcntl` with integer arguments on an open descriptor.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Region { map, file })
     }
 
     /// First byte. Stays valid as long as the region.
@@ -89,8 +127,15 @@ impl Region {
     }
 
     /// The descriptor for a peer; because of its seals it can only be mapped read-only.
+    ///
+    /// # Panics
+    /// The region is not [`Region::is_shareable`].
     pub fn descriptor(&self) -> Descriptor<'_> {
-        self.file.as_fd()
+        match &self.source {
+            RegionSource::File(file) => file.as_fd(),
+            RegionSource::Adopted(adopted) => adopted.file().as_fd(),
+            RegionSource::Borrowed => panic!("peers cannot map this region"),
+        }
     }
 
     /// A word shared with peers. Panics unless `offset` is a multiple of 8 inside the region:
@@ -139,7 +184,7 @@ impl Region {
     }
 }
 
-// SAFETY: the mapping stays at its address as long as the region; no reference into it is formed.
+// SAFETY: the memory stays at its address as long as the region; no reference into it is formed.
 unsafe impl Backing for Region {
     fn base(&self) -> NonNull<u8> {
         self.map.base
@@ -154,6 +199,17 @@ impl PeerRegion {
     /// Maps a peer's memory file read-only. Refuses a file with another size than `len`, or without
     /// a seal against shrinking, because a shrinking file could make reads here fault.
     pub fn map(file: Descriptor<'_>, len: usize) -> io::Result<PeerRegion> {
+        PeerRegion::map_from(file, len, 1)
+    }
+
+    /// The same for memory that the peer may have adopted. It can begin anywhere in the first
+    /// memory page of the file, and it ends with the file.
+    pub fn map_adopted(file: Descriptor<'_>, len: usize) -> io::Result<PeerRegion> {
+        PeerRegion::map_from(file, len, PAGE)
+    }
+
+    /// Maps the last `len` bytes of a file. Fewer than `skews` bytes are before them.
+    fn map_from(file: Descriptor<'_>, len: usize, skews: usize) -> io::Result<PeerRegion> {
         // SAFETY: `fcntl` on an open descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
@@ -163,13 +219,14 @@ impl PeerRegion {
             ));
         }
         let size = File::from(file.try_clone_to_owned()?).metadata()?.len();
-        if size != len as u64 {
+        let skew = size.checked_sub(len as u64).filter(|&skew| skew < skews as u64);
+        let Some(skew) = skew.filter(|skew| skew.is_multiple_of(8) && size > 0) else {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!("peer's memory file has {size} bytes, announced {len}"),
             ));
-        }
-        Ok(PeerRegion { map: Mapping::new(file, len, libc::PROT_READ)? })
+        };
+        Ok(PeerRegion { map: Mapping::new(file, len, skew as usize, libc::PROT_READ)? })
     }
 
     /// First byte; read-only memory.
@@ -219,17 +276,23 @@ impl PeerRegion {
 }
 
 impl Mapping {
-    fn new(file: BorrowedFd<'_>, len: usize, protection: libc::c_int) -> io::Result<Mapping> {
+    /// Maps `len` bytes of a file that begin `skew` bytes after its first one.
+    fn new(
+        file: BorrowedFd<'_>,
+        len: usize,
+        skew: usize,
+        protection: libc::c_int,
+    ) -> io::Result<Mapping> {
+        let (anywhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
         // SAFETY: a fresh mapping at an address the kernel chooses.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
+        let base = unsafe { libc::mmap(anywhere, skew + len, protection, libc::MAP_SHARED, fd, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let base =
             NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-        Ok(Mapping { base, len })
+        // SAFETY: the mapping has `skew + len` bytes.
+        Ok(Mapping { base: unsafe { base.add(skew) }, len, skew, is_owned: true })
     }
 
     fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
@@ -249,7 +312,7 @@ impl Mapping {
             "word at {offset} of {}",
             self.len
         );
-        // SAFETY: in bounds and aligned, because mappings begin at a memory page. An atomic may be
+        // SAFETY: in bounds and aligned, because each base is a multiple of 8. An atomic may be
         // shared with any process that maps the file. Of read-only memory, std allows Relaxed
         // loads of at most a machine word; `PeerRegion` offers no others.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
@@ -268,8 +331,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped the range, and no pointer to it outlives `self`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        if self.is_owned {
+            // SAFETY: `new` mapped the range, and no pointer to it outlives `self`.
+            unsafe {
+                let first = self.base.as_ptr().sub(self.skew);
+                libc::munmap(first.cast(), self.skew + self.len);
+            }
+        }
     }
 }
 
@@ -287,8 +355,99 @@ mod tests {
             region.base().write(7);
             assert_eq!(peer.base().read(), 7);
         }
-        let writable = Mapping::new(region.descriptor(), 8192, libc::PROT_READ | libc::PROT_WRITE);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let writable = Mapping::new(region.descriptor(), 8192, 0, protection);
         assert_eq!(writable.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    /// A block of memory between two neighbours that a thread writes all the time.
+    struct Neighbourhood {
+        words: Vec<AtomicU64>,
+        first: usize,
+        len: usize,
+    }
+
+    impl Neighbourhood {
+        fn new(first: usize, len: usize) -> Neighbourhood {
+            let words = (0..first + len + 600).map(|word| AtomicU64::new(word as u64)).collect();
+            Neighbourhood { words, first, len }
+        }
+
+        fn adopt(&self) -> Region {
+            let base = NonNull::from(&self.words[self.first]).cast();
+            // SAFETY: the words live longer than the region, and only atomics are used.
+            unsafe { Region::adopt(base, 8 * self.len, true).unwrap() }
+        }
+    }
+
+    #[test]
+    fn adopted_memory_is_shown_and_its_neighbours_are_neither_shown_nor_changed() {
+        // One page and less, some pages, many pages; at several places of a page.
+        for (first, len) in [(3, 5), (8, 509), (1, 1024), (700, 5000), (511, 513), (513, 40_000)] {
+            let near = Neighbourhood::new(first, len);
+            let (before, after) = (&near.words[first - 1], &near.words[first + len]);
+            let is_over = std::sync::atomic::AtomicBool::new(false);
+            let counted = std::thread::scope(|scope| {
+                let counter = scope.spawn(|| {
+                    let mut count = 0;
+                    while count == 0 || !is_over.load(Ordering::Relaxed) {
+                        count += 1;
+                        before.store(count, Ordering::Relaxed);
+                        after.store(count, Ordering::Relaxed);
+                        assert_eq!(before.load(Ordering::Relaxed), count);
+                        assert_eq!(after.load(Ordering::Relaxed), count);
+                    }
+                    count
+                });
+                for _ in 0..3 {
+                    let region = near.adopt();
+                    let bytes = region.len();
+                    assert_eq!(bytes, 8 * len);
+                    let peer = PeerRegion::map_adopted(region.descriptor(), bytes).unwrap();
+                    assert_eq!(peer.load_word(0), near.words[first].load(Ordering::Relaxed));
+                    for word in 0..len {
+                        near.words[first + word].fetch_add(7, Ordering::Relaxed);
+                    }
+                    region.publish();
+                    for word in 0..len {
+                        let held = near.words[first + word].load(Ordering::Relaxed);
+                        assert_eq!(peer.load_word(8 * word), held, "{first} {len} {word}");
+                    }
+                    let file = File::from(region.descriptor().try_clone_to_owned().unwrap());
+                    let skew = file.metadata().unwrap().len() as usize - bytes;
+                    let mut beside = vec![0; skew];
+                    std::os::unix::fs::FileExt::read_exact_at(&file, &mut beside, 0).unwrap();
+                    assert!(beside.iter().all(|&byte| byte == 0), "a neighbour is shown");
+                    assert!(Mapping::new(file.as_fd(), 8, 0, libc::PROT_WRITE).is_err());
+                }
+                is_over.store(true, Ordering::Relaxed);
+                counter.join().unwrap()
+            });
+            assert_eq!(before.load(Ordering::Relaxed), counted);
+            for word in 0..len {
+                let held = near.words[first + word].load(Ordering::Relaxed);
+                assert_eq!(held, (first + word + 21) as u64, "{first} {len} {word}");
+            }
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            assert!(!maps.contains("baton-adopted"), "the memory is private again");
+        }
+    }
+
+    #[test]
+    fn memory_that_cannot_be_adopted_is_refused() {
+        let words = [0u64; 4];
+        let base = NonNull::from(&words).cast::<u8>();
+        // SAFETY: the second half of the first word.
+        let odd = unsafe { base.add(4) };
+        for (base, len) in [(base, 0), (base, 12), (odd, 16)] {
+            for shared in [true, false] {
+                // SAFETY: the words outlive the region, which does not come into being.
+                assert!(unsafe { Region::adopt(base, len, shared) }.is_err());
+            }
+        }
+        // SAFETY: as above; nothing writes the words.
+        let borrowed = unsafe { Region::adopt(base, 32, false) }.unwrap();
+        assert!(!borrowed.is_shareable() && borrowed.len() == 32);
     }
 
     #[test]

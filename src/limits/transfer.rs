@@ -26,3 +26,11 @@ pub const AGENT_ORDERS_PER_TURN: usize = 256;
 /// Longest wait of an agent that ends, for the last bytes to its peers: a peer that does not read
 /// must not hold up the engine.
 pub const AGENT_CLOSE_TIME: Duration = Duration::from_secs(1);
+/// Agents of a process, and regions, of the library. An engine needs one of each for a worker.
+pub const ABI_HANDLES_MAX: usize = 64;
+/// Requests of an agent at a time, through the library. vLLM has at most 1,024 by default.
+pub const ABI_SLOTS_MAX: usize = 4096;
+/// Longest wait of the library's only call that waits.
+pub const ABI_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest text of the library's caller: an address, a list of names.
+pub const ABI_TEXT_MAX: usize = 4096;

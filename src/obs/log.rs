@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 /// Log settings of a process.
@@ -93,6 +94,16 @@ pub fn configure(config: LogConfig) {
     FORMAT.store(config.format as u8, Ordering::Relaxed);
 }
 
+/// Takes log lines in place of standard error.
+pub type LogSink = Box<dyn Fn(LogLevel, &str) + Send + Sync>;
+
+static SINK: RwLock<Option<LogSink>> = RwLock::new(None);
+
+/// Sends log lines, without their line ends, to `sink`, or to standard error again.
+pub fn set_sink(sink: Option<LogSink>) {
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = sink;
+}
+
 /// A simulated process that logs.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulatedSource {
@@ -135,8 +146,11 @@ pub fn write(level: LogLevel, component: &str, message: &str, fields: &[Field]) 
             let _ = write!(line, "host {host}: ");
         }
         format_line(&mut line, format, since_epoch, level, component, message, fields);
-        // If standard error is gone, the error cannot be reported anywhere.
-        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+        match &*SINK.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(sink) => sink(level, line.trim_end_matches('\n')),
+            // If standard error is gone, the error cannot be reported anywhere.
+            None => _ = std::io::stderr().lock().write_all(line.as_bytes()),
+        }
     });
 }
 

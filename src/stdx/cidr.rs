@@ -18,6 +18,12 @@ impl Cidr {
         Cidr { address: IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), prefix: 128 },
     ];
 
+    /// Whether all of `other` lies in it.
+    pub fn covers(&self, other: &Cidr) -> bool {
+        let is_same_kind = self.address.is_ipv4() == other.address.is_ipv4();
+        is_same_kind && self.prefix <= other.prefix && self.contains(other.address)
+    }
+
     /// Whether `address` lies in it. An IPv4 address mapped into IPv6 counts as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address.to_canonical()) {
@@ -91,6 +97,12 @@ mod tests {
         assert!(contains("fd00::/8", "fd12::1"));
         assert!(!contains("::/0", "10.0.0.1"));
         assert!(contains("10.0.0.0/8", "::ffff:10.0.0.1"));
+        let covers = |network: &str, other: &str| {
+            network.parse::<Cidr>().unwrap().covers(&other.parse::<Cidr>().unwrap())
+        };
+        assert!(covers("127.0.0.0/8", "127.0.0.1") && covers("10.0.0.0/8", "10.1.0.0/16"));
+        assert!(!covers("127.0.0.0/8", "126.0.0.0/7") && !covers("127.0.0.0/8", "0.0.0.0/0"));
+        assert!(!covers("0.0.0.0/0", "::1") && !covers("::/0", "10.0.0.1"));
         for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "host/8"]
         {
             assert!(text.parse::<Cidr>().is_err(), "{text}");

@@ -38,6 +38,27 @@ impl EventFd {
         let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
+    /// Waits until the counter is not zero or the time is over. Returns whether it is not zero.
+    ///
+    /// # Errors
+    /// The system cannot wait. A signal only ends the wait early.
+    pub fn wait_readable(&self, timeout: Duration) -> io::Result<bool> {
+        let mut wanted = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: one descriptor, a readable time, and no signal mask.
+        let ready = unsafe { libc::ppoll(&mut wanted, 1, &time, std::ptr::null()) };
+        match ready {
+            0.. => Ok(ready > 0),
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+                error => Err(error),
+            },
+        }
+    }
+
     /// Sets the counter to zero. Returns whether it was not zero.
     pub fn clear(&self) -> bool {
         let mut count = [0u8; 8];

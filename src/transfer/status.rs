@@ -123,6 +123,11 @@ impl StatusTable {
         StatusTable { words: (0..slots).map(|_| AtomicU64::new(0)).collect() }
     }
 
+    /// The words by slot, for readers.
+    pub fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
     /// Number of slots.
     pub fn slots(&self) -> usize {
         self.words.len()

@@ -121,7 +121,7 @@ impl WorkerIdentity {
         let one = "1".to_string();
         let pool = only(&announce.ranks)
             .map_err(|many| differ(Refusal::KvLayout, PROCESSES, &one, &many.to_string()))?;
-        let destination = layout_of(&announce.kv, pool).ok_or_else(|| {
+        let destination = layout_of_claim(&announce.kv, pool).ok_or_else(|| {
             differ(
                 Refusal::KvLayout,
                 "KV layout",
@@ -138,7 +138,7 @@ impl WorkerIdentity {
         let one = "1".to_string();
         let pool = only(&welcome.ranks)
             .map_err(|many| differ(Refusal::KvLayout, PROCESSES, &many.to_string(), &one))?;
-        let layout = layout_of(&welcome.kv, pool).ok_or_else(|| {
+        let layout = layout_of_claim(&welcome.kv, pool).ok_or_else(|| {
             differ(
                 Refusal::KvLayout,
                 "KV layout",
@@ -168,7 +168,7 @@ fn only(processes: &[Rank]) -> Result<u64, usize> {
 
 /// The layout that a peer announced, after two checks. Its last byte lies inside the announced
 /// region, and each rank holds its share of the heads.
-fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
+pub fn layout_of_claim(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
     let dtype = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16]
         .into_iter()
         .find(|&dtype| dtype as u32 == claim.dtype)?;

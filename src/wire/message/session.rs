@@ -47,6 +47,11 @@ impl Transport {
         }
     }
 
+    /// The transport with this name.
+    pub fn named(name: &str) -> Option<Transport> {
+        Transport::ALL.into_iter().find(|transport| transport.name() == name)
+    }
+
     const fn bit(self) -> u32 {
         1 << self as u8
     }
@@ -165,7 +170,7 @@ pub struct KvLayoutClaim {
     pub head_dim: u32,
     /// Pages of the pool.
     pub pages: u32,
-    /// Element type: 1 f32, 2 f16, 3 bf16. The receiver refuses other numbers.
+    /// Element type: 0 f32, 1 f16, 2 bf16. The receiver refuses other numbers.
     pub dtype: u32,
     /// Bytes from a page to the next.
     pub page_stride: u64,
@@ -203,7 +208,11 @@ impl KvLayoutClaim {
         })
     }
 
-    fn checked(self) -> Result<KvLayoutClaim, MessageError> {
+    /// The claim, if its counts can be those of a layout.
+    ///
+    /// # Errors
+    /// A count is zero, or there are too many ranks.
+    pub fn checked(self) -> Result<KvLayoutClaim, MessageError> {
         within("page size", self.page_size, 1..=u32::MAX.into())?;
         within("layers", self.layers, 1..=u32::MAX.into())?;
         within("KV heads", self.kv_heads, 1..=u32::MAX.into())?;

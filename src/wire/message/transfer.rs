@@ -25,7 +25,7 @@ pub struct TransferId {
 
 impl TransferId {
     fn checked(self) -> Result<TransferId, MessageError> {
-        within("room", self.room.0, 0..=(1 << 63) - 1)?;
+        within("room", self.room.0, 0..=Room::MAX.0)?;
         within("generation", self.generation.0, 1..=(1 << 24) - 1)?;
         Ok(self)
     }

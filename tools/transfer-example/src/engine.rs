@@ -5,13 +5,10 @@ use baton::cause::Cause;
 use baton::ids::{PageId, Room};
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
 use baton::kv::region::Region;
-use baton::link::control::LinkTimeouts;
-use baton::stdx::cidr::Cidr;
 use baton::transfer::aux::{AUX_PAYLOAD_BYTES, AuxRecord};
 use baton::transfer::command::Cancel;
 use baton::transfer::manager::rooms::{Prompt, Slot};
-use baton::wire::auth::Keyring;
-use baton::wire::message::{BitClass, Fingerprint, Transport, ids_hash};
+use baton::wire::message::ids_hash;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -36,37 +33,11 @@ pub fn text(error: impl Display) -> String {
 pub fn config(layout: KvLayout) -> Result<AgentConfig, String> {
     let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let bytes = u64::from(PAGES) * layout.page_bytes();
-    let one = [1; 32];
-    Ok(AgentConfig {
-        region: Arc::new(Region::new(c"kv", bytes as usize).map_err(text)?),
-        layout,
-        pages: PAGES,
-        // A real engine puts hashes of its model here.
-        fingerprint: Fingerprint {
-            config: one,
-            weights: one,
-            kernels: one,
-            tokenizer: one,
-            template: one,
-        },
-        // The name of the kernels that give these bits.
-        bit_class: BitClass::named("example"),
-        slots: 4,
-        prompt_pages: PAGES as usize,
-        sessions: 4,
-        transports: vec![Transport::Shm, Transport::Tcp],
-        lanes: 1,
-        copy_threads: 1,
-        nics: Vec::new(),
-        pieces: 16,
-        has_data_threads: false,
-        host,
-        allowed: vec![Cidr::from(host)],
-        // Both processes run on this host. Across hosts, a cluster key proves a peer.
-        keys: Keyring::default(),
-        timeouts: LinkTimeouts::default(),
-        busy_poll: false,
-    })
+    let region = Arc::new(Region::new(c"kv", bytes as usize).map_err(text)?);
+    // A real engine puts a hash here, of its model and of everything else that decides the KV.
+    let kind = [1; 32];
+    // Both processes run on this host. Across hosts, a cluster key proves a peer.
+    Ok(AgentConfig::new(region, layout, PAGES, kind, host))
 }
 
 /// Pages for a prompt. This engine serves one request at a time, so each uses the same pages.

@@ -18,8 +18,7 @@ use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::{Cancel, DestinationCommand, SourceCommand};
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::transport::rdma::Nic;
-use crate::wire::auth::Keyring;
-use crate::wire::message::{BitClass, Fingerprint, Transport};
+use crate::wire::message::Transport;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,12 +48,8 @@ pub struct BenchWorker<C> {
 /// # Errors
 /// There is no transport with this name.
 pub fn transport_of(name: &str) -> Result<Transport, String> {
-    match name {
-        "shm" => Ok(Transport::Shm),
-        "tcp" => Ok(Transport::Tcp),
-        "rdma" => Ok(Transport::Rdma),
-        other => Err(format!("there is no transport {other} here")),
-    }
+    let transport = Transport::named(name).filter(|transport| *transport != Transport::Fake);
+    transport.ok_or_else(|| format!("there is no transport {name} here"))
 }
 
 /// Number of copy threads; only the destination copies.
@@ -78,15 +73,8 @@ fn config(
     let layout = row.layout(end).ok_or("ranks that do not share the heads")?;
     let region_bytes = u64::from(layout.ranks) * layout.rank_stride;
     let region = Region::new(c"baton-kv", region_bytes as usize).map_err(text)?;
-    let none = [0; 32];
-    let fingerprint =
-        Fingerprint { config: none, weights: none, kernels: none, tokenizer: none, template: none };
+    let region = Arc::new(region);
     Ok(AgentConfig {
-        region: Arc::new(region),
-        layout,
-        pages: row.case.pool,
-        fingerprint,
-        bit_class: BitClass::UNKNOWN,
         slots: SLOTS,
         prompt_pages: row.case.pages as usize,
         sessions: SESSIONS,
@@ -96,11 +84,10 @@ fn config(
         nics: if transport == Transport::Rdma { Nic::choose(&[], &[])? } else { Vec::new() },
         pieces: row.pieces,
         has_data_threads: row.data_threads == DataThreadMode::Split,
-        host,
         allowed: source.map(Cidr::from).into_iter().collect(),
-        keys: Keyring::default(),
         timeouts: STILL,
         busy_poll: row.busy_poll,
+        ..AgentConfig::new(region, layout, row.case.pool, [0; 32], host)
     })
 }
 

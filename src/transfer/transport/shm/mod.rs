@@ -158,6 +158,7 @@ impl SourceHalf for ShmSource {
             last: post.last.is_some().into(),
             aux,
         };
+        memory.region.publish();
         if self.offers.write(&offer, offer.length())? {
             self.doorbell.signal();
             memory.counters.add(0, 1);
@@ -229,7 +230,7 @@ impl ShmCursor {
         template: Template,
     ) -> io::Result<ShmDestination> {
         Ok(ShmDestination {
-            pool: PeerRegion::map(from.pool.as_fd(), shape.pool_bytes as usize)?,
+            pool: PeerRegion::map_adopted(from.pool.as_fd(), shape.pool_bytes as usize)?,
             pages: shape.pages,
             page_size: source_page_size,
             lists: PeerPageLists::map(from.lists.as_fd(), shape.lists)?,

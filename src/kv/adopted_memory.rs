@@ -1,0 +1,212 @@
+//! Memory that another engine allocated, moved in place onto a memory file so that peers can map
+//! it.
+//!
+//! ```text
+//!  pages     |   page    |   page    |   page    |
+//!  memory      other [==== adopted bytes ====] other
+//!                  head: a copy; middle: mapped; tail: a copy
+//! ```
+//! Owns: the mappings of whole pages, and the copies of the parts of pages at both ends. Those
+//! pages stay as they are, because the bytes beside the adopted ones belong to other objects.
+//! Thread: the owner adopts and returns the memory while nothing else uses it. Any thread
+//! publishes. Invariants: bytes outside the adopted range are neither shown to peers nor changed.
+//! The file begins with the memory page of the first byte, and ends with the last byte. So its size
+//! less the adopted bytes is the place of the first one.
+#![allow(unsafe_code)]
+
+use super::memory_file::{PAGE, make_file, seal};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What was done to adopted memory, and what undoes it.
+#[derive(Debug)]
+pub(super) struct Adopted {
+    /// First address and length of the whole pages; they are mapped from the file.
+    whole: (usize, usize),
+    edges: Vec<Edge>,
+    file: File,
+    /// First address of the adopted bytes.
+    base: usize,
+}
+
+/// The adopted bytes in a page that other objects share, and their copy in the file.
+#[derive(Debug)]
+struct Edge {
+    memory: usize,
+    bytes: usize,
+    /// The mapped page of the copy.
+    page: NonNull<u8>,
+    /// Where the copy begins in its page.
+    at: usize,
+}
+
+// SAFETY: the pointers name mappings that live as long as the value. Access is by atomics, or while
+// the owner says that nothing else uses the memory.
+unsafe impl Send for Adopted {}
+// SAFETY: as above.
+unsafe impl Sync for Adopted {}
+
+impl Adopted {
+    /// Moves the whole pages of `bytes` bytes at `base` onto a memory file.
+    ///
+    /// # Errors
+    /// Address or length is no multiple of 8, the memory is no private anonymous memory, or the
+    /// system has no more memory. Nothing has changed then.
+    ///
+    /// # Safety
+    /// The bytes are readable and writable until the value is dropped, and no thread writes them
+    /// during the call.
+    pub(super) unsafe fn new(base: NonNull<u8>, bytes: usize) -> io::Result<Adopted> {
+        let start = base.as_ptr().addr();
+        let end =
+            start.checked_add(bytes).filter(|_| bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        if !start.is_multiple_of(8) || !end.is_multiple_of(8) {
+            let why = "address and length must be multiples of 8";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let (skew, first) = (start % PAGE, start.next_multiple_of(PAGE));
+        let last = end / PAGE * PAGE;
+        let file = make_file(c"baton-adopted", skew + bytes)?;
+        let place = |address: usize| (address - start + skew) as u64;
+        // SAFETY: the caller's promise.
+        copy_to_file(unsafe { slice::from_raw_parts(base.as_ptr(), bytes) }, &file, skew as u64)?;
+        let mut adopted = Adopted { whole: (first, 0), edges: Vec::new(), file, base: start };
+        if first < start || last < first {
+            // All bytes are in one page.
+            adopted.add_edge(start, bytes, place(start))?;
+        } else {
+            for (from, to) in [(start, first.min(end)), (last.max(start), end)] {
+                if from < to {
+                    adopted.add_edge(from, to - from, place(from))?;
+                }
+            }
+        }
+        // Writable mappings must exist before the seal. The last step is the only one that changes
+        // the memory.
+        if last > first {
+            let shared = libc::MAP_SHARED | libc::MAP_FIXED;
+            map(first, last - first, shared, adopted.file.as_raw_fd(), place(first))?;
+            adopted.whole.1 = last - first;
+        }
+        match seal(&adopted.file) {
+            Ok(()) => Ok(adopted),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn add_edge(&mut self, memory: usize, bytes: usize, place: u64) -> io::Result<()> {
+        let at = place as usize % PAGE;
+        let descriptor = self.file.as_raw_fd();
+        let page = map(0, PAGE, libc::MAP_SHARED, descriptor, place - at as u64)?;
+        self.edges.push(Edge { memory, bytes, page, at });
+        Ok(())
+    }
+
+    /// The file that peers map.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Copies the adopted bytes of shared pages to the file, so that peers see them. Bytes that
+    /// another thread writes meanwhile are those of no leased page.
+    pub(super) fn publish(&self) {
+        for edge in &self.edges {
+            for at in (0..edge.bytes).step_by(8) {
+                // SAFETY: both words lie in memory that lives as long as this value; both begin at
+                // a multiple of 8, and an atomic may be shared with any thread and process.
+                let (from, to) = unsafe {
+                    let from = std::ptr::with_exposed_provenance_mut::<u64>(edge.memory + at);
+                    let to = edge.page.as_ptr().add(edge.at + at).cast::<u64>();
+                    (AtomicU64::from_ptr(from), AtomicU64::from_ptr(to))
+                };
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Makes the whole pages private memory again, with the same content.
+    fn give_back(&self) -> io::Result<()> {
+        let (first, bytes) = self.whole;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let copy = map(0, bytes, private, -1, 0)?;
+        let place = (first - self.base + self.base % PAGE) as u64;
+        // SAFETY: the mapping was just made, and nothing else knows it.
+        let into = unsafe { slice::from_raw_parts_mut(copy.as_ptr(), bytes) };
+        let copied = copy_from_file(&self.file, place, into);
+        let moved = copied.and_then(|()| {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            let target = std::ptr::with_exposed_provenance_mut::<libc::c_void>(first);
+            // SAFETY: moves the copy over the whole pages, which this value mapped. Their users see
+            // the same bytes.
+            let moved = unsafe { libc::mremap(copy.as_ptr().cast(), bytes, bytes, flags, target) };
+            if moved == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        });
+        if moved.is_err() {
+            // SAFETY: the copy is still where it was made.
+            unsafe { libc::munmap(copy.as_ptr().cast(), bytes) };
+        }
+        moved
+    }
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        if let Err(why) = self.give_back() {
+            // The memory works as before: its file lives as long as the mapping.
+            crate::event!(
+                Warn,
+                "kv",
+                "adopted memory stays shared with peers",
+                bytes = self.whole.1,
+                why = why
+            );
+        }
+        for edge in &self.edges {
+            // SAFETY: this value mapped the page, and no pointer to it outlives the value.
+            unsafe { libc::munmap(edge.page.as_ptr().cast(), PAGE) };
+        }
+    }
+}
+
+/// Maps memory; at `address` if the flags say so.
+fn map(address: usize, bytes: usize, flags: i32, file: i32, place: u64) -> io::Result<NonNull<u8>> {
+    let (hint, protection) =
+        (std::ptr::with_exposed_provenance_mut(address), libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: without MAP_FIXED, the kernel chooses an address. With it, the caller owns the pages.
+    let base = unsafe { libc::mmap(hint, bytes, protection, flags, file, place as libc::off_t) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))
+}
+
+/// Copies memory to a file, but no pages of zeros: they need no memory in the file.
+fn copy_to_file(memory: &[u8], file: &File, place: u64) -> io::Result<()> {
+    for (number, page) in (0u64..).zip(memory.chunks(PAGE)) {
+        if page.iter().any(|&byte| byte != 0) {
+            file.write_all_at(page, place + number * PAGE as u64)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a file to zeroed memory, but no pages of zeros.
+fn copy_from_file(file: &File, place: u64, memory: &mut [u8]) -> io::Result<()> {
+    let mut page = [0; PAGE];
+    for (number, target) in (0u64..).zip(memory.chunks_mut(PAGE)) {
+        let page = &mut page[..target.len()];
+        file.read_exact_at(page, place + number * PAGE as u64)?;
+        if page.iter().any(|&byte| byte != 0) {
+            target.copy_from_slice(page);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! Exports the C ABI of Baton's transfer engine. `include/baton.h` describes it.
+
+pub use baton::abi::*;

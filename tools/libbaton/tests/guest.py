@@ -1,0 +1,296 @@
+"""The library as a guest in the process of its caller. Each function is a check."""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import _ctypes
+
+from baton_kv import (
+    Agent, BatonError, Element, ErrorCode, EventKind, Layout, LogLevel, Region, Role, State,
+    _library, log_to)
+
+PAGES, KIND = 16, bytes([5] * 32)
+LAYOUT = Layout(pages=PAGES, page_size=4, layers=1, kv_heads=1, head_dim=2, element=Element.F32,
+                token_stride=8, head_stride=8, kv_stride=32, layer_stride=64, page_stride=64)
+
+
+def make(role, transport="shm", **more):
+    region = Region(PAGES * 64)
+    return region, Agent(role, region, LAYOUT, KIND, transports=[transport], **more)
+
+
+def refusal(call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except BatonError as error:
+        return error.code
+    return None
+
+
+def kinds(agent, request, last, seconds=20.0):
+    """The events of a request up to the kind `last`."""
+    seen, until = [], time.monotonic() + seconds
+    while not seen or seen[-1] != last:
+        assert time.monotonic() < until, seen
+        agent.wait(0.1)
+        seen += [event.kind for event in agent.poll() if event.request == request]
+    return seen
+
+
+def tasks(count):
+    """Name, blocked signals, and CPUs of the library's threads, of which there are `count`."""
+    until = time.monotonic() + 20
+    while len(found := named_tasks()) != count:
+        assert time.monotonic() < until, found
+        time.sleep(0.01)
+    return found
+
+
+def named_tasks():
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if fields["Name"] in ("baton-ctl", "move-0"):
+            found.append((fields["Name"], int(fields["SigBlk"], 16), fields["Cpus_allowed_list"]))
+    return sorted(found)
+
+
+def check_calls_after_a_free_are_errors():
+    region, agent = make(Role.SOURCE)
+    assert refusal(region.free) is ErrorCode.BUSY
+    request = agent.offer(3, [1, 2, 3], 20)
+    assert refusal(agent.release, request) is ErrorCode.OPEN
+    assert refusal(agent.wish, 3, "127.0.0.1:9", [1], 20) is ErrorCode.ROLE
+    assert refusal(agent.offer, 1 << 63, [1], 20) is ErrorCode.ARGUMENT
+    assert refusal(agent.lease, request, [PAGES]) is ErrorCode.PAGES
+    assert refusal(agent.send_last, request, bytes(189)) is ErrorCode.ARGUMENT
+    assert agent.state(request) is State.BOOTSTRAPPING
+    agent.cancel(request)
+    assert refusal(agent.cancel, request) is ErrorCode.REPEATED
+    assert kinds(agent, request, EventKind.ENDED) == [EventKind.FAILED, EventKind.ENDED]
+    assert agent.state(request) is State.FAILED
+    agent.release(request)
+    assert refusal(agent.cancel, request) is ErrorCode.REQUEST
+    assert agent.counters().failed == 1
+    agent.free()
+    # The status words stay mapped.
+    agent.state(request)
+    for call in (agent.poll, agent.free, agent.event_fd, agent.counters):
+        assert refusal(call) is ErrorCode.HANDLE
+    region.free()
+    assert refusal(region.free) is ErrorCode.HANDLE
+
+
+def check_wrong_settings_are_errors():
+    region = Region(PAGES * 64)
+    new = lambda layout=LAYOUT, **more: refusal(Agent, Role.SOURCE, region, layout, KIND, **more)
+    assert new(host="0.0.0.0") is ErrorCode.ARGUMENT
+    assert new(allow=["10.0.0.0/8"]) is ErrorCode.ARGUMENT
+    assert new(host="0.0.0.0", key=bytes(31)) is ErrorCode.ARGUMENT
+    assert new(transports=["shm", "post"]) is ErrorCode.ARGUMENT
+    assert new(lanes=33) is ErrorCode.ARGUMENT
+    assert new(cpus=[5000]) is ErrorCode.SYSTEM
+    assert new(host="203.0.113.7", key=bytes(32)) is ErrorCode.SYSTEM
+    large = Layout.from_buffer_copy(LAYOUT)
+    large.pages = 10 * PAGES * 4096
+    assert new(large) is ErrorCode.ARGUMENT
+    region.free()
+
+
+def check_a_forked_child_can_call_nothing():
+    region, agent = make(Role.SOURCE)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            codes = {refusal(call) for call in (agent.poll, agent.free, region.free)}
+            codes.add(refusal(Region, 4096))
+            code = 0 if codes == {ErrorCode.FORKED} else 1
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    request = agent.offer(3, [1], 20)
+    agent.cancel(request)
+    kinds(agent, request, EventKind.ENDED)
+    agent.free()
+    region.free()
+
+
+def check_threads_get_no_signals_and_have_cpus_of_their_own():
+    every = os.sched_getaffinity(0)
+    first = min(every)
+    os.sched_setaffinity(0, [first])
+    region, agent = make(Role.SOURCE)
+    names, blocked, cpus = zip(*tasks(2))
+    assert names == ("baton-ctl", "move-0"), names
+    assert all(mask >> (signal.SIGPIPE - 1) & 1 for mask in blocked), blocked
+    assert all(mask >> (signal.SIGTERM - 1) & 1 for mask in blocked), blocked
+    assert len(every) == 1 or all(cpu != str(first) for cpu in cpus), cpus
+    agent.free()
+    tasks(0)
+    agent = Agent(Role.SOURCE, region, LAYOUT, KIND, cpus=[max(every)])
+    assert all(cpu == str(max(every)) for _, _, cpu in tasks(2)), tasks(2)
+    agent.free()
+    region.free()
+    os.sched_setaffinity(0, every)
+
+
+PEER = """
+import sys, time
+from guest import *
+region, agent = make(Role.DESTINATION, "tcp")
+request = agent.wish(4, sys.argv[1], list(range(40)), 60)
+agent.lease(request, list(range(10)))
+kinds(agent, request, EventKind.MET)
+print("met", flush=True)
+time.sleep(60)
+"""
+
+
+def check_a_peer_that_dies_ends_neither_the_process_nor_the_agent():
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
+    region, agent = make(Role.SOURCE, "tcp")
+    request = agent.offer(4, list(range(40)), 60)
+    agent.lease(request, list(range(10)))
+    peer = subprocess.Popen([sys.executable, "-c", PEER, agent.address], stdout=subprocess.PIPE)
+    assert peer.stdout.readline() == b"met\n"
+    kinds(agent, request, EventKind.MET)
+    peer.kill()
+    for tokens in range(1, 41):
+        agent.compute(request, tokens)
+    assert kinds(agent, request, EventKind.ENDED) == [EventKind.FAILED, EventKind.ENDED]
+    agent.release(request)
+    peer.wait()
+    agent.free()
+    region.free()
+
+
+def check_log_lines_go_to_a_callback():
+    lines = []
+    log_to(lambda level, line: lines.append((level, line)), LogLevel.INFO)
+    source_region, source = make(Role.SOURCE)
+    region, agent = make(Role.DESTINATION)
+    request = agent.wish(4, source.address, [1, 2], 20)
+    agent.lease(request, [0])
+    offered = source.offer(4, [1, 2], 20)
+    source.lease(offered, [0])
+    source.compute(offered, 2)
+    source.send_last(offered)
+    assert EventKind.LANDED in kinds(agent, request, EventKind.ENDED)
+    for one, memory in ((agent, region), (source, source_region)):
+        one.free()
+        memory.free()
+    log_to(None)
+    chosen = [line for level, line in lines if "transport=shm" in line and level == LogLevel.INFO]
+    assert len(chosen) == 2, lines
+
+
+def check_threads_call_at_the_same_time():
+    region, agent = make(Role.SOURCE, slots=64)
+    ended, lock = set(), threading.Lock()
+
+    def run(first):
+        for room in range(first, first + 50):
+            request = None
+            while request is None:
+                try:
+                    request = agent.offer(room, [1, 2, 3], 20)
+                except BatonError as error:
+                    assert error.code is ErrorCode.FULL
+                    time.sleep(0.001)
+            agent.cancel(request)
+
+    def drain():
+        while len(ended) < 200:
+            agent.wait(0.05)
+            for event in agent.poll():
+                if event.kind is EventKind.ENDED:
+                    agent.release(event.request)
+                    with lock:
+                        assert event.room not in ended
+                        ended.add(event.room)
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in (0, 50, 100, 150)]
+    threads += [threading.Thread(target=drain) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == set(range(200))
+    agent.free()
+    region.free()
+
+
+def check_memory_of_the_caller_is_handed_over_in_place():
+    """The memory begins and ends inside memory pages. Bytes beside it stay as they are."""
+    pages, page = 9, 4 * 2 * 4 * 170
+    layout = Layout(pages=pages, page_size=4, layers=1, kv_heads=1, head_dim=170,
+                    element=Element.F32, token_stride=680, head_stride=680, kv_stride=2720,
+                    layer_stride=5440, page_stride=page)
+    size = pages * page
+    for remap, transport in ((True, "shm"), (True, "tcp"), (False, "tcp")):
+        blocks = [ctypes.create_string_buffer(size + 4096) for _ in range(2)]
+        starts = [(ctypes.addressof(block) + 15) // 8 * 8 for block in blocks]
+        for block, byte in zip(blocks, (1, 2)):
+            ctypes.memset(block, byte, len(block))
+        content = bytes(number % 253 for number in range(size))
+        ctypes.memmove(starts[0], content, size)
+        regions = [Region.adopt(starts[0], size, remap=remap), Region.adopt(starts[1], size)]
+        with (
+            Agent(Role.SOURCE, regions[0], layout, KIND, transports=[transport]) as source,
+            Agent(Role.DESTINATION, regions[1], layout, KIND, transports=[transport]) as to,
+        ):
+            ids, order = list(range(4 * pages)), list(range(pages))
+            wished = to.wish(9, source.address, ids, 20)
+            to.lease(wished, order)
+            offered = source.offer(9, ids, 20)
+            source.lease(offered, order)
+            # What is written after the adoption is handed over.
+            ctypes.memset(starts[0] + size - 100, 77, 100)
+            content = content[:-100] + bytes([77] * 100)
+            source.compute(offered, len(ids))
+            source.send_last(offered)
+            assert EventKind.LANDED in kinds(to, wished, EventKind.ENDED), transport
+            kinds(source, offered, EventKind.ENDED)
+        for region in regions:
+            region.free()
+        for block, start, byte in zip(blocks, starts, (1, 2)):
+            whole, before = bytes(block), start - ctypes.addressof(block)
+            assert whole[before:before + size] == content, (remap, transport)
+            assert set(whole[:before] + whole[before + size:]) == {byte}, (remap, transport)
+    borrowed = Region.adopt(starts[0], size, remap=False)
+    assert refusal(Agent, Role.SOURCE, borrowed, layout, KIND) is ErrorCode.SYSTEM
+    assert refusal(Region.adopt, starts[0] + 1, size) is ErrorCode.ARGUMENT
+    borrowed.free()
+
+
+def check_the_code_stays_when_the_library_is_closed():
+    region, agent = make(Role.SOURCE)
+    address = ctypes.cast(_library.library.baton_abi, ctypes.c_void_p).value
+    _ctypes.dlclose(_library.library._handle)
+    assert ctypes.CFUNCTYPE(ctypes.c_uint32)(address)() == _library.ABI
+    agent.free()
+    region.free()
+
+
+def main():
+    checks = [(name, check) for name, check in globals().items() if name.startswith("check_")]
+    for name, check in checks:
+        check()
+        print(name)
+    print(len(checks), "checks passed")
+
+
+if __name__ == "__main__":
+    # Python ignores the signal, most programs do not.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    faulthandler.dump_traceback_later(120, exit=True)
+    main()

@@ -237,6 +237,23 @@ fn a_cancelled_request_fails_at_both_ends_and_ends_once() {
     }
 }
 
+/// A destination that has all KV already leases nothing. Its source need not wait for a deadline.
+#[test]
+fn a_destination_that_needs_nothing_ends_the_offer() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let (mut source, mut destination, address) = pair(transport);
+        let from = source.client().offer(Room(6), &ids(20), PATIENCE).unwrap();
+        source.client().lease(from, 0, &source.pages(0, 20)).unwrap();
+        let to = destination.client().wish(Room(6), address, &ids(20), PATIENCE).unwrap();
+        destination.await_met(to);
+        destination.client().cancel(to).unwrap();
+        for (side, slot) in [(&mut destination, to), (&mut source, from)] {
+            let told = side.end(slot);
+            assert!(told.contains(&AgentEventKind::Failed(Cause::Aborted)), "{told:?}");
+        }
+    }
+}
+
 #[test]
 fn two_prompts_in_one_room_are_a_mismatch() {
     let (mut source, mut destination, address) = pair(Transport::Shm);

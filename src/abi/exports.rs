@@ -417,7 +417,9 @@ pub unsafe extern "C" fn baton_send_last(
     })
 }
 
-/// Ends a request, unless it has an outcome. Its events still come.
+/// Ends a request, unless it has an outcome. Its events still come. The other end learns it if both
+/// have met. A source learns it as soon as the event `Met` has come at the destination. So a
+/// destination that needs nothing waits for `Met`, then cancels.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_cancel(agent: u64, request: u64) -> i32 {
     call(|| {

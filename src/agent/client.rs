@@ -280,7 +280,9 @@ impl AgentClient {
         self.order(AgentOrder::Last { slot, payload: Box::new(*payload) })
     }
 
-    /// Ends the request, unless it has an outcome. Its events still come.
+    /// Ends the request, unless it has an outcome. Its events still come. The other end learns it
+    /// if both have met. A source learns it as soon as [`AgentEventKind::Met`] has come at the
+    /// destination.
     ///
     /// # Errors
     /// [`AgentError::Slot`], [`AgentError::Repeated`].

@@ -425,6 +425,12 @@ impl<C: Cancel> Agent<C> {
         self.release(slot);
     }
 
+    /// The engine does not need the KV. The source learns it, even if it has not learnt of the
+    /// request.
+    fn decline(&mut self, slot: Slot) {
+        self.handoff.handle_declined(WORKER, slot);
+    }
+
     /// The request has its outcome: peers learn it.
     fn finish(&mut self, slot: Slot, failure: Option<Cause>) {
         self.handoff.handle_finished(WORKER, slot, failure, self.reactor.now());

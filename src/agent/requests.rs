@@ -274,6 +274,7 @@ impl AgentRequests {
             AgentOrder::Cancel { slot, cause } => {
                 let is_open = self.find(slot).is_some_and(|held| held.stage == Stage::Open);
                 if is_open {
+                    agent.decline(slot);
                     agent.cancel(slot, cause);
                 }
             }

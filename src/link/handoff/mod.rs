@@ -306,6 +306,13 @@ impl<E: From<TransferAnswer>> Handoff<E> {
         }
     }
 
+    /// A request of a destination does not need the KV of its source any more.
+    pub fn handle_declined(&mut self, id: WorkerId, slot: Slot) {
+        if let EndpointKind::Decode { manager, .. } = &mut self.endpoints[id.index()].kind {
+            manager.decline(slot);
+        }
+    }
+
     /// The scheduler has ended a request.
     pub fn handle_finished(
         &mut self,

@@ -10,7 +10,8 @@
 //!
 //! An Interest is a Destination without pages; the Destination that follows replaces it. If a link
 //! dies, its Destinations are removed: an `Open` room becomes `Waiting` again, and its request
-//! fails. A second request for an open room is refused.
+//! fails. A second request for an open room is refused. An Abort of a `Waiting` room comes from a
+//! destination that needs nothing, and fails the request.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
@@ -170,7 +171,8 @@ pub enum ArriveOutcome<L> {
 pub enum AbortOutcome {
     /// No write for it is posted now or later: the answer is `quiet`.
     Answer,
-    /// The same for an Interest; the caller must fail the slot that computes for it.
+    /// The same for an Interest, or for a room that its destination does not need; the caller must
+    /// fail the slot that computes for it.
     Stop(Slot),
     /// The caller must fail the slot. The answer follows when the slot is withdrawn.
     Fail(Slot),
@@ -309,6 +311,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Some(Entry::Open { slot, wanted, .. }) if same(wanted) && wanted.place.is_none() => {
                 AbortOutcome::Stop(*slot)
             }
+            // The destination declines: it has sent neither Interest nor Destination.
+            Some(Entry::Waiting { slot, .. }) => AbortOutcome::Stop(*slot),
             Some(Entry::Open { slot, wanted, ack_wanted, .. }) if same(wanted) => {
                 *ack_wanted = true;
                 AbortOutcome::Fail(*slot)

@@ -85,6 +85,16 @@ fn an_abort_is_answered_after_the_withdrawal_and_once() {
 }
 
 #[test]
+fn an_abort_without_a_destination_stops_the_request() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), AbortOutcome::Stop(OURS));
+    rooms.leave(OURS, false, now);
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), ArriveOutcome::Refused(Cause::OtherLeg));
+}
+
+#[test]
 fn a_refused_room_takes_no_request_and_a_room_with_a_request_is_not_refused() {
     let now = Instant::now();
     let mut rooms = Rooms::<u8>::default();

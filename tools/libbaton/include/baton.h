@@ -597,7 +597,9 @@ int32_t baton_compute(uint64_t agent, uint64_t request, uint32_t tokens);
 int32_t baton_send_last(uint64_t agent, uint64_t request, const uint8_t *payload, size_t bytes);
 
 /**
- * Ends a request, unless it has an outcome. Its events still come.
+ * Ends a request, unless it has an outcome. Its events still come. The other end learns it if both
+ * have met. A source learns it as soon as the event `Met` has come at the destination. So a
+ * destination that needs nothing waits for `Met`, then cancels.
  */
 int32_t baton_cancel(uint64_t agent, uint64_t request);
 

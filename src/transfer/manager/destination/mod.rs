@@ -62,6 +62,8 @@ struct Waiting<A> {
     source: A,
     /// Interest or Destination has been sent; the source must learn of a failure.
     sent: bool,
+    /// The request needs nothing of its source, which must learn of it, too.
+    declined: bool,
     /// The source of a late session has not sent Ready yet.
     ready_due: bool,
 }
@@ -130,6 +132,7 @@ where
             asked,
             source: source.clone(),
             sent: false,
+            declined: false,
             ready_due: false,
         };
         match entry.stage {
@@ -210,6 +213,15 @@ where
         source.transport()
     }
 
+    /// The request needs nothing of its source. If its session is ready, the source learns it when
+    /// the request leaves.
+    pub fn decline(&mut self, slot: Slot) {
+        let held = self.slots.get_mut(&slot.id);
+        if let Some(waiting) = held.filter(|held| held.generation == slot.generation) {
+            waiting.declined = true;
+        }
+    }
+
     /// Removes a request that has ended here. If it failed after Interest or Destination, sends an
     /// Abort to the source. If the source writes into this worker's pages, its answer or the
     /// session's reset ends the slot's lease.
@@ -227,7 +239,7 @@ where
         let Some(cause) = failure else { return };
         let source = self.sources.get(&waiting.source);
         let writes = source.and_then(Source::transport).is_some_and(Transport::writes_remotely);
-        match source.and_then(Source::link).filter(|_| waiting.sent) {
+        match source.and_then(Source::link).filter(|_| waiting.sent || waiting.declined) {
             Some(link) => {
                 let Waiting { generation, asked: PromptRequest { room, .. }, source, .. } = waiting;
                 let id = TransferId { room, slot: slot.id, generation };

@@ -9,10 +9,10 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The library that Cargo has built for this test.
+/// The library that Cargo has built for this test: it lies beside the test.
 fn built() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(2).unwrap().join("libbaton_c.so")
+    test.with_file_name("libbaton_c.so")
 }
 
 fn run(command: &mut Command) -> String {

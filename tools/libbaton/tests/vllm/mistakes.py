@@ -1,0 +1,185 @@
+"""Plants mistakes in the connector, one at a time. The model must find each of them.
+
+    BATON_LIBRARY=... PYTHONPATH=tools/libbaton/python python mistakes.py [NAME]...
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from unittest import mock
+
+import model
+
+from baton_kv import _vllm_scheduler, _vllm_worker
+from baton_kv._vllm_scheduler import Scheduler
+from baton_kv._vllm_worker import Worker
+
+EXAMPLES = 150
+MISTAKES = {}
+
+
+def mistake(owner, name):
+    """Adds a mistake: `function` gets the right method first, then its arguments."""
+    def add(function):
+        right = getattr(owner, name)
+        wrong = lambda *given, **named: function(right, *given, **named)
+        MISTAKES[function.__name__] = lambda: mock.patch.object(owner, name, wrong)
+        return function
+    return add
+
+
+@mistake(Worker, "results")
+def a_load_is_reported_twice(right, worker):
+    sent, received, failed = right(worker)
+    worker._received |= received
+    return sent, received, failed
+
+
+@mistake(Worker, "_take_end")
+def an_abandoned_load_is_not_reported(right, worker, one):
+    if not one.is_cancelled:
+        right(worker, one)
+
+
+@mistake(Worker, "_end_load")
+def a_failed_load_is_reported_as_good(right, worker, request_id, cause):
+    right(worker, request_id, None)
+
+
+@mistake(Worker, "_take")
+def a_load_is_reported_before_its_end(right, worker, one, event):
+    right(worker, one, event)
+    if one.kind == "load" and event.kind.name == "MET":
+        worker._received.add(one.request_id)
+
+
+@mistake(Worker, "begin_step")
+def offers_of_preempted_requests_stay(right, worker, metadata):
+    metadata.preempted = []
+    right(worker, metadata)
+
+
+@mistake(Scheduler, "metadata")
+def a_resumed_request_keeps_its_room(right, scheduler, output):
+    kept = {one: scheduler._prompts[one].room for one in output.preempted_req_ids or ()
+            if one in scheduler._prompts}
+    metadata = right(scheduler, output)
+    for request_id, room in kept.items():
+        scheduler._prompts[request_id].room = room
+    return metadata
+
+
+@mistake(_vllm_scheduler, "digests_of")
+def any_prompt_has_the_same_digests(right, request, block_size):
+    return [7] * len(right(request, block_size))
+
+
+@mistake(_vllm_scheduler, "digests_of")
+def the_last_partial_block_is_not_in_the_digests(right, request, block_size):
+    digests = right(request, block_size)
+    return digests[:-1] + [7] if len(request.prompt_token_ids) % block_size else digests
+
+
+@mistake(Scheduler, "allocate")
+def a_load_leaves_its_first_block_out(right, scheduler, request, blocks, num_external):
+    right(scheduler, request, blocks, num_external)
+    for load in scheduler._next.loads:
+        load.prefix = min(load.prefix + 1, len(load.blocks) - 1)
+
+
+@mistake(Scheduler, "_add_fetch")
+def a_room_can_be_loaded_by_two(right, scheduler, request, params):
+    right(scheduler, request, params)
+    fetch = scheduler._fetches.get(request.request_id)
+    if fetch is not None:
+        fetch.can_load = True
+
+
+@mistake(Scheduler, "_finish_fetch")
+def an_aborted_load_runs_on_as_forgotten(right, scheduler, fetch):
+    right(scheduler, fetch)
+    scheduler._fetches.pop(fetch.load.request_id, None)
+
+
+@mistake(Scheduler, "finish")
+def decode_keeps_its_blocks(right, scheduler, request):
+    is_fetch = request.request_id in scheduler._fetches
+    stays, params = right(scheduler, request)
+    return stays or is_fetch, params
+
+
+@mistake(Scheduler, "finish")
+def prefill_frees_its_blocks_at_once(right, scheduler, request):
+    return False, right(scheduler, request)[1]
+
+
+@mistake(Worker, "results")
+def prefill_frees_its_blocks_before_the_end(right, worker):
+    sent, received, failed = right(worker)
+    sent |= set(worker._kept)
+    worker._kept.clear()
+    return sent, received, failed
+
+
+@mistake(Worker, "_save")
+def the_last_tokens_never_leave(right, worker, save):
+    save.is_complete = False
+    right(worker, save)
+
+
+@mistake(Worker, "_save")
+def a_prompt_is_offered_in_the_wrong_order(right, worker, save):
+    save.blocks.reverse()
+    right(worker, save)
+
+
+@mistake(Scheduler, "take_received")
+def a_failed_load_is_tried_again(right, scheduler, request_ids):
+    ids = list(request_ids)
+    right(scheduler, ids)
+    for request_id in ids:
+        if request_id in scheduler._fetches:
+            scheduler._fetches[request_id].state = "new"
+
+
+@mistake(Worker, "_cancel")
+def offers_are_never_cancelled(right, worker, one):
+    if one is None or one.kind != "offer":
+        right(worker, one)
+
+
+@mistake(Worker, "_save")
+def the_first_blocks_are_offered_last(right, worker, save):
+    if save.digests is not None and len(save.blocks) > 2:
+        save.blocks = save.blocks[2:] + save.blocks[:2]
+    right(worker, save)
+
+
+def is_found(plant):
+    """The words of the first failure of the model, or nothing."""
+    model.FAILURES.clear()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(plant())
+        # hypothesis raises something of its own when a failure does not come again.
+        with contextlib.suppress(Exception, BaseExceptionGroup):
+            model.run(EXAMPLES, report_multiple_bugs=False)
+    return model.FAILURES[0][:80] if model.FAILURES else ""
+
+
+def main():
+    logging.disable(logging.CRITICAL)
+    model.DRAIN, _vllm_worker.PREEMPTION_SECONDS = 12.0, 2.0
+    names, missed = sys.argv[1:] or list(MISTAKES), []
+    for name in names:
+        began = time.monotonic()
+        words = is_found(MISTAKES[name])
+        seconds = time.monotonic() - began
+        print(f"{'found ' if words else 'MISSED'} {seconds:4.0f} s  {name}: {words}", flush=True)
+        missed += [] if words else [name]
+    print(f"{len(names) - len(missed)} of {len(names)} mistakes are found")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

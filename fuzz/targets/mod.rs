@@ -13,6 +13,7 @@ macro_rules! targets {
 }
 
 targets! {
+    abi,
     answer,
     chat_body,
     completion_body,
@@ -33,6 +34,6 @@ targets! {
     zmtp,
 }
 
-/// Targets with slow runs. They compile grammars, create memory files and descriptors, or check
-/// every page after every step.
-pub const SLOW: &[&str] = &["grammar", "prefix", "shm_offers", "tcp_frames"];
+/// Targets with slow runs. They wait for threads, compile grammars, create memory files and
+/// descriptors, or check every page after every step.
+pub const SLOW: &[&str] = &["abi", "grammar", "prefix", "shm_offers", "tcp_frames"];

@@ -1,0 +1,368 @@
+//! The calls of the C ABI, in any order and with any arguments, on a source and a destination of
+//! this process. Each request has one outcome and then one end, no call panics inside, and every
+//! request ends after a cancel.
+
+use crate::memory;
+use baton::abi::*;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGES: u32 = 16;
+const PAGE_SIZE: u32 = 4;
+const ELEMENT_BYTES: u64 = 4;
+/// Calls of one input.
+const CALLS_MAX: usize = 48;
+/// Deadline of requests, and of the wait for their ends.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The two agents, which all inputs use one after the other.
+struct World {
+    agents: [u64; 2],
+    region: u64,
+    address: CString,
+}
+
+/// What the events have told about a request.
+#[derive(Default)]
+struct Told {
+    met: bool,
+    outcome: bool,
+    ended: bool,
+}
+
+fn layout() -> BatonLayout {
+    let token = 2 * ELEMENT_BYTES;
+    let head = token * u64::from(PAGE_SIZE);
+    BatonLayout {
+        pages: PAGES,
+        page_size: PAGE_SIZE,
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        element: ELEMENT_F32,
+        token_stride: token,
+        head_stride: head,
+        kv_stride: head,
+        layer_stride: 2 * head,
+        page_stride: 2 * head,
+        ..BatonLayout::default()
+    }
+}
+
+fn config(role: u32, region: u64) -> BatonConfig {
+    BatonConfig {
+        size: size_of::<BatonConfig>() as u32,
+        role,
+        region,
+        layout: layout(),
+        kind: [3; KIND_BYTES],
+        host: ptr::null(),
+        allow: ptr::null(),
+        transports: ptr::null(),
+        devices: ptr::null(),
+        key: ptr::null(),
+        key_bytes: 0,
+        cpus: ptr::null(),
+        cpus_len: 0,
+        slots: 8,
+        prompt_pages: 0,
+        sessions: 0,
+        lanes: 0,
+        copy_threads: 0,
+    }
+}
+
+fn region() -> u64 {
+    let mut region = 0;
+    // SAFETY: the place is writable.
+    assert_eq!(unsafe { baton_region_new(4096, &mut region) }, 0);
+    region
+}
+
+fn world() -> &'static World {
+    static WORLD: OnceLock<World> = OnceLock::new();
+    WORLD.get_or_init(|| {
+        let start = |role: BatonRole| {
+            let mut agent = 0;
+            // SAFETY: the configuration has no pointers, and the place is writable.
+            let made = unsafe { baton_agent_new(&config(role as u32, region()), &mut agent) };
+            assert_eq!(made, 0);
+            agent
+        };
+        let agents = [start(BatonRole::Source), start(BatonRole::Destination)];
+        let mut text = [0u8; 64];
+        // SAFETY: the buffer has this length.
+        let length = unsafe { baton_address(agents[0], text.as_mut_ptr().cast(), text.len()) };
+        let address = CString::new(&text[..length as usize]).expect("an address has no zero");
+        World { agents, region: region(), address }
+    })
+}
+
+/// The bytes of an input, read as arguments.
+struct Arguments<'a>(&'a [u8]);
+
+impl Arguments<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    fn numbers(&mut self) -> Vec<u32> {
+        let count = self.byte() % 40;
+        (0..count).map(|_| u32::from(self.byte()) % (PAGES + 1)).collect()
+    }
+}
+
+/// The result of a call: never that of a panic.
+fn checked(result: i32) -> i32 {
+    assert_ne!(result, BatonError::Panic as i32, "a call has panicked");
+    result
+}
+
+/// One input: its calls, and what the agents have told about its requests.
+struct Run<'a> {
+    world: &'static World,
+    arguments: Arguments<'a>,
+    /// Rooms of this input alone.
+    rooms: u64,
+    /// By agent and request.
+    told: HashMap<(usize, u64), Told>,
+    known: Vec<(usize, u64)>,
+}
+
+/// The input is a row of calls, each with its arguments.
+pub fn run(data: &[u8]) {
+    static ROOMS: AtomicU64 = AtomicU64::new(0);
+    // An agent with many slots has large tables.
+    memory::allow(64 << 20);
+    let mut run = Run {
+        world: world(),
+        arguments: Arguments(data),
+        rooms: ROOMS.fetch_add(8, Ordering::Relaxed),
+        told: HashMap::new(),
+        known: Vec::new(),
+    };
+    for _ in 0..CALLS_MAX {
+        if run.arguments.0.is_empty() {
+            break;
+        }
+        run.call();
+    }
+    run.end();
+}
+
+impl Run<'_> {
+    fn call(&mut self) {
+        let kind = self.arguments.byte();
+        match kind % 12 {
+            0 | 1 => self.enter(0),
+            2 | 3 => self.enter(1),
+            4 => self.lease(),
+            5 => {
+                let ((agent, request), tokens) = (self.pick(), self.arguments.byte());
+                checked(baton_compute(self.world.agents[agent], request, tokens.into()));
+            }
+            6 => self.send_last(),
+            7 => {
+                let (agent, request) = self.pick();
+                checked(baton_cancel(self.world.agents[agent], request));
+            }
+            8 => self.release(),
+            9 => self.poll(),
+            10 => self.call_with_garbage(),
+            _ => self.start_with_garbage(),
+        }
+    }
+
+    /// A known request, or any number.
+    fn pick(&mut self) -> (usize, u64) {
+        let byte = self.arguments.byte();
+        match self.known.get(usize::from(byte)) {
+            Some(&known) => known,
+            None if byte > 200 => (usize::from(byte % 2), self.arguments.word()),
+            None => self.known.last().copied().unwrap_or_default(),
+        }
+    }
+
+    fn enter(&mut self, agent: usize) {
+        let room = self.rooms + u64::from(self.arguments.byte() % 8);
+        let ids = self.arguments.numbers();
+        let (handle, mut request) = (self.world.agents[agent], 0);
+        let within = PATIENCE.as_millis() as u32;
+        // SAFETY: all pointers are those of living values.
+        let entered = checked(unsafe {
+            match agent {
+                0 => baton_offer(handle, room, ids.as_ptr(), ids.len(), within, &mut request),
+                _ => baton_wish(
+                    handle,
+                    room,
+                    self.world.address.as_ptr(),
+                    ids.as_ptr(),
+                    ids.len(),
+                    within,
+                    &mut request,
+                ),
+            }
+        });
+        if entered == 0 {
+            let before = self.told.insert((agent, request), Told::default());
+            assert!(before.is_none(), "a request's number is new");
+            self.known.push((agent, request));
+        }
+    }
+
+    fn lease(&mut self) {
+        let (agent, request) = self.pick();
+        let (prefix, pages) = (self.arguments.byte() % 20, self.arguments.numbers());
+        let handle = self.world.agents[agent];
+        // SAFETY: the pages are those of a living list.
+        checked(unsafe {
+            baton_lease(handle, request, prefix.into(), pages.as_ptr(), pages.len())
+        });
+    }
+
+    fn send_last(&mut self) {
+        let ((agent, request), bytes) = (self.pick(), self.arguments.byte());
+        let (payload, handle) = ([5u8; 255], self.world.agents[agent]);
+        // SAFETY: the payload has more bytes.
+        checked(unsafe { baton_send_last(handle, request, payload.as_ptr(), bytes.into()) });
+    }
+
+    fn release(&mut self) {
+        let (agent, request) = self.pick();
+        let released = checked(baton_release(self.world.agents[agent], request)) == 0;
+        let told = self.told.get(&(agent, request));
+        assert_eq!(released, told.is_some_and(|told| told.ended), "a release is after the end");
+        if released {
+            self.told.remove(&(agent, request));
+            self.known.retain(|known| *known != (agent, request));
+        }
+    }
+
+    fn poll(&mut self) {
+        for agent in 0..2 {
+            loop {
+                let mut event = std::mem::MaybeUninit::<BatonEvent>::uninit();
+                // SAFETY: there is room for one event.
+                let taken = unsafe { baton_poll(self.world.agents[agent], event.as_mut_ptr(), 1) };
+                if checked(taken) != 1 {
+                    break;
+                }
+                // SAFETY: the call has written it.
+                let event = unsafe { event.assume_init() };
+                let told = self.told.get_mut(&(agent, event.request));
+                let told = told.expect("an event is that of a request");
+                assert!(!told.ended, "no event follows the end");
+                match event.kind {
+                    kind if kind == BatonEventKind::Met as u32 => {
+                        assert!(!told.met && !told.outcome, "both meet once, before the outcome");
+                        told.met = true;
+                    }
+                    kind if kind == BatonEventKind::Ended as u32 => {
+                        assert!(told.outcome, "an outcome comes before the end");
+                        told.ended = true;
+                    }
+                    _ => {
+                        assert!(!told.outcome, "there is one outcome");
+                        told.outcome = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Handles and pointers that name nothing.
+    fn call_with_garbage(&mut self) {
+        let (handle, request) = (self.arguments.word(), self.arguments.word());
+        if self.world.agents.contains(&handle) {
+            return;
+        }
+        let ids = [1u32, 2];
+        // SAFETY: each pointer is null, or that of a living value with this length.
+        unsafe {
+            let agent = self.world.agents[0];
+            let results = [
+                baton_offer(handle, 1, ids.as_ptr(), 2, 9, ptr::null_mut()),
+                baton_offer(agent, 1, ptr::null(), 2, 9, ptr::null_mut()),
+                baton_offer(agent, 1, ids.as_ptr(), 2, 9, ptr::null_mut()),
+                baton_wish(agent, 1, ptr::null(), ids.as_ptr(), 2, 9, ptr::null_mut()),
+                baton_lease(agent, request | 1 << 63, 0, ptr::null(), 2),
+                baton_lease(agent, 0, 0, ids.as_ptr(), usize::MAX / 8),
+                baton_send_last(agent, 0, ptr::null(), 7),
+                baton_poll(handle, ptr::null_mut(), 0),
+                baton_poll(agent, ptr::null_mut(), 1),
+                baton_counters(agent, ptr::null_mut()),
+                baton_agent_new(ptr::null(), ptr::null_mut()),
+                baton_region_new(4096, ptr::null_mut()),
+                baton_region_adopt(ptr::null_mut::<c_void>(), 8, 1, ptr::null_mut()),
+                baton_region_free(handle),
+                baton_agent_free(handle),
+                baton_event_fd(handle),
+                baton_wait(handle, 1),
+                baton_address(handle, ptr::null_mut(), 9),
+            ];
+            for (index, result) in results.into_iter().enumerate() {
+                assert!(checked(result) < 0, "call {index} of garbage");
+            }
+            assert!(baton_status(handle, ptr::null_mut()).is_null());
+            baton_cause_name(handle as u32, ptr::null_mut(), 5);
+        }
+        assert!(!baton_error_name(handle as i32).is_null());
+    }
+
+    /// An agent with any settings. If it starts, it is freed.
+    fn start_with_garbage(&mut self) {
+        let mut wrong = config(1 + u32::from(self.arguments.byte() % 3), self.world.region);
+        for _ in 0..self.arguments.byte() % 4 {
+            let (field, value) = (self.arguments.byte() % 14, self.arguments.word());
+            let layout = &mut wrong.layout;
+            match field {
+                0 => layout.pages = value as u32,
+                1 => layout.page_size = value as u32,
+                2 => layout.layers = value as u32,
+                3 => layout.kv_heads = value as u32,
+                4 => layout.head_dim = value as u32,
+                5 => layout.element = value as u32,
+                6 => layout.page_stride = value,
+                7 => layout.rank_stride = value,
+                8 => layout.ranks = value as u32,
+                9 => layout.model_kv_heads = value as u32,
+                10 => wrong.slots = value as u32 % 5000,
+                11 => wrong.prompt_pages = value as u32,
+                12 => wrong.lanes = value as u32,
+                _ => wrong.size = value as u32,
+            }
+        }
+        let mut agent = 0;
+        // SAFETY: the configuration has no pointers, and the place is writable.
+        if checked(unsafe { baton_agent_new(&wrong, &mut agent) }) == 0 {
+            assert_eq!(checked(baton_agent_free(agent)), 0);
+            assert_eq!(checked(baton_agent_free(agent)), BatonError::Handle as i32);
+        }
+    }
+
+    /// Ends all requests of the input.
+    fn end(&mut self) {
+        for &(agent, request) in &self.known {
+            checked(baton_cancel(self.world.agents[agent], request));
+        }
+        let until = Instant::now() + PATIENCE;
+        while self.told.values().any(|told| !told.ended) {
+            assert!(Instant::now() < until, "a cancelled request does not end");
+            self.poll();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        for &(agent, request) in &self.known {
+            assert_eq!(checked(baton_release(self.world.agents[agent], request)), 0);
+        }
+    }
+}

@@ -13,7 +13,7 @@ use crate::agent::thread::AgentThread;
 use crate::ids::{Generation, Role, SlotId};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
-use crate::limits::{ABI_SLOTS_MAX, LANES_MAX, SESSIONS_MAX};
+use crate::limits::{ABI_LISTED_PAGES_MAX, ABI_SLOTS_MAX, LANES_MAX, SESSIONS_MAX};
 use crate::stdx::cidr::Cidr;
 use crate::stdx::sync::AtomicU64;
 use crate::sys::affinity::CPUS_MAX;
@@ -144,9 +144,16 @@ fn config_of(settings: &AgentSettings<'_>, region: Arc<Region>) -> Result<AgentC
     let sessions = number("sessions", settings.sessions, default.sessions, 1..=SESSIONS_MAX)?;
     let lanes = number("lanes", settings.lanes, default.lanes.into(), 1..=LANES_MAX)?;
     let prompt = 1..=pages as usize;
+    let prompt_pages = number("prompt_pages", settings.prompt_pages, pages as usize, prompt)?;
+    if slots * prompt_pages > ABI_LISTED_PAGES_MAX {
+        return Err(Failure::argument(format!(
+            "{slots} slots with prompt_pages {prompt_pages} list more than {ABI_LISTED_PAGES_MAX} \
+             pages"
+        )));
+    }
     Ok(AgentConfig {
         slots,
-        prompt_pages: number("prompt_pages", settings.prompt_pages, pages as usize, prompt)?,
+        prompt_pages,
         sessions,
         transports,
         lanes: lanes as u16,
@@ -212,12 +219,24 @@ fn layout_of(asked: &BatonLayout, bytes: u64) -> Result<KvLayout, Failure> {
         },
     };
     let claim = claim.checked().map_err(|why| Failure::argument(format!("layout: {why}")))?;
-    layout_of_claim(&claim, bytes).ok_or_else(|| {
+    // Pages that overlap have no end.
+    let has_room = |layout: &KvLayout| {
+        let [pages, ranks] = [asked.pages, layout.ranks].map(u128::from);
+        (pages * ranks).saturating_mul(page_bytes(asked, dtype)) <= bytes.into()
+    };
+    layout_of_claim(&claim, bytes).filter(has_room).ok_or_else(|| {
         Failure::argument(format!(
             "layout: it exceeds the {bytes} bytes of the region, or the ranks do not share the KV \
              heads of the model"
         ))
     })
+}
+
+/// Bytes of KV in one page of a rank. The counts are those of a caller, so 64 bits may not hold it.
+fn page_bytes(asked: &BatonLayout, dtype: KvDtype) -> u128 {
+    let counts = [asked.page_size, asked.layers, asked.kv_heads, asked.head_dim];
+    let elements = counts.into_iter().map(u128::from).fold(1, u128::saturating_mul);
+    elements.saturating_mul(2 * u128::from(dtype.bytes()))
 }
 
 /// The number of a request: its slot and the slot's generation.

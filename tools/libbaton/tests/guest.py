@@ -102,6 +102,9 @@ def check_wrong_settings_are_errors():
     large = Layout.from_buffer_copy(LAYOUT)
     large.pages = 10 * PAGES * 4096
     assert new(large) is ErrorCode.ARGUMENT
+    # Pages that overlap fit any memory. Their number must not cost memory.
+    large.pages, large.page_stride = 0xFFFFFFFF, 0
+    assert new(large) is ErrorCode.ARGUMENT
     region.free()
 
 

@@ -55,20 +55,15 @@ impl Adopted {
     /// Moves the whole pages of `bytes` bytes at `base` onto a memory file.
     ///
     /// # Errors
-    /// Address or length is no multiple of 8, the memory is no private anonymous memory, or the
-    /// system has no more memory. Nothing has changed then.
+    /// The system has no more memory. Nothing has changed then.
     ///
     /// # Safety
-    /// The bytes are readable and writable until the value is dropped, and no thread writes them
-    /// during the call.
+    /// The bytes are whole words, at least one. They are private memory of this process, readable
+    /// and writable until the value is dropped. No thread writes them during the call.
     pub(super) unsafe fn new(base: NonNull<u8>, bytes: usize) -> io::Result<Adopted> {
         let start = base.as_ptr().addr();
-        let end =
-            start.checked_add(bytes).filter(|_| bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
-        if !start.is_multiple_of(8) || !end.is_multiple_of(8) {
-            let why = "address and length must be multiples of 8";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        }
+        let end = start.checked_add(bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        debug_assert!(start.is_multiple_of(8) && end.is_multiple_of(8) && bytes > 0, "whole words");
         let (skew, first) = (start % PAGE, start.next_multiple_of(PAGE));
         let last = end / PAGE * PAGE;
         let file = make_file(c"baton-adopted", skew + bytes)?;
@@ -93,10 +88,8 @@ impl Adopted {
             map(first, last - first, shared, adopted.file.as_raw_fd(), place(first))?;
             adopted.whole.1 = last - first;
         }
-        match seal(&adopted.file) {
-            Ok(()) => Ok(adopted),
-            Err(error) => Err(error),
-        }
+        seal(&adopted.file)?;
+        Ok(adopted)
     }
 
     fn add_edge(&mut self, memory: usize, bytes: usize, place: u64) -> io::Result<()> {

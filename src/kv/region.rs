@@ -79,10 +79,11 @@ impl Region {
     /// Address or length is no multiple of 8, or the system refuses. Nothing has changed then.
     ///
     /// # Safety
-    /// The bytes are readable and writable until the region is dropped, and no reference to them
-    /// exists while a transfer uses them. No thread writes them during this call and during the
-    /// drop.
+    /// The bytes are private memory of this process, readable and writable until the region is
+    /// dropped. No reference to them exists while a transfer uses them. No thread writes them
+    /// during this call and during the drop.
     pub unsafe fn adopt(base: NonNull<u8>, len: usize, shared: bool) -> io::Result<Region> {
+        // Both kinds need it: access is by words.
         let is_aligned = base.as_ptr().addr().is_multiple_of(8) && len.is_multiple_of(8);
         if len == 0 || !is_aligned {
             let why = "address and length must be multiples of 8";

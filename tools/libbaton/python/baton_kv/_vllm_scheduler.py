@@ -7,11 +7,13 @@ import hashlib
 import secrets
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole)
 from vllm.logger import init_logger
 
 logger = init_logger("vllm.baton_kv.scheduler")
@@ -35,7 +37,6 @@ class Settings:
     lanes: int = 0
     cpus: tuple[int, ...] = ()
     keep_seconds: float = 30.0
-    """How long prefill keeps the KV of a prompt that it has answered."""
     load_seconds: float = 30.0
     slots: int = 1024
 
@@ -79,16 +80,11 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
 
 def _is_child() -> bool:
     # MultiConnector shows its children a configuration of their own.
-    frame = sys._getframe()
-    while frame := frame.f_back:
+    frame: FrameType | None = sys._getframe()
+    while frame := frame and frame.f_back:
         if type(frame.f_locals.get("self")).__name__ == "MultiConnector":
             return True
     return False
-
-
-def new_counts() -> dict[str, Any]:
-    """What workers count: seconds of each load, bytes, failures by cause, prompts, open ones."""
-    return {"seconds": [], "bytes": 0, "failures": {}, "handed_over": 0, "open": None}
 
 
 @dataclass
@@ -126,7 +122,7 @@ class BatonMetadata(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     # KV that the source keeps for nothing.
     drops: list[Load] = field(default_factory=list)
-    # Requests that do not need their load any more.
+    # Finished requests, which do not need their load any more.
     abandoned: set[str] = field(default_factory=set)
     # Finished requests with an end to report. True: their KV is not needed.
     kept: dict[str, bool] = field(default_factory=dict)
@@ -144,13 +140,10 @@ class _Prompt:
 
 @dataclass
 class _Fetch:
-    """A request of decode. Its state is `new`, then perhaps `loading`, then `done`."""
+    """A request of decode. Once its load or its drop has begun, it has no other one."""
 
     load: Load
-    is_owner: bool
-    can_load: bool
-    state: str = "new"
-    is_finished: bool = False
+    has_begun: bool = False
 
 
 def digests_of(request: Any, block_size: int) -> list[int]:
@@ -165,160 +158,133 @@ def digests_of(request: Any, block_size: int) -> list[int]:
     return digests
 
 
-def _fault_of(params: dict[str, Any], tp_size: int) -> str | None:
-    """What is wrong with the parameters of a client, which can be anything."""
+def _are_valid(params: dict[str, Any], tp_size: int) -> bool:
+    """Whether a load can have the parameters of a client, which can be anything."""
     room, addresses = params.get("bootstrap_room"), params.get("remote_addresses")
-    if type(room) is not int or not 0 <= room < _ROOMS:
-        return "bootstrap_room is no number of 63 bits"
-    if params.get("tp_size", tp_size) != tp_size:
-        return f"tp_size is not {tp_size}, as here"
-    if not isinstance(addresses, list) or len(addresses) != tp_size:
-        return f"remote_addresses is no list of {tp_size}"
-    if not all(isinstance(one, str) and one.isascii() and one.isprintable() and len(one) < 256
-               for one in addresses):
-        return "remote_addresses has something else than addresses"
-    return None
+    return (type(room) is int and 0 <= room < _ROOMS
+            and params.get("tp_size", tp_size) == tp_size
+            and isinstance(addresses, list) and len(addresses) == tp_size
+            and all(isinstance(one, str) and one.isascii() and one.isprintable()
+                    and len(one) < 256 for one in addresses))
 
 
-class Scheduler:
+class SchedulerSide(KVConnectorBase_V1):
     """Decides what is handed over. All calls come on one thread."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        self._role = vllm_config.kv_transfer_config
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        refuse_unsupported(vllm_config, kv_cache_config)
+        super().__init__(vllm_config, role, kv_cache_config)
         self._tp_size: int = vllm_config.parallel_config.tensor_parallel_size
         self._block_size: int = vllm_config.cache_config.block_size
-        self.addresses: list[str] = []
+        self._addresses: list[str] = []
         self._prompts: dict[str, _Prompt] = {}
         self._fetches: dict[str, _Fetch] = {}
-        self._owners: dict[int, str] = {}
+        self._rooms: set[int] = set()
         self._next = BatonMetadata()
 
-    def add(self, request: Any) -> None:
-        """Looks at a new request. Wrong parameters only cost it the hand-over."""
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self._addresses = [metadata[rank].address for rank in sorted(metadata)]
+
+    def on_new_request(self, request: Any) -> None:
+        """Wrong parameters only cost a request its hand-over."""
         params, request_id = request.kv_transfer_params, request.request_id
         if not isinstance(params, dict):
             return
         is_load = params.get("do_remote_prefill") is True
         if not is_load and params.get("do_remote_decode") is not True:
             return
+        role, fault = self._kv_transfer_config, None
         if not request.prompt_token_ids:
-            logger.warning("%s has a prompt without token ids: no hand-over", request_id)
-        elif not (self._role.is_kv_consumer if is_load else self._role.is_kv_producer):
-            logger.warning("%s asks for what kv_role forbids: no hand-over", request_id)
-        elif is_load:
-            self._add_fetch(request, params)
-        else:
-            self._prompts[request_id] = _Prompt(
-                digests_of(request, self._block_size), request.num_prompt_tokens)
-
-    def _add_fetch(self, request: Any, params: dict[str, Any]) -> None:
-        request_id, count = request.request_id, request.num_prompt_tokens
-        fault = _fault_of(params, self._tp_size)
-        if fault is not None:
-            logger.warning("%s is computed here: %s", request_id, fault)
+            fault = "its prompt has no token ids"
+        elif not (role.is_kv_consumer if is_load else role.is_kv_producer):
+            fault = "kv_role forbids it"
+        elif is_load and not _are_valid(params, self._tp_size):
+            fault = f"its parameters are wrong: {params!r:.400}"
+        if fault:
+            logger.warning("%s is not handed over: %s", request_id, fault)
             return
-        room, remote = params["bootstrap_room"], params.get("remote_num_tokens")
-        if remote not in (None, count):
-            logger.warning("%s is computed here: remote_num_tokens is not %d", request_id, count)
-        # A prompt with several answers is several requests. Only one of them can load.
-        is_owner = self._owners.setdefault(room, request_id) == request_id
-        load = Load(request_id, room, params["remote_addresses"],
-                    digests_of(request, self._block_size))
-        self._fetches[request_id] = _Fetch(load, is_owner, is_owner and remote in (None, count))
+        digests = digests_of(request, self._block_size)
+        if not is_load:
+            self._prompts[request_id] = _Prompt(digests, request.num_prompt_tokens)
+        elif (room := params["bootstrap_room"]) not in self._rooms:
+            # A prompt with several answers is several requests. Only one of them can load.
+            self._rooms.add(room)
+            self._fetches[request_id] = _Fetch(
+                Load(request_id, room, params["remote_addresses"], digests))
 
-    def tokens_to_load(self, request: Any, computed: int) -> int:
-        """How many tokens a load would bring. It has no effect: vLLM asks at any time."""
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int,
+    ) -> tuple[int | None, bool]:
+        """It has no effect: vLLM asks at any time, and can throw the answer away."""
         fetch = self._fetches.get(request.request_id)
-        can_load = fetch is not None and fetch.state == "new" and fetch.can_load
-        return max(request.num_prompt_tokens - computed, 0) if can_load else 0
+        can_load = fetch is not None and not fetch.has_begun
+        count = max(request.num_prompt_tokens - num_computed_tokens, 0) if can_load else 0
+        return count, count > 0
 
-    def allocate(self, request: Any, blocks: Any, num_external: int) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Takes the blocks of a load, or the news that there is none."""
         fetch = self._fetches.get(request.request_id)
-        if fetch is None or fetch.state != "new":
+        if fetch is None or fetch.has_begun:
             return
+        fetch.has_begun = True
         request.kv_transfer_params["do_remote_prefill"] = False
-        if num_external == 0:
-            self._drop(fetch)
+        if num_external_tokens == 0:
+            self._next.drops.append(fetch.load)
             return
         table, needed = blocks.get_block_ids()[0], len(fetch.load.digests)
         prefix = len(table) - len(blocks.get_unhashed_block_ids_all_groups()[0])
         # A load that vLLM has cut would leave blocks without KV. Without blocks it fails.
-        is_whole = prefix * self._block_size + num_external == request.num_prompt_tokens
-        if is_whole and len(table) >= needed:
+        tokens = prefix * self._block_size + num_external_tokens
+        if tokens == request.num_prompt_tokens and len(table) >= needed:
             fetch.load.blocks, fetch.load.prefix = table[:needed], prefix
-        fetch.state = "loading"
         self._next.loads.append(fetch.load)
 
-    def _drop(self, fetch: _Fetch) -> None:
-        fetch.state = "done"
-        if fetch.is_owner:
-            self._next.drops.append(fetch.load)
-
-    def metadata(self, output: Any) -> BatonMetadata:
+    def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """What the workers do in this step."""
+        output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
         for request_id in output.preempted_req_ids or ():
             self._next.preempted.append(request_id)
             prompt = self._prompts.get(request_id)
             if prompt is not None:
                 # The blocks are gone. The request gets a new room when it is resumed.
                 prompt.room, prompt.is_complete = None, False
-        cached = output.scheduled_cached_reqs
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         computed.update(zip(cached.req_ids, cached.num_computed_tokens))
         for request_id, count in output.num_scheduled_tokens.items():
             prompt = self._prompts.get(request_id)
             if prompt is not None and not prompt.is_complete:
                 table = output.kv_connector_block_state.get_block_ids(request_id)[0]
-                self._save(request_id, prompt, table, computed[request_id] + count)
+                self._plan(request_id, prompt, table, computed[request_id] + count)
         metadata, self._next = self._next, BatonMetadata()
         return metadata
 
-    def _save(self, request_id: str, prompt: _Prompt, table: Sequence[int], tokens: int) -> None:
-        digests = prompt.digests if prompt.room is None else None
+    def _plan(self, request_id: str, prompt: _Prompt, table: Sequence[int], tokens: int) -> None:
+        digests = None
         if prompt.room is None:
-            prompt.room = secrets.randbelow(_ROOMS)
+            prompt.room, digests = secrets.randbelow(_ROOMS), prompt.digests
         total = len(prompt.digests)
         prompt.is_complete = tokens >= prompt.num_tokens
         valid = total if prompt.is_complete else tokens // self._block_size
         self._next.saves.append(Save(request_id, prompt.room, list(table[:total]), valid,
                                      prompt.is_complete, digests))
 
-    def finish(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: Any, block_ids: list[int],
+    ) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks of a finished request stay, and its answer's parameters."""
-        fetch = self._fetches.get(request.request_id)
+        fetch = self._fetches.pop(request.request_id, None)
         if fetch is not None:
-            self._finish_fetch(fetch)
+            self._rooms.remove(fetch.load.room)
+            if fetch.has_begun:
+                self._next.abandoned.add(request.request_id)
+            else:
+                self._next.drops.append(fetch.load)
         prompt = self._prompts.pop(request.request_id, None)
         if prompt is None or prompt.room is None:
             return False, None
         is_answered = prompt.is_complete and request.status.name in _ANSWERED
         self._next.kept[request.request_id] = not is_answered
         return True, {
-            "do_remote_prefill": True, "do_remote_decode": False,
-            "remote_addresses": self.addresses, "bootstrap_room": prompt.room,
-            "tp_size": self._tp_size, "remote_num_tokens": prompt.num_tokens,
+            "do_remote_prefill": True, "do_remote_decode": False, "tp_size": self._tp_size,
+            "remote_addresses": self._addresses, "bootstrap_room": prompt.room,
         } if is_answered else None
-
-    def _finish_fetch(self, fetch: _Fetch) -> None:
-        fetch.is_finished = True
-        if fetch.state == "loading":
-            self._next.abandoned.add(fetch.load.request_id)
-            return
-        if fetch.state == "new":
-            self._drop(fetch)
-        self._forget(fetch)
-
-    def _forget(self, fetch: _Fetch) -> None:
-        del self._fetches[fetch.load.request_id]
-        if fetch.is_owner:
-            del self._owners[fetch.load.room]
-
-    def take_received(self, request_ids: Iterable[str]) -> None:
-        """Notes the ends of loads."""
-        for request_id in request_ids:
-            fetch = self._fetches.get(request_id)
-            if fetch is not None:
-                fetch.state = "done"
-                if fetch.is_finished:
-                    self._forget(fetch)

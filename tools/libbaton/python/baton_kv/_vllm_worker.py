@@ -7,6 +7,7 @@ so whole blocks are handed over: to the library, a block is a page of one token.
 import hashlib
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import vllm
 from baton_kv import Agent, BatonError, Element, Event, EventKind, Layout, LogLevel, Region, Role
 from baton_kv import log_to
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorRole, KVConnectorTransferResults)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
 
-from ._vllm_scheduler import BatonMetadata, Load, Save, Settings, new_counts
+from ._vllm_scheduler import Load, Save, Settings
 
 logger = init_logger("vllm.baton_kv.worker")
 
@@ -31,6 +35,32 @@ _COMPUTE_SECONDS = 3600.0
 _LOCAL_NAMES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
+@dataclass
+class BatonHandshake(KVConnectorHandshakeMetadata):
+    """Where destinations find a rank."""
+
+    address: str
+
+
+class BatonStats(KVConnectorStats):
+    """Seconds of each load, and counts by the name of a metric, with a cause after a space."""
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        counts = Counter(self.data["counts"])
+        counts.update(other.data["counts"])
+        self.data = {"seconds": self.data["seconds"] + other.data["seconds"],
+                     "counts": dict(counts)}
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        seconds = self.data["seconds"]
+        return {"loads": len(seconds), **self.data["counts"],
+                "milliseconds a load": round(1e3 * sum(seconds) / max(len(seconds), 1), 3)}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
 @dataclass(eq=False)
 class _Transfer:
     """An offer, a load, or a drop: a request that only frees the KV at the source."""
@@ -40,12 +70,11 @@ class _Transfer:
     role: Role
     handle: int
     blocks: int = 0
-    valid: int = 0
     began: float = field(default_factory=time.monotonic)
     is_open: bool = True
     is_cancelled: bool = False
-    has_landed: bool = False
-    cause: str = "ended"
+    cause: str | None = "ended"
+    """Why it has failed. None if it has not."""
 
 
 def layout_of(kv_cache_config: Any) -> Layout:
@@ -63,26 +92,19 @@ def layout_of(kv_cache_config: Any) -> Layout:
 
 def facts_of(vllm_config: Any, kv_cache_config: Any, dtype: str) -> str:
     """All that decides what the bytes of a block mean. It must be equal at both ends."""
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     layers = kv_cache_config.kv_cache_tensors[0].layers
     layer = vllm_config.compilation_config.static_forward_context[layers[0]]
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    names = ("block_size", "num_kv_heads", "head_size", "head_size_v", "page_size_bytes",
-             "kv_quant_mode", "sliding_window", "num_head_slots")
     return json.dumps({
         "vllm": getattr(vllm, "__version__", ""), "isa": getattr(layer, "isa", None),
         "backend": layer.get_attn_backend().get_name(), "dtype": dtype,
         "layout": kv_cache_config.kv_cache_layout, "layers": layers,
-        "spec": [type(spec).__name__, *(str(getattr(spec, name, None)) for name in names)],
+        "spec": repr(kv_cache_config.kv_cache_groups[0].kv_cache_spec),
         "tp_size": parallel.tensor_parallel_size, "tp_rank": parallel.rank,
         "model": {name: value for name, value in model.hf_text_config.to_dict().items()
                   if name not in _LOCAL_NAMES},
         "model_dtype": str(model.dtype), "quantization": str(model.quantization),
         "lora": vllm_config.lora_config is not None}, sort_keys=True, default=str)
-
-
-def _first_open(transfers: list[_Transfer]) -> _Transfer | None:
-    return next((one for one in transfers if one.is_open), None)
 
 
 def _log(level: LogLevel, line: str) -> None:
@@ -91,25 +113,26 @@ def _log(level: LogLevel, line: str) -> None:
     write("%s", line.strip())
 
 
-class Worker:
+class WorkerSide(KVConnectorBase_V1):
     """Hands over and loads blocks. All calls come on one thread."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
-        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
-        self._settings = settings
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._region: Region | None = None
         self._agents: dict[Role, Agent] = {}
         self._open: dict[tuple[Role, int], _Transfer] = {}
         # The last offer of each request, until vLLM frees its blocks.
         self._offers: dict[str, _Transfer] = {}
         self._kept: dict[str, float] = {}
-        self._received: set[str] = set()
+        self._ended: set[str] = set()
         self._failed: set[str] = set()
-        self._counts = new_counts()
+        self._seconds: list[float] = []
+        self._counts = Counter[str]()
 
-    def register(self, kv_caches: dict[str, Any]) -> None:
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Makes the agents over the one storage of all KV caches."""
-        role, config = self._vllm_config.kv_transfer_config, self._kv_cache_config
+        role, config = self._kv_transfer_config, self._kv_cache_config
         storages = {cache.untyped_storage().data_ptr(): cache for cache in kv_caches.values()}
         (address, cache), *others = storages.items()
         if others or cache.device.type != "cpu":
@@ -117,7 +140,7 @@ class Worker:
                              f"{cache.device.type}, but one of cpu")
         offset = config.kv_cache_tensors[0].offset
         size = cache.untyped_storage().nbytes() - offset
-        transports = self._settings.transports
+        given, transports = self._settings, self._settings.transports
         if role.is_kv_producer and "shm" in transports and size < REMAP_BYTES:
             logger.warning("A KV cache of %d bytes is too small to be shared: no shm", size)
             transports = tuple(name for name in transports if name != "shm")
@@ -126,7 +149,8 @@ class Worker:
                                     remap=role.is_kv_producer and "shm" in transports)
         facts = facts_of(self._vllm_config, config, str(cache.dtype))
         logger.info("Both ends must have equal facts: %s", facts)
-        given, max_tokens = self._settings, self._vllm_config.model_config.max_model_len
+        longest = -(-self._vllm_config.model_config.max_model_len
+                    // self._vllm_config.cache_config.block_size)
         key = Path(given.key_file).read_bytes() if given.key_file else b""
         for one, is_used in ((Role.SOURCE, role.is_kv_producer),
                              (Role.DESTINATION, role.is_kv_consumer)):
@@ -135,16 +159,17 @@ class Worker:
                     one, self._region, layout_of(config), hashlib.sha256(facts.encode()).digest(),
                     host=given.host, allow=given.allow, transports=transports, key=key,
                     devices=given.devices, cpus=given.cpus, slots=given.slots, lanes=given.lanes,
-                    prompt_pages=-(-max_tokens // self._vllm_config.cache_config.block_size))
+                    prompt_pages=min(longest, config.num_blocks))
 
-    @property
-    def address(self) -> str:
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Where destinations find this rank."""
-        return self._agents[Role.SOURCE].address if Role.SOURCE in self._agents else ""
+        agent = self._agents.get(Role.SOURCE)
+        return BatonHandshake(agent.address if agent else "")
 
     def shutdown(self) -> None:
         """Frees all. It can be called twice."""
-        parts = [*self._agents.values(), *([self._region] if self._region else [])]
+        parts: list[Agent | Region] = [*self._agents.values()]
+        parts += [self._region] if self._region else []
         self._agents, self._region = {}, None
         for part in parts:
             try:
@@ -154,22 +179,24 @@ class Worker:
 
     # --- a step --------------------------------------------------------------------------------
 
-    def begin_step(self, metadata: BatonMetadata) -> None:
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Ends offers if this step gives their blocks to other requests."""
-        for request_id, is_given_up in metadata.kept.items():
+        for request_id, is_given_up in kv_connector_metadata.kept.items():
             self._kept[request_id] = time.monotonic() + self._settings.keep_seconds
             if is_given_up:
                 self._cancel(self._offers.get(request_id))
-        ending = [self._offers.pop(one) for one in metadata.preempted if one in self._offers]
+        ending = [self._offers.pop(one) for one in kv_connector_metadata.preempted
+                  if one in self._offers]
         for offer in ending:
             self._cancel(offer)
         self._wait_for(ending, PREEMPTION_SECONDS)
         if any(offer.is_open for offer in ending):
             # The blocks are overwritten next, and a peer could still use them.
-            raise RuntimeError(f"offers of preempted requests do not end: {metadata.preempted}")
+            raise RuntimeError(f"offers do not end: {kv_connector_metadata.preempted}")
 
-    def start_loads(self, metadata: BatonMetadata) -> None:
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Starts the loads of this step, and ends those that are not needed."""
+        metadata: Any = self._get_connector_metadata()
         for load in metadata.loads:
             self._start(load, "load")
         for one in list(self._open.values()):
@@ -179,16 +206,23 @@ class Worker:
         # A step can be the last one for long, so a drop is not left to the next.
         self._wait_for([one for one in drops if one], _DROP_SECONDS)
 
-    def save(self, metadata: BatonMetadata) -> None:
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads end between steps."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None:
+        """Steps are handed over as a whole."""
+
+    def wait_for_save(self) -> None:
         """Hands over what this step has computed."""
+        metadata: Any = self._get_connector_metadata()
         for save in metadata.saves:
             try:
-                self._save(save)
+                self._hand_over(save)
             except BatonError as error:
                 logger.warning("%s is not handed over: %s", save.request_id, error)
                 self._cancel(self._offers.get(save.request_id))
 
-    def results(self) -> tuple[set[str], set[str], set[str]]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Ids of requests by what has ended: offers, loads, and loads that failed."""
         self._take_events()
         sent: set[str] = set()
@@ -201,18 +235,19 @@ class Worker:
             elif time.monotonic() > until and not offer.is_cancelled:
                 logger.warning("No decode engine has loaded the KV of %s", request_id)
                 self._cancel(offer)
-        received, failed = self._received, self._failed
-        self._received, self._failed = set(), set()
-        return sent, received, failed
+        ended, self._ended = self._ended, set()
+        failed, self._failed = self._failed, set()
+        return KVConnectorTransferResults(sent, ended, failed)
 
-    def take_counts(self) -> dict[str, Any]:
-        """What has happened since the last call, and how much is open."""
-        counts, self._counts = self._counts, new_counts()
-        return {**counts, "open": len(self._open)}
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What has happened since the last call."""
+        stats = BatonStats({"seconds": self._seconds, "counts": dict(self._counts)})
+        self._seconds, self._counts = [], Counter()
+        return None if stats.is_empty() else stats
 
     # --- transfers -----------------------------------------------------------------------------
 
-    def _save(self, save: Save) -> None:
+    def _hand_over(self, save: Save) -> None:
         agent = self._agents[Role.SOURCE]
         if save.digests is not None:
             handle = agent.offer(save.room, save.digests,
@@ -225,9 +260,8 @@ class Worker:
         if len(save.blocks) > offer.blocks:
             agent.lease(offer.handle, save.blocks[offer.blocks:])
             offer.blocks = len(save.blocks)
-        if save.valid > offer.valid:
+        if save.valid:
             agent.compute(offer.handle, save.valid)
-            offer.valid = save.valid
         if save.is_complete:
             agent.send_last(offer.handle)
 
@@ -236,14 +270,12 @@ class Worker:
         one, agent = None, self._agents[Role.DESTINATION]
         source = load.sources[self._vllm_config.parallel_config.rank]
         try:
-            if kind == "load" and not load.blocks:
-                raise ValueError("vLLM has cut the load")
             handle = agent.wish(load.room, source, load.digests, self._settings.load_seconds)
             one = self._open[Role.DESTINATION, handle] = _Transfer(
                 kind, load.request_id, Role.DESTINATION, handle, len(load.blocks) - load.prefix)
             if kind == "load":
                 agent.lease(handle, load.blocks, load.prefix)
-        except (BatonError, ValueError) as error:
+        except BatonError as error:
             logger.warning("The KV of %s cannot be loaded: %s", load.request_id, error)
             if one is not None:
                 self._cancel(one)
@@ -263,22 +295,21 @@ class Worker:
 
     def _wait_for(self, transfers: list[_Transfer], seconds: float) -> None:
         until = time.monotonic() + seconds
-        while (one := _first_open(transfers)) and time.monotonic() < until:
-            self._agents[one.role].wait(_POLL_SECONDS)
-            self._take_events()
+        for one in transfers:
+            while one.is_open and time.monotonic() < until:
+                self._agents[one.role].wait(_POLL_SECONDS)
+                self._take_events()
 
     def _take_events(self) -> None:
         for role, agent in self._agents.items():
             for event in agent.poll():
-                one = self._open.get((role, event.request))
-                if one is not None:
-                    self._take(one, event)
+                self._take(self._open[role, event.request], event)
 
     def _take(self, one: _Transfer, event: Event) -> None:
         if event.kind is EventKind.MET and one.kind == "drop":
             self._cancel(one)
         elif event.kind is EventKind.LANDED:
-            one.has_landed = True
+            one.cause = None
         elif event.kind is EventKind.FAILED:
             one.cause = event.cause or one.cause
         elif event.kind is EventKind.ENDED:
@@ -288,19 +319,21 @@ class Worker:
             self._take_end(one)
 
     def _take_end(self, one: _Transfer) -> None:
-        if not one.has_landed and one.kind != "drop":
+        if one.kind == "drop":
+            return
+        if one.cause is not None:
             logger.warning("The %s of %s has failed: %s", one.kind, one.request_id, one.cause)
-        if one.kind == "offer":
-            self._counts["handed_over"] += one.has_landed
-        elif one.kind == "load":
-            if one.has_landed:
-                layout = layout_of(self._kv_cache_config)
-                self._counts["seconds"].append(time.monotonic() - one.began)
-                self._counts["bytes"] += one.blocks * layout.token_stride * layout.layers
-            self._end_load(one.request_id, None if one.has_landed else one.cause)
+        elif one.kind == "offer":
+            self._counts["prompts_handed_over"] += 1
+        else:
+            layout = layout_of(self._kv_cache_config)
+            self._seconds.append(time.monotonic() - one.began)
+            self._counts["loaded_bytes"] += one.blocks * layout.token_stride * layout.layers
+        if one.kind == "load":
+            self._end_load(one.request_id, one.cause)
 
     def _end_load(self, request_id: str, cause: str | None) -> None:
-        self._received.add(request_id)
+        self._ended.add(request_id)
         if cause is not None:
             self._failed.add(request_id)
-            self._counts["failures"][cause] = self._counts["failures"].get(cause, 0) + 1
+            self._counts[f"load_failures {cause}"] += 1

@@ -5,11 +5,11 @@ import sys
 import time
 from types import SimpleNamespace
 
-import engine
-from engine import Engine, Request, configuration
+from engine import Engine, FullAttentionSpec, Request, configuration
 
-from baton_kv._vllm_scheduler import Settings, digests_of, new_counts
-from baton_kv.vllm import BatonConnector, BatonStats, KVConnectorRole
+from baton_kv._vllm_scheduler import KVConnectorRole, Settings, digests_of
+from baton_kv._vllm_worker import BatonStats
+from baton_kv.vllm import BatonConnector
 
 FAST = {"keep_seconds": 5, "load_seconds": 1, "slots": 16}
 
@@ -103,12 +103,11 @@ def check_digests_depend_on_all_before():
 
 
 def check_counters_add_up():
-    one = BatonStats({**new_counts(), "seconds": [1.0], "bytes": 2**20, "open": 1})
-    two = BatonStats({**new_counts(), "failures": {"aborted": 2}, "handed_over": 1, "open": 0})
+    one = BatonStats({"seconds": [1.0], "counts": {"loaded_bytes": 5, "load_failures aborted": 1}})
+    two = BatonStats({"seconds": [2.0], "counts": {"load_failures aborted": 2}})
     assert one.aggregate(two).reduce() == {
-        "Loads": 1, "MB loaded": 1.0, "Avg load time (ms)": 1000.0, "Failed loads": 2,
-        "Prompts handed over": 1}
-    assert one.data["open"] == 0 and not one.is_empty() and BatonStats(new_counts()).is_empty()
+        "loads": 2, "loaded_bytes": 5, "load_failures aborted": 3, "milliseconds a load": 1500.0}
+    assert not one.is_empty() and BatonStats({"seconds": [], "counts": {}}).is_empty()
 
 
 def check_an_engine_of_both_roles_hands_over_to_itself():
@@ -123,9 +122,8 @@ def check_unequal_facts_give_no_kv():
     prefill, decode = pair()
     params = prefilled(prefill, range(10))
     decode.end()
-    engine.FullAttentionSpec.head_size = 2
-    decode = Engine("kv_consumer", extra=FAST, policy="recompute")
-    engine.FullAttentionSpec.head_size = 1
+    decode = Engine("kv_consumer", extra=FAST, policy="recompute",
+                    spec=FullAttentionSpec(head_size=2))
     request = decoded([prefill, decode], range(10), params)
     assert request.has_failed and not request.was_loaded
     prefill.end()

@@ -12,6 +12,7 @@ import mmap
 import pickle
 import time
 from collections import Counter, deque
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import stub
@@ -19,7 +20,8 @@ import stub
 stub.install()
 
 from baton_kv import _vllm_worker  # noqa: E402
-from baton_kv.vllm import BatonConnector, KVConnectorRole  # noqa: E402
+from baton_kv._vllm_scheduler import KVConnectorRole  # noqa: E402
+from baton_kv.vllm import BatonConnector  # noqa: E402
 
 # The memory of the model has its pages for itself.
 _vllm_worker.REMAP_BYTES = 0
@@ -32,8 +34,12 @@ note = lambda name: OCCURRED.update([name])
 FREE = b"\xee" * BLOCK_BYTES
 
 
+@dataclass
 class FullAttentionSpec:
-    block_size, num_kv_heads, head_size, page_size_bytes = BLOCK, 1, 1, BLOCK_BYTES
+    block_size: int = BLOCK
+    num_kv_heads: int = 1
+    head_size: int = 1
+    page_size_bytes: int = BLOCK_BYTES
 
 
 class Request:
@@ -171,7 +177,7 @@ def next_token(tokens):
     return hashlib.sha256(repr(tokens).encode()).digest()[0]
 
 
-def configuration(role, blocks, extra):
+def configuration(role, blocks, extra, spec=FullAttentionSpec()):
     layers = [f"layer.{number}" for number in range(LAYERS)]
     attention = SimpleNamespace(
         isa="vec", get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "MODEL"))
@@ -189,7 +195,7 @@ def configuration(role, blocks, extra):
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, attention)),
     ), SimpleNamespace(
         num_blocks=blocks, kv_cache_layout="LBHNC", transfer_group_ids=(0,),
-        kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())],
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)],
         kv_cache_tensors=[SimpleNamespace(
             layers=layers, offset=0, layer_stride=blocks * BLOCK_BYTES, block_stride=BLOCK_BYTES)])
 
@@ -197,11 +203,12 @@ def configuration(role, blocks, extra):
 class Engine:
     """An engine. `lag` is how many steps its scheduler is ahead of the results of its worker."""
 
-    def __init__(self, role, *, blocks=24, chunk=8, policy="fail", lag=0, extra=None):
+    def __init__(self, role, *, blocks=24, chunk=8, policy="fail", lag=0, extra=None,
+                 spec=FullAttentionSpec()):
         self.role, self.memory = role, Memory(blocks)
         self.pool = Pool(blocks, self.memory)
         self.chunk, self.policy, self.lag = chunk, policy, lag
-        settings = configuration(role, blocks, extra or {})
+        settings = configuration(role, blocks, extra or {}, spec)
         self.worker = BatonConnector(settings[0], KVConnectorRole.WORKER, settings[1])
         self.worker.register_kv_caches({"layer.0": self.memory, "layer.1": self.memory})
         self.connector = BatonConnector(settings[0], KVConnectorRole.SCHEDULER, settings[1])
@@ -429,7 +436,6 @@ class Engine:
                 self._finish(request, "FINISHED_LENGTH_CAPPED")
         for request in errors:
             self._finish(request, "FINISHED_ERROR")
-        self.connector.update_connector_output(results)
         for request_id in results.finished_recving:
             self._take_received(request_id)
         for request_id in results.finished_sending:

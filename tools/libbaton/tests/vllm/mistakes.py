@@ -12,8 +12,8 @@ from unittest import mock
 import model
 
 from baton_kv import _vllm_scheduler, _vllm_worker
-from baton_kv._vllm_scheduler import Scheduler
-from baton_kv._vllm_worker import Worker
+from baton_kv._vllm_scheduler import SchedulerSide
+from baton_kv._vllm_worker import WorkerSide
 
 EXAMPLES = 150
 MISTAKES = {}
@@ -29,38 +29,38 @@ def mistake(owner, name):
     return add
 
 
-@mistake(Worker, "results")
-def a_load_is_reported_twice(right, worker):
-    sent, received, failed = right(worker)
-    worker._received |= received
-    return sent, received, failed
+@mistake(WorkerSide, "get_transfer_results")
+def a_load_is_reported_twice(right, worker, ids):
+    results = right(worker, ids)
+    worker._ended |= results.finished_recving
+    return results
 
 
-@mistake(Worker, "_take_end")
+@mistake(WorkerSide, "_take_end")
 def an_abandoned_load_is_not_reported(right, worker, one):
     if not one.is_cancelled:
         right(worker, one)
 
 
-@mistake(Worker, "_end_load")
+@mistake(WorkerSide, "_end_load")
 def a_failed_load_is_reported_as_good(right, worker, request_id, cause):
     right(worker, request_id, None)
 
 
-@mistake(Worker, "_take")
+@mistake(WorkerSide, "_take")
 def a_load_is_reported_before_its_end(right, worker, one, event):
     right(worker, one, event)
     if one.kind == "load" and event.kind.name == "MET":
-        worker._received.add(one.request_id)
+        worker._ended.add(one.request_id)
 
 
-@mistake(Worker, "begin_step")
+@mistake(WorkerSide, "handle_preemptions")
 def offers_of_preempted_requests_stay(right, worker, metadata):
     metadata.preempted = []
     right(worker, metadata)
 
 
-@mistake(Scheduler, "metadata")
+@mistake(SchedulerSide, "build_connector_meta")
 def a_resumed_request_keeps_its_room(right, scheduler, output):
     kept = {one: scheduler._prompts[one].room for one in output.preempted_req_ids or ()
             if one in scheduler._prompts}
@@ -81,75 +81,73 @@ def the_last_partial_block_is_not_in_the_digests(right, request, block_size):
     return digests[:-1] + [7] if len(request.prompt_token_ids) % block_size else digests
 
 
-@mistake(Scheduler, "allocate")
+@mistake(SchedulerSide, "update_state_after_alloc")
 def a_load_leaves_its_first_block_out(right, scheduler, request, blocks, num_external):
     right(scheduler, request, blocks, num_external)
     for load in scheduler._next.loads:
         load.prefix = min(load.prefix + 1, len(load.blocks) - 1)
 
 
-@mistake(Scheduler, "_add_fetch")
-def a_room_can_be_loaded_by_two(right, scheduler, request, params):
-    right(scheduler, request, params)
-    fetch = scheduler._fetches.get(request.request_id)
-    if fetch is not None:
-        fetch.can_load = True
+@mistake(SchedulerSide, "on_new_request")
+def a_room_can_be_loaded_by_two(right, scheduler, request):
+    scheduler._rooms.clear()
+    right(scheduler, request)
 
 
-@mistake(Scheduler, "_finish_fetch")
-def an_aborted_load_runs_on_as_forgotten(right, scheduler, fetch):
-    right(scheduler, fetch)
-    scheduler._fetches.pop(fetch.load.request_id, None)
+@mistake(SchedulerSide, "request_finished")
+def a_finished_request_keeps_its_room(right, scheduler, request, blocks):
+    rooms = set(scheduler._rooms)
+    answer = right(scheduler, request, blocks)
+    scheduler._rooms |= rooms
+    return answer
 
 
-@mistake(Scheduler, "finish")
-def decode_keeps_its_blocks(right, scheduler, request):
+@mistake(SchedulerSide, "request_finished")
+def decode_keeps_its_blocks(right, scheduler, request, blocks):
     is_fetch = request.request_id in scheduler._fetches
-    stays, params = right(scheduler, request)
+    stays, params = right(scheduler, request, blocks)
     return stays or is_fetch, params
 
 
-@mistake(Scheduler, "finish")
-def prefill_frees_its_blocks_at_once(right, scheduler, request):
-    return False, right(scheduler, request)[1]
+@mistake(SchedulerSide, "request_finished")
+def prefill_frees_its_blocks_at_once(right, scheduler, request, blocks):
+    return False, right(scheduler, request, blocks)[1]
 
 
-@mistake(Worker, "results")
-def prefill_frees_its_blocks_before_the_end(right, worker):
-    sent, received, failed = right(worker)
-    sent |= set(worker._kept)
+@mistake(WorkerSide, "get_transfer_results")
+def prefill_frees_its_blocks_before_the_end(right, worker, ids):
+    results = right(worker, ids)
+    results.finished_sending |= set(worker._kept)
     worker._kept.clear()
-    return sent, received, failed
+    return results
 
 
-@mistake(Worker, "_save")
+@mistake(WorkerSide, "_hand_over")
 def the_last_tokens_never_leave(right, worker, save):
     save.is_complete = False
     right(worker, save)
 
 
-@mistake(Worker, "_save")
+@mistake(WorkerSide, "_hand_over")
 def a_prompt_is_offered_in_the_wrong_order(right, worker, save):
     save.blocks.reverse()
     right(worker, save)
 
 
-@mistake(Scheduler, "take_received")
-def a_failed_load_is_tried_again(right, scheduler, request_ids):
-    ids = list(request_ids)
-    right(scheduler, ids)
-    for request_id in ids:
-        if request_id in scheduler._fetches:
-            scheduler._fetches[request_id].state = "new"
+@mistake(SchedulerSide, "update_state_after_alloc")
+def a_failed_load_is_tried_again(right, scheduler, request, blocks, num_external):
+    right(scheduler, request, blocks, num_external)
+    if request.request_id in scheduler._fetches:
+        scheduler._fetches[request.request_id].has_begun = False
 
 
-@mistake(Worker, "_cancel")
+@mistake(WorkerSide, "_cancel")
 def offers_are_never_cancelled(right, worker, one):
     if one is None or one.kind != "offer":
         right(worker, one)
 
 
-@mistake(Worker, "_save")
+@mistake(WorkerSide, "_hand_over")
 def the_first_blocks_are_offered_last(right, worker, save):
     if save.digests is not None and len(save.blocks) > 2:
         save.blocks = save.blocks[2:] + save.blocks[:2]

@@ -38,8 +38,7 @@ WRONG = [
     {"remote_addresses": []}, {"remote_addresses": ["a", "b"]}, {"remote_addresses": [7]},
     {"remote_addresses": ["127.0.0.1:1\0x"]}, {"remote_addresses": ["nonsense"]},
     {"remote_addresses": ["127.0.0.1:1"]}, {"remote_addresses": {"a": 1}}, {"tp_size": 2},
-    {"tp_size": "x"}, {"remote_num_tokens": 10**9}, {"remote_num_tokens": "x"},
-    {"remote_num_tokens": None},
+    {"tp_size": "x"},
 ]
 
 
@@ -156,7 +155,6 @@ class Pair(RuleBasedStateMachine):
             prompt.pop()
         else:
             prompt[-min(at, len(prompt))] += 50
-        params = {**params, "remote_num_tokens": len(prompt)}
         self.decode.add(self.request(prompt, 2, params))
         self.step(self.decode, 6, 0.002)
 
@@ -289,9 +287,9 @@ class Pair(RuleBasedStateMachine):
 
     def nothing_is_left(self, engine):
         assert not any(engine.pool.users), engine.pool.users
-        scheduler, worker = engine.connector._scheduler, engine.worker._worker
-        left = (scheduler._prompts, scheduler._fetches, scheduler._owners, worker._offers,
-                worker._kept, worker._received, worker._failed,
+        scheduler, worker = engine.connector, engine.worker
+        left = (scheduler._prompts, scheduler._fetches, scheduler._rooms, worker._offers,
+                worker._kept, worker._ended, worker._failed,
                 [one for one in worker._open.values() if one.kind != "drop"])
         assert not any(left), left
 

@@ -31,6 +31,7 @@ class KVConnectorBase_V1:
     def __init__(self, vllm_config, role, kv_cache_config):
         self._connector_metadata = None
         self._vllm_config = vllm_config
+        self._kv_transfer_config = vllm_config.kv_transfer_config
         self._kv_cache_config = kv_cache_config
         self.role = role
 

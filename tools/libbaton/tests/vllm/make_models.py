@@ -1,6 +1,7 @@
 """Makes a model for vLLM, in the format of Hugging Face.
 
     make_models.py DIR                random weights, and a tokenizer of single bytes
+    make_models.py DIR --fat          the same with 112 KiB of KV for each token, in 16 bits
     make_models.py DIR --gguf FILE    the weights and the tokenizer of a GGUF
 
 The random weights are the same in each run. They are wide, so that the answer depends on all of
@@ -16,6 +17,8 @@ from transformers import (
     AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast)
 
 WIDTH = 0.12
+CHAT = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -25,16 +28,19 @@ def bytes_tokenizer():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0],
+                                   chat_template=CHAT)
 
 
-def random_model():
+def random_model(is_fat):
     tokenizer = bytes_tokenizer()
     torch.manual_seed(0)
+    layers, heads, kv_heads, head_dim = (28, 8, 8, 128) if is_fat else (2, 4, 2, 64)
     return tokenizer, LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=512, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=8192,
-        tie_word_embeddings=False, initializer_range=WIDTH, bos_token_id=None, eos_token_id=256))
+        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=512,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, max_position_embeddings=8192, tie_word_embeddings=False,
+        initializer_range=WIDTH, bos_token_id=None, eos_token_id=256))
 
 
 def gguf_model(path):
@@ -50,9 +56,11 @@ def gguf_model(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--fat", action="store_true")
     parser.add_argument("--gguf", type=Path)
     options = parser.parse_args()
-    tokenizer, model = gguf_model(options.gguf) if options.gguf else random_model()
+    tokenizer, model = (
+        gguf_model(options.gguf) if options.gguf else random_model(options.fat))
     tokenizer.save_pretrained(options.directory)
     model.to(torch.bfloat16).save_pretrained(options.directory)
 

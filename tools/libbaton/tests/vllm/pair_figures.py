@@ -1,0 +1,245 @@
+"""Figures of a pair with Baton and of a pair with NIXL, in turn. Only ratios mean something."""
+import concurrent.futures, ctypes, json, mmap, os, socket, statistics, threading, time
+
+from behind import check
+from pair_requests import post, prefilled, prompt
+from pair_servers import ALONE, DECODE, PREFILL
+
+STARTS = 3
+BATON, NIXL = "BatonConnector", "NixlConnector"
+LOADS = 12
+# What the table promises.
+STEP_MICROSECONDS, CPU_RATIO = 50, 1.03
+LOAD_RATIO, COPY_RATIO, COPY_SECONDS, FAT_RATIO = 0.6, 1.15, 0.005, 0.6
+SOCKETS_RATIO, TCP_RATIO = 1.35, 0.8
+FAT_TOKENS, FAT_BYTES = 4096, 4096 * 28 * 2 * 8 * 128 * 2
+
+
+def lines(pair, what):
+    """What the timers have noted since the last call."""
+    path = pair.folder / "timers.jsonl"
+    found = list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+    path.unlink(missing_ok=True)
+    return [one for one in found if one["what"] == what]
+
+
+def show(name, values, unit="ms", scale=1e3):
+    words = " ".join(f"{value * scale:.2f}" for value in values)
+    print(f"       {name:44} {words} {unit}", flush=True)
+
+
+def spread(values):
+    return max(values) - min(values)
+
+
+# --- nothing is handed over ----------------------------------------------------------------------
+
+def cpu_seconds(server):
+    """Of all processes of a server."""
+    total = 0
+    for part in ("api", "engine", "worker"):
+        with open(f"/proc/{server.pid_of(part)}/stat") as stat:
+            words = stat.read().rsplit(")", 1)[1].split()
+        total += int(words[11]) + int(words[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def generate(server, streams=8, tokens=200):
+    with concurrent.futures.ThreadPoolExecutor(streams) as pool:
+        for answer in pool.map(lambda number: post(server, prompt(number), max_tokens=tokens),
+                               range(streams)):
+            assert answer.status == 200
+    return streams * tokens
+
+
+@check
+def a_connector_that_has_nothing_to_do_costs_little(pair):
+    seconds = {name: [] for name in ("", BATON)}
+    steps = []
+    for _ in range(STARTS):
+        for connector, values in seconds.items():
+            server, = pair.need(ALONE.but(
+                role="kv_both", connector=connector and "TimedBatonConnector", model="smollm2"))
+            generate(server, tokens=50)
+            lines(pair, "steps")
+            before = cpu_seconds(server)
+            tokens = generate(server)
+            values.append((cpu_seconds(server) - before) / tokens)
+            found = lines(pair, "steps")
+            if connector:
+                steps.append(sum(per_step(found, role) for role in ("SCHEDULER", "WORKER")))
+    for connector, values in seconds.items():
+        show(f"CPU time a token, {connector or 'no connector'}", values)
+    show("connector, a step", steps, "µs", 1e6)
+    ratio = statistics.median(seconds[BATON]) / statistics.median(seconds[""])
+    noise = spread(seconds[""]) / statistics.median(seconds[""])
+    assert statistics.median(steps) <= STEP_MICROSECONDS / 1e6, steps
+    assert ratio <= max(CPU_RATIO, 1 + noise), ratio
+    return f"{statistics.median(steps) * 1e6:.0f} µs a step, CPU ratio {ratio:.3f}"
+
+
+def per_step(found, role):
+    first, *_, last = [one for one in found if one["role"] == role]
+    return (last["ns"] - first["ns"]) / (last["steps"] - first["steps"]) / 1e9
+
+
+@check
+def remapped_memory_is_as_fast(pair):
+    """Decode at 4k context, with memory that peers can map and without. Shown only."""
+    words = []
+    text = prompt(1, 80)[:FAT_TOKENS - 100]
+    times = {"shm,tcp": [], "tcp": []}
+    for _ in range(STARTS):
+        for transports, values in times.items():
+            server, = pair.need(ALONE.but(
+                role="kv_both", connector=BATON, model="fat", transports=transports,
+                dtype="bfloat16", length=8192))
+            post(server, text, max_tokens=1)
+            began = time.monotonic()
+            assert post(server, text, max_tokens=65).status == 200
+            values.append((time.monotonic() - began) / 65)
+    for transports, values in times.items():
+        show(f"a token at 4k, {'remapped' if 'shm' in transports else 'as it was'}", values)
+        words.append(f"{statistics.median(values) * 1e3:.2f} ms")
+    return " and ".join(words)
+
+
+# --- one load ------------------------------------------------------------------------------------
+
+def loads(pair, connector, setup, texts, is_waiting):
+    """Times of some loads of a pair."""
+    prefill, decode = pair.need(
+        PREFILL.but(connector=connector, **setup),
+        DECODE.but(connector=f"Timed{connector}", policy="fail", **setup,
+                   more=("--no-enable-prefix-caching",)))
+    wait = pair.folder / "wait"
+    wait.touch() if is_waiting else wait.unlink(missing_ok=True)
+    for number, text in enumerate([texts[0], *texts]):
+        if number == 1:
+            # The first one has the handshake.
+            lines(pair, "load")
+        assert post(decode, text, prefilled(prefill, text), max_tokens=1).status == 200
+    found = lines(pair, "load" if is_waiting else "alloc")
+    wait.unlink(missing_ok=True)
+    assert len(found) == len(texts), (len(found), len(texts))
+    return found
+
+
+def text_of_512_tokens(number):
+    return [number, *range(1000, 1511)]
+
+
+@check
+def a_load_of_512_tokens_is_faster_than_by_nixl(pair):
+    setup = {"model": "smollm2"}
+    medians, whole, steps = ({BATON: [], NIXL: []} for _ in range(3))
+    texts = [text_of_512_tokens(number) for number in range(LOADS)]
+    for _ in range(STARTS):
+        for connector in (BATON, NIXL):
+            found = loads(pair, connector, setup, texts, True)
+            medians[connector].append(statistics.median(one["seconds"] for one in found))
+            found = loads(pair, connector, setup, texts, False)
+            whole[connector].append(statistics.median(one["seconds"] for one in found))
+            steps[connector].append(statistics.mean(one["steps"] for one in found))
+    for connector in (BATON, NIXL):
+        show(f"load call to completion, {connector}", medians[connector])
+        show(f"allocation to finished_recving, {connector}", whole[connector])
+        show("in engine steps", steps[connector], "", 1)
+    middle = {name: statistics.median(values) for name, values in medians.items()}
+    ratio = middle[BATON] / middle[NIXL]
+    ends = {name: statistics.median(values) for name, values in whole.items()}
+    assert ratio <= LOAD_RATIO, f"{ratio:.2f} x NIXL"
+    assert ends[BATON] <= ends[NIXL] + spread(whole[NIXL]), ends
+    return (f"{ratio:.2f} x NIXL; whole {ends[BATON] * 1e3:.1f} ms, NIXL {ends[NIXL] * 1e3:.1f} ms "
+            f"with spread {spread(whole[NIXL]) * 1e3:.1f} ms")
+
+
+# --- 470 MB --------------------------------------------------------------------------------------
+
+def copy_seconds(rounds=5):
+    """A bare copy of as many bytes, from and into memory that is in use."""
+    source, target = mmap.mmap(-1, FAT_BYTES), mmap.mmap(-1, FAT_BYTES)
+    at = [ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in (target, source)]
+    times = []
+    for _ in range(rounds + 1):
+        began = time.monotonic()
+        ctypes.memmove(*at, FAT_BYTES)
+        times.append(time.monotonic() - began)
+    return statistics.median(times[1:])
+
+
+def sockets_seconds(lanes=2, rounds=5):
+    """As many bytes through bare sockets, by two processes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    child = os.fork()
+    if child == 0:
+        try:
+            send_all(listener.getsockname(), lanes, rounds + 1)
+        finally:
+            os._exit(0)
+    ends = [listener.accept()[0] for _ in range(lanes)]
+    buffers = [memoryview(bytearray(FAT_BYTES // lanes)) for _ in ends]
+    times = []
+    for _ in range(rounds + 1):
+        began = time.monotonic()
+        threads = [threading.Thread(target=receive, args=one) for one in zip(ends, buffers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        times.append(time.monotonic() - began)
+    os.waitpid(child, 0)
+    return statistics.median(times[1:])
+
+
+def receive(end, buffer):
+    end.sendall(b"!")
+    while buffer:
+        buffer = buffer[end.recv_into(buffer):]
+
+
+def send_all(address, lanes, rounds):
+    data = bytearray(FAT_BYTES // lanes)
+
+    def lane():
+        with socket.create_connection(address) as end:
+            for _ in range(rounds):
+                end.recv(1)
+                end.sendall(data)
+
+    threads = [threading.Thread(target=lane) for _ in range(lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def fat(pair, transports, environment, bare):
+    text = [number % 250 for number in range(FAT_TOKENS)]
+    setup = {"model": "fat", "dtype": "bfloat16", "length": FAT_TOKENS + 64,
+             "transports": transports, "environment": environment}
+    medians, bares = {BATON: [], NIXL: []}, []
+    for _ in range(STARTS):
+        for connector, values in medians.items():
+            found = loads(pair, connector, setup, [text] * 6, True)
+            values.append(statistics.median(one["seconds"] for one in found))
+            bares.append(bare())
+    for name, values in (*medians.items(), (bare.__name__, bares)):
+        show(f"{FAT_BYTES / 1e6:.0f} MB over {transports}, {name}", values)
+    return *(statistics.median(medians[name]) for name in (BATON, NIXL)), statistics.median(bares)
+
+
+@check
+def a_load_of_470_mb_over_shm(pair):
+    ours, nixl, bare = fat(pair, "shm", (), copy_seconds)
+    words = f"{ours / bare:.2f} x a bare copy, {ours / nixl:.2f} x NIXL"
+    assert ours <= COPY_RATIO * bare + COPY_SECONDS and ours <= FAT_RATIO * nixl, words
+    return words
+
+
+@check
+def a_load_of_470_mb_over_tcp(pair):
+    ours, nixl, bare = fat(pair, "tcp", (("UCX_TLS", "tcp"),), sockets_seconds)
+    words = f"{ours / bare:.2f} x bare sockets, {ours / nixl:.2f} x NIXL"
+    assert ours <= SOCKETS_RATIO * bare and ours <= TCP_RATIO * nixl, words
+    return words

@@ -1,0 +1,115 @@
+"""`BatonConnector` and `NixlConnector` with timers, for the figures of `tools/vllm-connector`.
+
+vLLM loads them by `kv_connector_module_path`. The folder `BATON_WITNESS` gets lines of JSON:
+`steps` has the time of all calls so far, `alloc` the time of a load as the scheduler sees it. While
+it has the file `wait`, a step waits for the loads that it starts, and `load` has their time.
+"""
+import importlib, json, os, pathlib, time
+
+from baton_kv.vllm import BatonConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+FOLDER = pathlib.Path(os.environ.get("BATON_WITNESS", "."))
+STEPS_PER_LINE = 100
+CALLS = [
+    "on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc",
+    "build_connector_meta", "update_connector_output", "request_finished", "handle_preemptions",
+    "bind_connector_metadata", "start_load_kv", "wait_for_layer_load", "save_kv_layer",
+    "wait_for_save", "get_transfer_results", "get_kv_connector_stats", "clear_connector_metadata"]
+
+
+def note(what, **words):
+    with open(FOLDER / "timers.jsonl", "a") as log:
+        log.write(json.dumps({"what": what, **words}) + "\n")
+
+
+def timed(name, function):
+    def call(self, *given, **named):
+        began, self.depth = time.perf_counter_ns(), self.depth + 1
+        try:
+            return function(self, *given, **named)
+        finally:
+            self.depth -= 1
+            if self.depth == 0:
+                self.spent += time.perf_counter_ns() - began
+            if name in ("build_connector_meta", "clear_connector_metadata"):
+                self.count_step()
+    return call
+
+
+class Timers:
+    """What both connectors have in common. It stands before the connector among the bases."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self.spent = self.depth = self.steps = 0
+        self.began = {}
+        super().__init__(vllm_config, role, kv_cache_config)
+
+    def count_step(self):
+        self.steps += 1
+        if self.steps % STEPS_PER_LINE == 0:
+            note("steps", role=self.role.name, steps=self.steps, ns=self.spent)
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if num_external_tokens:
+            self.began[request.request_id] = time.monotonic(), self.steps
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def update_connector_output(self, connector_output):
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.finished_recving or ():
+            began, step = self.began.pop(request_id)
+            note("alloc", seconds=time.monotonic() - began, steps=self.steps - step)
+
+    def start_load_kv(self, forward_context, **more):
+        began, loads = time.monotonic(), self.loads()
+        super().start_load_kv(forward_context, **more)
+        if loads and (FOLDER / "wait").exists():
+            self.wait(loads)
+            note("load", seconds=time.monotonic() - began, count=len(loads))
+
+
+def with_timers(*bases):
+    made = type(f"Timed{bases[-1].__name__}", bases, {})
+    for name in CALLS:
+        setattr(made, name, timed(name, getattr(made, name)))
+    return made
+
+
+def make_baton():
+    class Waiting(Timers):
+        def loads(self):
+            return self._get_connector_metadata().loads
+
+        def wait(self, loads):
+            ids = {one.request_id for one in loads}
+            self._wait_for([one for one in self._open.values() if one.request_id in ids], 10)
+
+    return with_timers(Waiting, BatonConnector)
+
+
+def make_nixl():
+    module = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector"
+    base = importlib.import_module(module).NixlPullConnector
+
+    class Waiting(Timers):
+        def loads(self):
+            return list(self._connector_metadata.reqs_to_recv)
+
+        def wait(self, loads):
+            worker = self.connector_worker
+            for request_id in loads:
+                # The handshake of the first request runs beside the steps.
+                for handle in worker._recving_transfers.get(request_id, ()):
+                    while worker.nixl_wrapper.check_xfer_state(handle) == "PROC":
+                        pass
+
+    return with_timers(Waiting, base)
+
+
+def __getattr__(name):
+    makers = {"TimedBatonConnector": make_baton, "TimedNixlConnector": make_nixl}
+    if name not in makers:
+        raise AttributeError(name)
+    made = globals()[name] = makers[name]()
+    return made

@@ -35,6 +35,8 @@ struct SourceShape {
 }
 
 const TOKEN_BYTES: usize = 16;
+/// Why an exchange has ended.
+const CLOSED: &str = "the source closed its socket";
 
 /// A source's session that waits for its destination to connect.
 #[derive(Debug)]
@@ -50,6 +52,7 @@ struct PendingDestination {
     control: ConnId,
     session: DestinationSession,
     cursor: ShmCursor,
+    deadline: Instant,
 }
 
 /// All exchanges in progress.
@@ -124,7 +127,7 @@ impl ShmHandshake {
         let address = Address::Abstract(grant.socket.as_bytes().to_vec());
         let deadline = now + SESSION_SETUP_DEADLINE;
         let conn = reactor.connect(&address, deadline).map_err(|reason| reason.to_string())?;
-        self.calling.insert(conn, PendingDestination { control, session, cursor });
+        self.calling.insert(conn, PendingDestination { control, session, cursor, deadline });
         Ok(())
     }
 
@@ -162,9 +165,9 @@ impl ShmHandshake {
             Event::Received(conn) => self.receive(conn, reactor, handoff, now),
             Event::Eof(conn) => {
                 reactor.close(conn);
-                self.ended(conn, handoff, now);
+                self.ended(conn, CLOSED, handoff, now);
             }
-            Event::Closed { conn, .. } => self.ended(conn, handoff, now),
+            Event::Closed { conn, .. } => self.ended(conn, CLOSED, handoff, now),
             Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
@@ -180,14 +183,20 @@ impl ShmHandshake {
         }
     }
 
-    /// Closes incoming connections that did not show a token in time. Drops offers of ended
+    /// Closes connections without a token, or without descriptors, in time. Drops offers of ended
     /// sessions.
     pub fn expire<E: From<TransferAnswer>>(
         &mut self,
         reactor: &mut Reactor,
-        handoff: &Handoff<E>,
+        handoff: &mut Handoff<E>,
         now: Instant,
     ) {
+        let is_late = |call: &PendingDestination| call.deadline <= now;
+        let late = self.calling.iter().filter(|(_, call)| is_late(call));
+        for conn in late.map(|(&conn, _)| conn).collect::<Vec<_>>() {
+            reactor.close(conn);
+            self.ended(conn, "the source sent no descriptors in time", handoff, now);
+        }
         self.pending.retain(|_, pending| handoff.stands(pending.control, &pending.session));
         self.callers.retain(|&conn, until| {
             let in_time = *until > now;
@@ -201,12 +210,13 @@ impl ShmHandshake {
     fn ended<E: From<TransferAnswer>>(
         &mut self,
         conn: ConnId,
+        why: &str,
         handoff: &mut Handoff<E>,
         now: Instant,
     ) {
         self.callers.remove(&conn);
         if let Some(PendingDestination { session, .. }) = self.calling.remove(&conn) {
-            let why = Err("the source closed its socket".to_string());
+            let why = Err(why.to_owned());
             handoff.bound_destination(
                 session.worker,
                 session.session,
@@ -230,11 +240,11 @@ impl ShmHandshake {
             handoff.doorbell(call.session.worker).map(|doorbell| call.cursor.descriptors(doorbell));
         let Some(Ok(DestinationDescriptors { cursor, doorbell })) = shown else {
             reactor.close(conn);
-            return self.ended(conn, handoff, now);
+            return self.ended(conn, CLOSED, handoff, now);
         };
         if reactor.send_descriptors(conn, &token, &[cursor.as_fd(), doorbell.as_fd()]).is_err() {
             reactor.close(conn);
-            self.ended(conn, handoff, now);
+            self.ended(conn, CLOSED, handoff, now);
         }
     }
 

@@ -22,8 +22,16 @@ impl EventFd {
 
     /// Takes over a descriptor received from a peer. It can be another kind of file, so errors of
     /// signals are ignored.
-    pub fn from_descriptor(fd: OwnedFd) -> EventFd {
-        EventFd(fd)
+    ///
+    /// # Errors
+    /// A signal could block.
+    pub fn from_descriptor(fd: OwnedFd) -> io::Result<EventFd> {
+        // SAFETY: no pointers; the result is checked.
+        let flags = checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+        match flags & libc::O_NONBLOCK {
+            0 => Err(io::Error::new(io::ErrorKind::InvalidInput, "a doorbell that can block")),
+            _ => Ok(EventFd(fd)),
+        }
     }
 
     /// A second handle to the same counter.
@@ -153,5 +161,14 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(30));
         counter.clear();
         set.wait(Duration::ZERO);
+    }
+
+    #[test]
+    fn a_doorbell_that_can_block_is_refused() {
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let refused = EventFd::from_descriptor(writer.into()).unwrap_err();
+        assert_eq!(refused.to_string(), "a doorbell that can block");
+        let own = EventFd::new().unwrap().duplicate().unwrap();
+        EventFd::from_descriptor(own.0).unwrap().signal();
     }
 }

@@ -134,7 +134,7 @@ impl ShmRing {
     /// Makes the source's half from the destination's descriptors.
     pub fn connect(self, from: DestinationDescriptors) -> io::Result<ShmSource> {
         let cursor = PeerRegion::map(from.cursor.as_fd(), CURSOR_BYTES)?;
-        let doorbell = EventFd::from_descriptor(from.doorbell);
+        let doorbell = EventFd::from_descriptor(from.doorbell)?;
         Ok(ShmSource { offers: Writer::new(self.0, cursor), doorbell })
     }
 }

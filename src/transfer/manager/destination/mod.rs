@@ -66,6 +66,8 @@ struct Waiting<A> {
     declined: bool,
     /// The source of a late session has not sent Ready yet.
     ready_due: bool,
+    /// The source has sent the record of the prompt. It sends one.
+    has_record: bool,
 }
 
 /// All sessions and slots of one decode worker.
@@ -134,6 +136,7 @@ where
             sent: false,
             declined: false,
             ready_due: false,
+            has_record: false,
         };
         match entry.stage {
             Stage::Ready { .. } => {
@@ -308,7 +311,12 @@ where
             Message::Status(status) => self.status(&source, status, now, effects),
             Message::Ready(ready) => self.computed(&source, &ready.id, effects),
             Message::PromptRecord(record) if self.holds(&source, &record.id) => {
-                effects.record(Slot::from(record.id), record.bytes);
+                let held = self.slots.get_mut(&record.id.slot);
+                let is_first =
+                    held.is_some_and(|held| !std::mem::replace(&mut held.has_record, true));
+                if is_first {
+                    effects.record(Slot::from(record.id), record.bytes);
+                }
             }
             // The other messages are for a source, or for the link itself.
             _ => {}

@@ -534,11 +534,12 @@ fn a_record_is_for_one_use_of_a_slot() {
         worker.manager.receive(link, &record, worker.now, &mut worker.effects);
         worker.effects.records.drain(..).collect::<Vec<_>>()
     };
+    assert_eq!(send(2, id), [], "another source");
+    assert_eq!(send(1, TransferId { room: Room(8), ..id }), []);
     assert_eq!(send(1, id), [(slot, vec![1, 2])]);
+    assert_eq!(send(1, id), [], "a second record");
     let other = crate::ids::Generation(slot.generation.0 + 1);
     assert_eq!(send(1, TransferId { generation: other, ..id }), []);
-    assert_eq!(send(1, TransferId { room: Room(8), ..id }), []);
-    assert_eq!(send(2, id), [], "another source");
     worker.leave(slot);
     let record = Message::PromptRecord(wire::PromptRecord { id, bytes: &[1] });
     worker.manager.receive(1, &record, worker.now, &mut worker.effects);

@@ -391,3 +391,82 @@ fn after_the_end_of_an_agent_each_order_is_an_error() {
     assert_eq!(client.offer(Room(2), &ids(5), PATIENCE), Err(AgentError::Dead));
     assert_eq!(client.cancel(slot), Err(AgentError::Dead));
 }
+
+/// An engine that looks after its agent only when the descriptor is readable must learn of the end.
+#[test]
+fn the_descriptor_stays_readable_after_the_end_of_an_agent() {
+    let (source, ..) = pair(Transport::Tcp);
+    let slot = source.client().offer(Room(1), &ids(4), PATIENCE).unwrap();
+    source.client().cancel(slot).unwrap();
+    let client = source.agent.client().clone();
+    assert!(client.event_fd().wait_readable(PATIENCE).unwrap());
+    let until = Instant::now() + PATIENCE;
+    while client.status(slot).unwrap().cause.is_none() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(source.agent);
+    let mut told = 0;
+    while client.poll().is_some() {
+        told += 1;
+    }
+    assert!(told > 0, "the events were unread at the end");
+    for _ in 0..2 {
+        assert!(client.event_fd().wait_readable(Duration::ZERO).unwrap());
+        assert!(client.poll().is_none() && client.is_dead());
+    }
+}
+
+/// A thread still leases pages while another one ends the request and begins the next.
+#[test]
+fn a_late_call_does_not_change_the_next_request_of_its_slot() {
+    let (source, ..) = pair(Transport::Tcp);
+    let client = source.agent.client().clone();
+    let (ids, wanted) = (ids(16), source.pages(0, 16));
+    let end = |slot: Slot| {
+        client.cancel(slot).unwrap();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < until, "no end");
+            match client.poll() {
+                Some(event) if event.kind == AgentEventKind::Ended => break,
+                Some(_) => {}
+                None => _ = client.event_fd().wait_readable(Duration::from_millis(1)).unwrap(),
+            }
+        }
+        // A call that still runs keeps the slot.
+        while client.release(slot) == Err(AgentError::Open) {
+            assert!(Instant::now() < until, "no release");
+        }
+    };
+    let (late, slots) = std::sync::mpsc::channel::<Slot>();
+    let caller = client.clone();
+    let leasing = std::thread::spawn(move || {
+        for slot in slots {
+            while caller.lease(slot, 0, &[PageId(9)]) != Err(AgentError::Slot) {}
+        }
+    });
+    for round in 0..500 {
+        let slot = with_slot(|| client.offer(Room(round), &ids, PATIENCE));
+        late.send(slot).unwrap();
+        end(slot);
+        let next = with_slot(|| client.offer(Room(round), &ids, PATIENCE));
+        client.lease(next, 0, &wanted).unwrap();
+        assert_eq!(client.compute(next, 16), Ok(()), "round {round}");
+        end(next);
+    }
+    drop(late);
+    leasing.join().unwrap();
+}
+
+#[test]
+fn a_source_has_one_session_under_both_notations_of_its_address() {
+    let (source, mut destination, address) = pair(Transport::Tcp);
+    let SocketAddr::V4(v4) = address else { panic!("a test on 127.0.0.1") };
+    let mapped = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port());
+    let wish = |room, address| destination.client().wish(Room(room), address, &ids(4), PATIENCE);
+    let [first, second] = [wish(1, address).unwrap(), wish(2, mapped).unwrap()];
+    destination.await_met(first);
+    destination.await_met(second);
+    assert_eq!(destination.client().status(first).unwrap().cause, None);
+    drop(source);
+}

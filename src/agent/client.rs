@@ -3,7 +3,8 @@
 //! Owns: the engine's ends of the rings, and the state of each slot as the engine sees it. Thread:
 //! any; calls of several threads may meet. Invariants: no call blocks or waits for `ctl`. Each
 //! order comes at most once for a request, so no ring overflows. A call with the slot of an earlier
-//! request is an error and has no effect. After the agent has ended, each order is an error. Not
+//! request is an error and has no effect, also if the request is released while the call runs. The
+//! descriptor is readable while there are events, and after the agent has ended. After the agent has ended, each order is an error. Not
 //! here: what happens with an order (`requests`).
 
 use super::requests::{
@@ -15,6 +16,7 @@ use crate::kv::layout::KvLayout;
 use crate::limits::REQUEST_TIME_MAX;
 use crate::link::handoff::{Source, prompt_of};
 use crate::stdx::event_count::EventCount;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::sys::event::EventFd;
 use crate::transfer::counters::{Counters, Counts};
 use crate::transfer::manager::rooms::Slot;
@@ -25,7 +27,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Why a call has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +45,7 @@ pub enum AgentError {
     Pages,
     /// The order was given before.
     Repeated,
-    /// The request has not ended.
+    /// The request has not ended, or another call for it runs.
     Open,
     /// The agent has ended.
     Dead,
@@ -61,7 +63,7 @@ impl AgentError {
             }
             AgentError::Pages => "the pages do not fit the tokens, or one is not in the pool",
             AgentError::Repeated => "the order was given before",
-            AgentError::Open => "the request has not ended",
+            AgentError::Open => "the request has not ended, or another call for it runs",
             AgentError::Dead => "the agent has ended",
         }
     }
@@ -81,6 +83,8 @@ const LAST: u32 = 2;
 const CANCELLED: u32 = 4;
 /// The engine has read that the request has ended.
 const ENDED: u32 = 8;
+/// A call changes the lists and counts of the slot.
+const BUSY: u32 = 16;
 
 /// A slot as the engine sees it.
 #[derive(Debug, Default)]
@@ -89,6 +93,15 @@ struct SlotBoard {
     /// that a call for an earlier request changes nothing.
     state: AtomicU64,
     tokens: AtomicU32,
+}
+
+/// A call that changes the lists and counts of a slot. The request keeps the slot meanwhile.
+struct ChangingCall<'a>(&'a AtomicU64);
+
+impl Drop for ChangingCall<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_and(!u64::from(BUSY), Ordering::Release);
+    }
 }
 
 /// The parts that an agent's thread gives to its client.
@@ -173,6 +186,7 @@ impl AgentClient {
         within: Duration,
     ) -> Result<Slot, AgentError> {
         self.check_role(Role::Decode)?;
+        let source = SocketAddr::new(source.ip().to_canonical(), source.port());
         self.enter(room, ids, Some(Source::Remote(source)), within)
     }
 
@@ -199,8 +213,8 @@ impl AgentClient {
         let board = &self.boards[slot.id.index()];
         board.tokens.store(prompt.tokens, Ordering::Relaxed);
         board.state.store(pack(slot, 0), Ordering::Release);
-        let deadline = Instant::now() + within.min(REQUEST_TIME_MAX);
-        self.order(AgentOrder::Enter { slot, room, prompt, source, deadline })?;
+        let within = within.min(REQUEST_TIME_MAX);
+        self.order(AgentOrder::Enter { slot, room, prompt, source, within })?;
         Ok(slot)
     }
 
@@ -208,12 +222,14 @@ impl AgentClient {
     /// lease its pages in several calls, in the order of the tokens. A destination leases the pages
     /// of the whole prompt in one call; the KV of the first `prefix` tokens is already there.
     ///
-    /// Calls for one request come one after the other.
+    /// Calls of `lease` and [`AgentClient::compute`] for one request come one after the other.
     ///
     /// # Errors
     /// [`AgentError::Slot`], [`AgentError::Repeated`] at a destination, [`AgentError::Pages`],
     /// [`AgentError::Tokens`]: the prefix leaves no token, ends inside a page, or a source has one.
+    /// [`AgentError::Open`]: another such call for the request runs.
     pub fn lease(&self, slot: Slot, prefix: u32, pages: &[PageId]) -> Result<(), AgentError> {
+        let _call = self.begin_change(slot)?;
         let board = self.board(slot)?;
         let (tokens, layout) = (board.tokens.load(Ordering::Relaxed), &self.parts.layout);
         let is_source = self.parts.role == Role::Prefill;
@@ -247,14 +263,16 @@ impl AgentClient {
     ///
     /// # Errors
     /// [`AgentError::Slot`], [`AgentError::Role`], [`AgentError::Tokens`], [`AgentError::Pages`],
-    /// [`AgentError::Dead`].
+    /// [`AgentError::Dead`], [`AgentError::Open`]: another such call for the request runs.
     pub fn compute(&self, slot: Slot, tokens: u32) -> Result<(), AgentError> {
         self.check_role(Role::Prefill)?;
+        let _call = self.begin_change(slot)?;
         let all = self.board(slot)?.tokens.load(Ordering::Relaxed);
         let progress = &self.parts.progress[slot.id.index()];
         let leased = unpack(progress.leased.load(Ordering::Relaxed), slot).unwrap_or(0);
         let is_known = tokens <= all;
-        if is_known && self.parts.layout.pages_for(tokens) > leased {
+        let is_leased = self.parts.layout.pages_for(tokens) <= leased;
+        if is_known && !is_leased && !is_failpoint_active("tokens without pages are taken") {
             return Err(AgentError::Pages);
         }
         if self.is_dead() {
@@ -297,7 +315,8 @@ impl AgentClient {
     /// # Errors
     /// [`AgentError::Slot`], [`AgentError::Open`].
     pub fn release(&self, slot: Slot) -> Result<(), AgentError> {
-        let ended = |word| unpack(word, slot).filter(|bits| bits & ENDED != 0).map(|_| 0);
+        let ended =
+            |word| unpack(word, slot).filter(|bits| bits & (ENDED | BUSY) == ENDED).map(|_| 0);
         let state = &self.board(slot)?.state;
         let taken = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, ended);
         taken.map_err(|word| match unpack(word, slot) {
@@ -307,10 +326,14 @@ impl AgentClient {
         self.order(AgentOrder::Release { slot })
     }
 
-    /// The next event. After [`AgentClient::event_fd`] was readable, poll until there is none.
+    /// The next event.
     pub fn poll(&self) -> Option<AgentEvent> {
         if self.parts.events.is_empty() {
             self.parts.event_fd.clear();
+            // An event, or the end of the agent, can have come before the clear.
+            if !self.parts.events.is_empty() || self.is_dead() {
+                self.parts.event_fd.signal();
+            }
         }
         let event = self.parts.events.try_recv().ok()?;
         match event.kind {
@@ -364,14 +387,27 @@ impl AgentClient {
         // No request has generation 0.
         let board = self.boards.get(slot.id.index()).filter(|_| slot.generation.0 != 0);
         let board = board.ok_or(AgentError::Slot)?;
-        let is_current = unpack(board.state.load(Ordering::Acquire), slot).is_some();
+        let is_current = unpack(board.state.load(Ordering::Acquire), slot).is_some()
+            || is_failpoint_active("call of an earlier request is taken");
         if is_current { Ok(board) } else { Err(AgentError::Slot) }
+    }
+
+    /// Keeps the slot for its request while a call changes its lists and counts.
+    fn begin_change(&self, slot: Slot) -> Result<ChangingCall<'_>, AgentError> {
+        match self.set(slot, BUSY) {
+            Ok(()) => Ok(ChangingCall(&self.boards[slot.id.index()].state)),
+            Err(AgentError::Repeated) => Err(AgentError::Open),
+            Err(error) => Err(error),
+        }
     }
 
     /// Notes an order of a request that must come once.
     fn set(&self, slot: Slot, bit: u32) -> Result<(), AgentError> {
         let new = |word| {
-            let bits = unpack(word, slot).filter(|bits| bits & bit == 0)?;
+            let is_new = |bits: &u32| {
+                bits & bit == 0 || is_failpoint_active("order of a request is taken twice")
+            };
+            let bits = unpack(word, slot).filter(is_new)?;
             Some(pack(slot, bits | bit))
         };
         let state = &self.board(slot)?.state;

@@ -4,9 +4,10 @@ use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
 use crate::link::control::LinkTimeouts;
 use crate::stdx::cidr::Cidr;
+use crate::transfer::manager::identity::host_id;
 use crate::transfer::transport::rdma::{Nic, Settings};
 use crate::wire::auth::Keyring;
-use crate::wire::message::{BitClass, Fingerprint, Transport};
+use crate::wire::message::{BitClass, Fingerprint, HostId, Transport};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -41,6 +42,8 @@ pub struct AgentConfig {
     pub pieces: u32,
     /// Whether each NIC of a source has threads to post and to poll.
     pub has_data_threads: bool,
+    /// The machine. Processes of one machine can share memory.
+    pub machine: HostId,
     /// Where peers connect.
     pub host: IpAddr,
     /// Networks of the sources that a destination connects to.
@@ -90,6 +93,7 @@ impl AgentConfig {
             nics: Vec::new(),
             pieces: Settings::default().pieces,
             has_data_threads: false,
+            machine: host_id(),
             host,
             allowed: Cidr::LOOPBACK.to_vec(),
             keys: Keyring::default(),

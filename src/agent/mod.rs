@@ -15,9 +15,12 @@ pub mod client;
 mod config;
 mod mover_runner;
 pub mod requests;
+mod service;
 pub mod thread;
 
 pub use config::AgentConfig;
+pub(crate) use requests::AgentRole;
+pub(crate) use service::AgentService;
 
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
@@ -41,7 +44,7 @@ use crate::transfer::copy_pool::CopyPool;
 use crate::transfer::event_loop::Waiter;
 use crate::transfer::handle::TransferHandle;
 use crate::transfer::manager::destination::DestinationManager;
-use crate::transfer::manager::identity::{WorkerIdentity, host_id};
+use crate::transfer::manager::identity::WorkerIdentity;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::mover::Mover;
@@ -83,7 +86,7 @@ pub struct Agent<C> {
     bell: Arc<EventCount>,
     mover: MoverRunner,
     /// Poster and poller threads of NICs. They end after the mover.
-    _data: DataThreads,
+    data: DataThreads,
     /// The port for peers: of control links at a source, of lanes at a destination with tcp.
     address: Option<SocketAddr>,
     next_tick: Instant,
@@ -128,7 +131,7 @@ impl Parts {
             reactor,
             bell: Arc::new(EventCount::new(move || waker.wake())),
             waiter: Waiter::new(true).map_err(text)?,
-            data: DataThreads::default(),
+            data: DataThreads::of_guest(),
             // A slot gets at most Awaited, Granted or SessionReady, and Abort.
             answers: channel::bounded(4 * config.slots),
             config,
@@ -152,7 +155,7 @@ impl Parts {
             pages: self.memory.pages,
             pool_bytes: self.memory.region.len() as u64,
             slots: self.config.slots as u32,
-            host: host_id(),
+            host: self.config.machine,
         }
     }
 
@@ -209,7 +212,7 @@ impl Parts {
         }
         let offer = TransportCapabilities {
             transports: config.transports,
-            host: host_id(),
+            host: config.machine,
             data,
             lanes: config.lanes,
         };
@@ -222,7 +225,7 @@ impl Parts {
             leased: (0..config.slots).map(|_| Vec::with_capacity(config.prompt_pages)).collect(),
             handoff: Handoff::new(vec![endpoint], offer, entropy),
             answers: answers.1,
-            _data: threads,
+            data: threads,
             memory,
             reactor,
             handle,
@@ -471,6 +474,25 @@ impl<C: Cancel> Agent<C> {
         leased.extend_from_slice(pages);
     }
 
+    /// Whether nothing of any request is left.
+    ///
+    /// # Errors
+    /// What is left.
+    pub(crate) fn check_idle(&self) -> Result<(), String> {
+        let pages: usize = self.leased.iter().map(Vec::len).sum();
+        match (pages, self.handoff.open_rooms()) {
+            (0, 0) => self.handoff.check_confirmed(),
+            (pages, rooms) => Err(format!("{pages} leased pages, {rooms} rooms")),
+        }
+    }
+
+    /// Panics unless the tables of the agent agree.
+    pub(crate) fn invariants(&self) {
+        self.pool.invariants();
+        self.links.invariants();
+        self.handoff.invariants();
+    }
+
     /// What wakes the owner: an answer, the end of a lease, a state.
     pub fn bell(&self) -> &EventCount {
         &self.bell
@@ -503,10 +525,12 @@ impl<C: Cancel> Agent<C> {
             }
         }
         self.handoff.step(now);
+        // An engine has no use for the logprobs of a prompt.
+        while self.handoff.poll_record().is_some() {}
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         if now >= self.next_tick {
-            if self.mover.has_ended() {
-                return Err("the mover has ended".into());
+            if self.mover.has_ended() || self.data.has_ended() {
+                return Err("a thread of the agent has ended".into());
             }
             self.next_tick = now + TICK;
             self.handoff.expire(now);

@@ -4,11 +4,16 @@
 //! copy that a destination still makes over shm is void. The engine can use all pages again.
 
 use crate::ids::SlotId;
+use crate::obs::log::event;
 use crate::stdx::event_count::EventCount;
+use crate::stdx::failpoint::is_failpoint_active;
+use crate::stdx::panic_message::panic_message;
+use crate::sys::last_resort;
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use crate::transfer::mover::Mover;
 use crate::transfer::pages::PageLists;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -68,9 +73,14 @@ impl Runner {
     fn start(mut mover: Mover, waiter: Waiter) -> io::Result<Runner> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
         let stop_of_thread = stop.clone();
-        let thread = thread::Builder::new()
-            .name("move-0".into())
-            .spawn(move || waiter.run(&mut mover, &stop_of_thread))?;
+        let thread = thread::Builder::new().name("move-0".into()).spawn(move || {
+            let run = || last_resort::as_guest(|| waiter.run(&mut mover, &stop_of_thread));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+                let why = panic_message(&*panic);
+                event!(Error, "agent", "the mover has ended", why = why);
+            }
+            last_resort::as_guest(|| drop(mover));
+        })?;
         Ok(Runner::Thread { stop, bell, thread })
     }
 }
@@ -82,8 +92,11 @@ impl Drop for MoverRunner {
         {
             stop.store(true, Ordering::Release);
             bell.notify();
-            // A panicked thread has already reported the panic.
+            // A second panic, while the mover was dropped, has no other consequence.
             let _ = thread.join();
+        }
+        if is_failpoint_active("lease words outlive the agent") {
+            return;
         }
         for slot in 0..self.lists.shape().slots {
             self.lists.bump(SlotId(slot));

@@ -15,6 +15,7 @@ use crate::cause::Cause;
 use crate::ids::{PageId, Role, Room};
 use crate::limits::AGENT_ORDERS_PER_TURN;
 use crate::link::handoff::Source;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::{AUX_PAYLOAD_BYTES, AuxRecord};
 use crate::transfer::command::{Cancel, DestinationCommand, SourceCommand};
@@ -24,7 +25,7 @@ use crate::transfer::target::{SessionId, Target};
 use crossbeam_channel::{Receiver, Sender};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that a source sends with the last tokens of a prompt.
 pub type AuxPayload = [u8; AUX_PAYLOAD_BYTES];
@@ -42,8 +43,8 @@ pub enum AgentOrder {
         prompt: Prompt,
         /// The computing worker.
         source: Option<Source>,
-        /// When the request fails.
-        deadline: Instant,
+        /// The request fails after this time.
+        within: Duration,
     },
     /// At a source: what the destination gets with the last tokens.
     Last {
@@ -161,7 +162,7 @@ enum OtherEnd {
 
 /// A slot and its request.
 #[derive(Debug)]
-pub(super) struct SlotState {
+pub(crate) struct SlotState {
     slot: Slot,
     stage: Stage,
     lease: LeaseState,
@@ -177,7 +178,7 @@ pub(super) struct SlotState {
 }
 
 /// The part of the rules that depends on the role.
-pub(super) trait AgentRole: Cancel + Sized {
+pub(crate) trait AgentRole: Cancel + Sized {
     /// The role.
     const ROLE: Role;
     /// Whether transfers write its pages.
@@ -260,7 +261,8 @@ impl AgentRequests {
 
     fn take_order<C: AgentRole>(&mut self, order: AgentOrder, agent: &mut Agent<C>) {
         match order {
-            AgentOrder::Enter { slot, room, prompt, source, deadline } => {
+            AgentOrder::Enter { slot, room, prompt, source, within } => {
+                let deadline = agent.reactor.now() + within;
                 let Some(held) = self.find(slot) else { return };
                 debug_assert_eq!(held.stage, Stage::Free, "a request enters a free slot");
                 (held.stage, held.room, held.tokens) = (Stage::Open, room, prompt.tokens);
@@ -274,7 +276,9 @@ impl AgentRequests {
             AgentOrder::Cancel { slot, cause } => {
                 let is_open = self.find(slot).is_some_and(|held| held.stage == Stage::Open);
                 if is_open {
-                    agent.decline(slot);
+                    if !is_failpoint_active("source of a cancelled request is not told") {
+                        agent.decline(slot);
+                    }
                     agent.cancel(slot, cause);
                 }
             }
@@ -298,7 +302,8 @@ impl AgentRequests {
             held.handed = progress.prefix.load(Ordering::Relaxed);
             let written = &held.pages[(held.handed / agent.memory.layout.page_size) as usize..];
             let is_taken = |page: &PageId| self.written[page.index()];
-            if written.iter().any(is_taken) || has_repeats(written) {
+            let is_shared = written.iter().any(is_taken) || has_repeats(written);
+            if is_shared && !is_failpoint_active("pages of another transfer are taken") {
                 held.pages.clear();
                 agent.cancel(slot, Cause::Refused);
                 return;
@@ -357,7 +362,11 @@ impl AgentRequests {
                     return true;
                 }
                 // The bytes of the source come with the end of the lease.
-                State::Success if held.lease == LeaseState::Back || !C::IS_DESTINATION => {
+                State::Success
+                    if held.lease == LeaseState::Back
+                        || !C::IS_DESTINATION
+                        || is_failpoint_active("landed is told before the lease is back") =>
+                {
                     let payload = held.payload.take().filter(|_| C::IS_DESTINATION);
                     held.stage = Stage::Over;
                     agent.finish(slot, None);
@@ -365,7 +374,9 @@ impl AgentRequests {
                     return true;
                 }
                 State::Success => {}
-                _ if agent.reactor.now() >= held.deadline => {
+                _ if agent.reactor.now() >= held.deadline
+                    && !is_failpoint_active("deadline of a request is not watched") =>
+                {
                     agent.cancel(slot, Cause::Deadline);
                 }
                 _ => {
@@ -379,10 +390,11 @@ impl AgentRequests {
         }
         let held = &mut self.slots[index];
         // The ring to the mover must always have room for a Cancel of each slot.
-        let is_back = held.lease != LeaseState::Out;
+        let is_back = held.lease != LeaseState::Out
+            || is_failpoint_active("end is told before the lease is back");
         if held.stage == Stage::Over && is_back && agent.has_room() {
             held.stage = Stage::Ended;
-            if C::IS_DESTINATION {
+            if C::IS_DESTINATION && !is_failpoint_active("pages stay taken after the end") {
                 let kept = (held.handed / agent.memory.layout.page_size) as usize;
                 let written = held.pages.iter().skip(kept);
                 written.for_each(|page| self.written[page.index()] = false);
@@ -403,6 +415,9 @@ impl AgentRequests {
         let held = &mut self.slots[slot.id.index()];
         (held.slot, held.stage, held.lease) = (next, Stage::Free, LeaseState::None);
         (held.met, held.handed, held.payload) = (None, 0, None);
+        if is_failpoint_active("released slot is lost") {
+            return;
+        }
         let given = self.rings.free.try_send(next);
         debug_assert!(given.is_ok(), "the ring has room for all slots");
     }

@@ -1,22 +1,21 @@
 //! The thread `ctl` of an agent, for an engine that has threads of its own.
 //!
-//! Owns: the thread, which owns the [`Agent`] and the table of its requests. Thread: the caller
+//! Owns: the thread, which owns the [`AgentService`]. Thread: the caller
 //! starts and stops it. Invariants: it parks unless there is work. After the thread has ended, no
 //! event comes, and calls of the client fail.
 
-use super::client::{AgentClient, ClientParts};
-use super::requests::{
-    AgentRequests, AgentRings, AgentRole, EVENTS_OF_A_REQUEST, ORDERS_OF_A_REQUEST, SlotProgress,
-};
+use super::client::AgentClient;
+use super::requests::AgentRole;
+use super::service::AgentService;
 use super::{Agent, AgentConfig, DestinationAgent, SourceAgent};
 use crate::ids::Role;
 use crate::limits::AGENT_CLOSE_TIME;
 use crate::net::Reactor;
 use crate::obs::log::event;
-use crate::sys::event::EventFd;
-use crate::sys::{affinity, signal_mask};
-use crossbeam_channel as channel;
+use crate::stdx::panic_message::panic_message;
+use crate::sys::{affinity, last_resort, signal_mask};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
@@ -53,44 +52,20 @@ impl AgentThread {
         started
     }
 
-    fn run<C: AgentRole + Send + 'static>(mut agent: Agent<C>) -> Result<AgentThread, String> {
-        let slots = agent.leased.len();
-        let (orders, to_agent) = channel::bounded(slots * ORDERS_OF_A_REQUEST);
-        let (to_engine, events) = channel::bounded(slots * EVENTS_OF_A_REQUEST);
-        let (to_free, free) = channel::bounded(slots);
-        let progress: Arc<[_]> = (0..slots).map(|_| SlotProgress::default()).collect();
-        let event_fd = EventFd::new().map_err(super::text)?;
-        let (stop, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicBool>::default());
-        let parts = ClientParts {
-            role: C::ROLE,
-            layout: agent.memory.layout,
-            pages: agent.memory.pages,
-            prompt_pages: agent.prompt_pages as u32,
-            orders,
-            events,
-            free,
-            progress: Arc::clone(&progress),
-            lists: Arc::clone(&agent.memory.lists),
-            status: agent.handle.status.clone(),
-            counters: Arc::clone(&agent.memory.counters),
-            bell: agent.bell.clone(),
-            event_fd: event_fd.duplicate().map_err(super::text)?,
-            is_dead: Arc::clone(&is_dead),
-        };
+    fn run<C: AgentRole + Send + 'static>(agent: Agent<C>) -> Result<AgentThread, String> {
         let address = agent.address();
-        let rings = AgentRings { orders: to_agent, events: to_engine, free: to_free, progress };
-        let mut requests = AgentRequests::new(&mut agent, rings);
+        let (service, client) = AgentService::new(agent)?;
+        let stop = Arc::new(AtomicBool::new(false));
         let is_stopped = stop.clone();
-        let last = LastWord { event_fd, is_dead };
         let thread = Builder::new().name("baton-ctl".into()).spawn(move || {
-            let ended = serve(&mut agent, &mut requests, &last.event_fd, &is_stopped);
-            let until = agent.reactor.now() + AGENT_CLOSE_TIME;
-            let ended = ended.and_then(|()| agent.close(until));
+            let run = || last_resort::as_guest(|| serve(service, &is_stopped));
+            let ended = catch_unwind(AssertUnwindSafe(run))
+                .unwrap_or_else(|panic| Err(panic_message(&*panic).to_owned()));
             if let Err(why) = ended {
                 event!(Error, "agent", "the agent has ended", why = why);
             }
         });
-        let client = Arc::new(AgentClient::new(parts));
+        let client = Arc::new(client);
         Ok(AgentThread { client, address, stop, thread: Some(thread.map_err(super::text)?) })
     }
 
@@ -105,37 +80,12 @@ impl AgentThread {
     }
 }
 
-/// Tells the engine that the agent has ended, also after a panic.
-struct LastWord {
-    event_fd: EventFd,
-    is_dead: Arc<AtomicBool>,
-}
-
-impl Drop for LastWord {
-    fn drop(&mut self) {
-        self.is_dead.store(true, Ordering::Release);
-        self.event_fd.signal();
-    }
-}
-
-fn serve<C: AgentRole>(
-    agent: &mut Agent<C>,
-    requests: &mut AgentRequests,
-    event_fd: &EventFd,
-    stop: &AtomicBool,
-) -> Result<(), String> {
-    let bell = agent.bell.clone();
+fn serve<C: AgentRole>(mut service: AgentService<C>, stop: &AtomicBool) -> Result<(), String> {
     while !stop.load(Ordering::Acquire) {
-        bell.prepare_wait();
-        // Work that comes after this look wakes the reactor.
-        let is_busy = requests.turn(agent) || stop.load(Ordering::Acquire);
-        if requests.take_told() {
-            event_fd.signal();
-        }
-        agent.turn(!is_busy, |_| Ok(()))?;
-        bell.cancel_wait();
+        service.turn(|| stop.load(Ordering::Acquire))?;
     }
-    Ok(())
+    let until = service.agent().reactor.now() + AGENT_CLOSE_TIME;
+    service.close(until)
 }
 
 impl Drop for AgentThread {

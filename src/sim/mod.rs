@@ -20,6 +20,7 @@ mod faults;
 mod fleet;
 mod key_exchange;
 mod keys;
+mod library;
 pub mod model;
 mod names;
 mod network;
@@ -40,6 +41,7 @@ use crate::ids::Role;
 use crate::obs::log::{self, SimulatedSource};
 use crate::stdx::event_queue::{EventQueue, MICRO, MILLI, Nanos, SECOND};
 use crate::stdx::hash_map;
+use crate::stdx::panic_message::panic_message;
 use crate::stdx::rng::{Rng, scramble};
 use crate::sys::file_access::{FileAccess, MemoryFiles};
 use clients::Clients;
@@ -52,6 +54,7 @@ use nics::{NicEvent, NicNetwork, NicStep};
 use operator::Operator;
 use plan::RunPlan;
 use process::SimProcess;
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -164,12 +167,16 @@ enum Event {
 /// A request has a wrong answer, no end, or an error without a fault; a process keeps something of
 /// a request that is over; an assertion fails.
 pub fn run(seed: u64, scale: RunScale) -> Result<RunReport, String> {
+    if scale.is_library {
+        return library::run(seed, scale);
+    }
     hash_map::fix_secret();
     let all = || Cluster::new(seed, scale)?.run();
-    catch_unwind(AssertUnwindSafe(all)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        Err(format!("panic: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")))
-    })
+    catch_unwind(AssertUnwindSafe(all)).unwrap_or_else(|panic| Err(panic_text(&*panic)))
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    format!("panic: {}", panic_message(panic))
 }
 
 struct Cluster {

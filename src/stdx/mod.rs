@@ -10,6 +10,7 @@ pub mod event_queue;
 pub mod failpoint;
 pub mod hash_map;
 pub mod hex;
+pub mod panic_message;
 pub mod rng;
 pub mod seal;
 pub mod sync;

@@ -9,6 +9,7 @@ pub mod files;
 pub mod fork_mark;
 pub mod heap;
 pub mod host;
+pub mod last_resort;
 pub mod names;
 pub mod signal_mask;
 pub mod stream;

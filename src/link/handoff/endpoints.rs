@@ -105,6 +105,17 @@ pub enum EndpointKind {
     Mixed,
 }
 
+impl EndpointKind {
+    /// Number of prompts that the worker still owes a destination, or waits for.
+    pub fn open_rooms(&self) -> usize {
+        match self {
+            EndpointKind::Prefill { manager, .. } => manager.open_rooms(),
+            EndpointKind::Decode { manager, .. } => manager.open_slots(),
+            EndpointKind::Mixed => 0,
+        }
+    }
+}
+
 /// A worker, its role, and the reports of its mover.
 #[derive(Debug)]
 pub struct WorkerEndpoint<E = TransferAnswer> {

@@ -258,16 +258,17 @@ impl<E: From<TransferAnswer>> Handoff<E> {
     pub fn check_idle(&self) -> Result<(), String> {
         for WorkerEndpoint { worker, kind, .. } in &self.endpoints {
             let slots = worker.slots() - worker.free_slots();
-            let rooms = match kind {
-                EndpointKind::Prefill { manager, .. } => manager.open_rooms(),
-                EndpointKind::Decode { manager, .. } => manager.open_slots(),
-                EndpointKind::Mixed => 0,
-            };
+            let rooms = kind.open_rooms();
             if slots + rooms > 0 {
                 return Err(format!("{}: {slots} slots, {rooms} rooms", worker.id));
             }
         }
         Ok(())
+    }
+
+    /// Number of prompts that workers still owe destinations, or wait for.
+    pub fn open_rooms(&self) -> usize {
+        self.endpoints.iter().map(|endpoint| endpoint.kind.open_rooms()).sum()
     }
 
     /// Whether the hand-offs without a request here have no write under way, and their destinations

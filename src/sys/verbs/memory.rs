@@ -46,7 +46,7 @@ pub struct Registration {
     remote_key: u32,
     domain: Arc<Domain>,
     /// Keeps the memory mapped as long as the NIC can use it.
-    _backing: Arc<dyn Backing>,
+    backing: Arc<dyn Backing>,
 }
 
 /// The fields of a registration that posting needs.
@@ -94,13 +94,7 @@ impl Registration {
         // SAFETY: just created; the library changes neither key.
         let (key, remote_key) = unsafe { ((*mr).lkey, (*mr).rkey) };
         let local = Local { address, len: range.len(), key };
-        Ok(Registration {
-            mr,
-            local,
-            remote_key,
-            domain: domain.clone(),
-            _backing: backing.clone(),
-        })
+        Ok(Registration { mr, local, remote_key, domain: domain.clone(), backing: backing.clone() })
     }
 
     /// The address that peers must use for its first byte.
@@ -131,7 +125,11 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: created by `new`, ended once. After this its keys are refused.
-        unsafe { (self.domain.library().dereg_mr)(self.mr) };
+        let failed = unsafe { (self.domain.library().dereg_mr)(self.mr) } != 0;
+        if failed {
+            // The NIC can still use the memory, so it stays mapped.
+            std::mem::forget(Arc::clone(&self.backing));
+        }
     }
 }
 

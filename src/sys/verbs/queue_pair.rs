@@ -12,6 +12,7 @@ use super::chain::Chain;
 use super::completion::{CompletionQueue, Handle};
 use super::device::{Domain, done, made};
 use super::endpoint::{Endpoint, Route};
+use crate::sys::last_resort;
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -281,13 +282,11 @@ impl Drop for QueuePair {
         let failed = unsafe { (self.domain.library().destroy_qp)(self.qp) } != 0;
         // A remaining queue pair could still read and write memory. A reset stops that, too.
         if failed && self.reset().is_err() {
-            // The caller is about to reuse the memory. Only the end of the process stops the NIC's
-            // access.
-            eprintln!(
-                "queue pair {} can neither be destroyed nor reset: the process ends",
-                self.number
-            );
-            std::process::abort();
+            // The caller is about to reuse the memory.
+            let number = self.number;
+            last_resort::end(format_args!(
+                "queue pair {number} can neither be destroyed nor reset"
+            ));
         }
     }
 }

@@ -13,10 +13,10 @@ use super::completions::Reaping;
 use super::posts::Posting;
 use crate::ids::SlotId;
 use crate::limits::SESSIONS_MAX;
-use crate::obs::log::event;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::sync::{AtomicBool, Mutex, Ordering, sleep, yield_now};
 use crate::sys::event::WaitSet;
+use crate::sys::last_resort;
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use crate::transfer::transport::{Post, SessionLost};
 use crossbeam_channel as channel;
@@ -336,10 +336,9 @@ fn take<T>(side: &Mutex<Option<T>>) -> Option<T> {
                 sleep(Duration::from_millis(1));
             }
             Err(TryLockError::WouldBlock) => {
-                // The NIC can still access memory that is about to be reused. Only the end of the
-                // process stops it.
-                event!(Error, "move", "a thread that posts or polls hangs: the process ends");
-                std::process::abort();
+                // The NIC can still access memory that is about to be reused.
+                last_resort::end(format_args!("a thread that posts or polls hangs"));
+                return None;
             }
         }
     }

@@ -3,21 +3,21 @@
 
 use super::split::Split;
 use crate::stdx::event_count::EventCount;
-use crate::sys::affinity;
+use crate::sys::{affinity, last_resort};
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Aborts the process if its thread panics. Otherwise all sessions of the NIC would be lost, and no
-/// thread would own their work in flight.
+/// Without one of its threads, all sessions of a NIC are lost, and no thread owns their work in
+/// flight.
 struct EndsWithItsThread;
 
 impl Drop for EndsWithItsThread {
     fn drop(&mut self) {
         if thread::panicking() {
-            std::process::abort();
+            last_resort::end(format_args!("a thread that posts or polls has panicked"));
         }
     }
 }
@@ -26,11 +26,24 @@ impl Drop for EndsWithItsThread {
 #[derive(Debug, Default)]
 pub struct DataThreads {
     stop: Arc<AtomicBool>,
+    is_guest: bool,
     bells: Vec<Arc<EventCount>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl DataThreads {
+    /// No threads yet, in the process of another program.
+    pub fn of_guest() -> DataThreads {
+        let mut threads = DataThreads::default();
+        threads.is_guest = true;
+        threads
+    }
+
+    /// Whether a thread has ended without being stopped.
+    pub fn has_ended(&self) -> bool {
+        self.threads.iter().any(JoinHandle::is_finished)
+    }
+
     /// Starts the next `post-n` and `poll-n`, on these CPUs if given.
     pub fn start(&mut self, split: Split, cpus: Option<[usize; 2]>) -> io::Result<()> {
         let number = self.threads.len() / 2;
@@ -47,15 +60,18 @@ impl DataThreads {
         waiter: Waiter,
         cpu: Option<usize>,
     ) -> io::Result<()> {
-        let stop = self.stop.clone();
+        let (stop, is_guest) = (self.stop.clone(), self.is_guest);
         self.bells.push(waiter.bell.clone());
         self.threads.push(thread::Builder::new().name(name).spawn(move || {
             if let Some(cpu) = cpu {
                 // Without the CPU, the thread runs on those of its starter.
                 let _ = affinity::restrict(&[cpu]);
             }
-            let _ends = EndsWithItsThread;
-            waiter.run(&mut turns, &stop);
+            let mut run = || {
+                let _ends = EndsWithItsThread;
+                waiter.run(&mut turns, &stop);
+            };
+            if is_guest { last_resort::as_guest(run) } else { run() }
         })?);
         Ok(())
     }

@@ -107,7 +107,7 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
         Some(SimCommand::Place(place)) => {
             planner::place::Search::new(place).and_then(|search| planner::place::run(&search))
         }
-        None if flags.load.has_destination_request => {
+        None if flags.load.is_load_mode => {
             planner::plan::LoadPlan::new(flags).and_then(|plan| planner::run(&plan))
         }
         None => sim::run_seeds(flags),

@@ -17,7 +17,7 @@ const REQUESTS_MAX: u32 = 4096;
 /// # Errors
 /// A flag is out of range.
 pub fn run_seeds(flags: &SimFlags) -> Result<bool, ConfigError> {
-    let &SimFlags { seed: first, seeds, calm, requests, transfer, flow, .. } = flags;
+    let &SimFlags { seed: first, seeds, calm, requests, transfer, flow, is_library, .. } = flags;
     if let Some(flag) = flags.load.first_typed() {
         let why = format!("{flag} has no effect without it");
         return Err(ConfigError::Missing { flag: "--load", why });
@@ -35,7 +35,7 @@ pub fn run_seeds(flags: &SimFlags) -> Result<bool, ConfigError> {
     let last = flags.last_seed()?;
     let workers = [flags.prefill, flags.decode].map(|count| count.map(|count| count as usize));
     let requests = requests as usize;
-    let scale = RunScale { workers, requests, faults: !calm, transfer, flow };
+    let scale = RunScale { workers, requests, faults: !calm, transfer, flow, is_library };
     let begun = Instant::now();
     let sum = match run_each(first..=last, scale) {
         Ok(sum) => sum,
@@ -98,9 +98,9 @@ pub fn run_each(seeds: RangeInclusive<u64>, scale: RunScale) -> Result<RunReport
 impl RunScale {
     /// The command that runs this seed.
     pub fn command_of(&self, seed: u64) -> String {
-        let RunScale { workers: [prefill, decode], requests, faults, transfer, flow } = self;
+        let RunScale { workers, requests, faults, transfer, flow, is_library } = self;
         let mut command = format!("baton sim --seed {seed} --requests {requests}");
-        for (flag, count) in [("prefill", prefill), ("decode", decode)] {
+        for (flag, count) in ["prefill", "decode"].into_iter().zip(workers) {
             if let Some(count) = count {
                 command += &format!(" --{flag} {count}");
             }
@@ -110,6 +110,9 @@ impl RunScale {
         }
         if *flow != SimFlow::Auto {
             command += &format!(" --flow {flow}");
+        }
+        if *is_library {
+            command += " --library";
         }
         command + if *faults { "" } else { " --calm" }
     }

@@ -95,7 +95,8 @@ impl NicNetwork {
         site.has_nic.then(|| self.nic(host)).into_iter().collect()
     }
 
-    fn nic(&self, host: usize) -> Nic {
+    /// The NIC of a host.
+    pub fn nic(&self, host: usize) -> Nic {
         let device = self.fabric.device_in(host as u32);
         Nic { device, route: self.fabric.route(), number: 0, node: None, chosen: "sim".into() }
     }

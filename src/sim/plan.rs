@@ -12,7 +12,7 @@ use crate::stdx::event_queue::Nanos;
 use crate::stdx::rng::Rng;
 
 /// A NIC sends a request again six times, each after 67 ms (`Route`). Some multiply that.
-const NIC_PATIENCE: Nanos = (7 << 14) * 4096;
+pub const NIC_PATIENCE: Nanos = (7 << 14) * 4096;
 /// The caches are flushed so often in a run, at most.
 const FLUSHES_MAX: u64 = 3;
 

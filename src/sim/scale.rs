@@ -15,4 +15,6 @@ pub struct RunScale {
     pub transfer: SimTransfer,
     /// The order in which the workers of a pair get a request.
     pub flow: SimFlow,
+    /// Whether agents of the library run in place of a cluster.
+    pub is_library: bool,
 }

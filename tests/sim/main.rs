@@ -1,5 +1,6 @@
 //! The simulated cluster: seeds that must succeed, exact replays, and planted mistakes.
 
+mod library;
 mod load;
 // Only builds with debug assertions have failpoints.
 #[cfg(debug_assertions)]
@@ -17,6 +18,7 @@ const CALM: RunScale = RunScale {
     faults: false,
     transfer: SimTransfer::Auto,
     flow: SimFlow::Auto,
+    is_library: false,
 };
 const FAULTS: RunScale = RunScale { faults: true, ..CALM };
 

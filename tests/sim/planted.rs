@@ -34,11 +34,27 @@ impl Drop for Silence {
 
 /// Plants a mistake, and asserts that a seed over this transport finds it.
 fn is_found(mistake: &'static str, saying: &str, first: u64, transfer: SimTransfer) {
+    is_found_in([FAULTS, CALM], mistake, saying, first, transfer);
+}
+
+/// The same for agents of the library.
+fn is_found_in_agents(mistake: &'static str, saying: &str, first: u64, transfer: SimTransfer) {
+    let agents = [FAULTS, CALM].map(|scale| RunScale { is_library: true, ..scale });
+    is_found_in(agents, mistake, saying, first, transfer);
+}
+
+fn is_found_in(
+    scales: [RunScale; 2],
+    mistake: &'static str,
+    saying: &str,
+    first: u64,
+    transfer: SimTransfer,
+) {
     quiet();
     let silence = Silence::begin();
     let mut others = Vec::new();
     for seed in first..first + SEEDS {
-        for scale in [FAULTS, CALM] {
+        for scale in scales {
             set_failpoint(Some(mistake));
             let run = run(seed, RunScale { transfer, ..scale });
             set_failpoint(None);
@@ -74,11 +90,14 @@ fn a_campaign_stops_at_the_first_seed_that_fails_and_names_its_command() {
 
 macro_rules! planted {
     ($($test:ident: $mistake:literal, $saying:literal, $first:literal $(, $transfer:ident)?;)*) => {
+        planted! { is_found; $($test: $mistake, $saying, $first $(, $transfer)?;)* }
+    };
+    ($find:ident; $($test:ident: $mistake:literal, $saying:literal, $first:literal $(, $transfer:ident)?;)*) => {
         $(
             #[test]
             fn $test() {
                 let transfers: &[SimTransfer] = &[$(SimTransfer::$transfer,)? SimTransfer::Auto];
-                super::is_found($mistake, $saying, $first, transfers[0]);
+                super::$find($mistake, $saying, $first, transfers[0]);
             }
         )*
     };
@@ -103,6 +122,26 @@ mod few {
         no_room_is_made: "no room is made", "no page was made free", 217;
         change_of_role_does_not_wait_for_requests: "change of role does not wait for requests",
             "leaves its role and holds", 5;
+    }
+}
+
+/// Mistakes in agents of the library.
+mod agents {
+    use baton::cli::flags::SimTransfer;
+
+    planted! { is_found_in_agents;
+        end_is_told_before_the_lease_is_back: "end is told before the lease is back", "", 1;
+        landed_is_told_before_the_lease_is_back: "landed is told before the lease is back", "", 1;
+        pages_of_another_transfer_are_taken: "pages of another transfer are taken", "", 1;
+        pages_stay_taken_after_the_end: "pages stay taken after the end", "", 1;
+        released_slot_is_lost: "released slot is lost", "", 1;
+        deadline_of_a_request_is_not_watched: "deadline of a request is not watched", "", 1;
+        source_of_a_cancelled_request_is_not_told: "source of a cancelled request is not told",
+            "", 1;
+        lease_words_outlive_the_agent: "lease words outlive the agent", "", 1;
+        call_of_an_earlier_request_is_taken: "call of an earlier request is taken", "", 1;
+        order_of_a_request_is_taken_twice: "order of a request is taken twice", "", 1;
+        tokens_without_pages_are_taken: "tokens without pages are taken", "", 1;
     }
 }
 

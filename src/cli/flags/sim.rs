@@ -121,6 +121,10 @@ pub struct SimFlags {
     /// Order in which the workers of a pair are called
     #[arg(long, value_enum, default_value_t)]
     pub flow: SimFlow,
+    /// Simulate agents of the library in place of a cluster. --prefill and --decode are the numbers
+    /// of sources and destinations
+    #[arg(long = "library", conflicts_with_all = ["load", "flow"])]
+    pub is_library: bool,
     /// Print the log of each simulated process, with its host and simulated times
     #[arg(long, conflicts_with = "load")]
     pub trace: bool,
@@ -155,7 +159,7 @@ pub struct LoadFlags {
     /// Simulate a cluster under load and report latencies, goodput and balance. The flags below
     /// need this flag
     #[arg(long = "load", id = "load")]
-    pub has_destination_request: bool,
+    pub is_load_mode: bool,
     /// The requests and the cluster.
     #[command(flatten)]
     pub workload: WorkloadFlags,

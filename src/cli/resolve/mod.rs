@@ -70,7 +70,7 @@ pub fn resolve(cli: Cli, surroundings: &HostInfo) -> Result<Invocation, ConfigEr
             return Ok(Invocation::Doctor(flags, cores));
         }
         CliCommand::Sim(flags) => {
-            if flags.load.has_destination_request && flags.flow != SimFlow::Auto {
+            if flags.load.is_load_mode && flags.flow != SimFlow::Auto {
                 return Err(ConfigError::Conflict {
                     flag: "--flow",
                     other: "--load",

@@ -5,7 +5,6 @@ from behind import check
 from pair_requests import post, prefilled, prompt
 from pair_servers import ALONE, DECODE, PREFILL
 
-STARTS = 3
 BATON, NIXL = "BatonConnector", "NixlConnector"
 LOADS = 12
 # What the table promises.
@@ -44,7 +43,7 @@ def cpu_seconds(server):
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def generate(server, streams=8, tokens=200):
+def generate(server, streams=8, tokens=100):
     with concurrent.futures.ThreadPoolExecutor(streams) as pool:
         for answer in pool.map(lambda number: post(server, prompt(number), max_tokens=tokens),
                                range(streams)):
@@ -56,11 +55,11 @@ def generate(server, streams=8, tokens=200):
 def a_connector_that_has_nothing_to_do_costs_little(pair):
     seconds = {name: [] for name in ("", BATON)}
     steps = []
-    for _ in range(STARTS):
+    for _ in range(pair.options.starts):
         for connector, values in seconds.items():
             server, = pair.need(ALONE.but(
                 role="kv_both", connector=connector and "TimedBatonConnector", model="smollm2"))
-            generate(server, tokens=50)
+            generate(server, tokens=20)
             lines(pair, "steps")
             before = cpu_seconds(server)
             tokens = generate(server)
@@ -89,7 +88,7 @@ def remapped_memory_is_as_fast(pair):
     words = []
     text = prompt(1, 80)[:FAT_TOKENS - 100]
     times = {"shm,tcp": [], "tcp": []}
-    for _ in range(STARTS):
+    for _ in range(pair.options.starts):
         for transports, values in times.items():
             server, = pair.need(ALONE.but(
                 role="kv_both", connector=BATON, model="fat", transports=transports,
@@ -134,7 +133,7 @@ def a_load_of_512_tokens_is_faster_than_by_nixl(pair):
     setup = {"model": "smollm2"}
     medians, whole, steps = ({BATON: [], NIXL: []} for _ in range(3))
     texts = [text_of_512_tokens(number) for number in range(LOADS)]
-    for _ in range(STARTS):
+    for _ in range(pair.options.starts):
         for connector in (BATON, NIXL):
             found = loads(pair, connector, setup, texts, True)
             medians[connector].append(statistics.median(one["seconds"] for one in found))
@@ -219,7 +218,7 @@ def fat(pair, transports, environment, bare):
     setup = {"model": "fat", "dtype": "bfloat16", "length": FAT_TOKENS + 64,
              "transports": transports, "environment": environment}
     medians, bares = {BATON: [], NIXL: []}, []
-    for _ in range(STARTS):
+    for _ in range(pair.options.starts):
         for connector, values in medians.items():
             found = loads(pair, connector, setup, [text] * 6, True)
             values.append(statistics.median(one["seconds"] for one in found))

@@ -187,10 +187,12 @@ class Servers:
 
     def need(self, *setups):
         """Servers with these setups, in this order. Each one that runs already is used again."""
-        for setup in [one for one in self.running if one not in setups]:
-            self.running.pop(setup).end()
+        for setup, server in list(self.running.items()):
+            if setup not in setups or server.child.poll() is not None:
+                # Parts of it can live longer than the API server.
+                self.running.pop(setup).end()
         for setup in setups:
-            if setup not in self.running or self.running[setup].child.poll() is not None:
+            if setup not in self.running:
                 self.running[setup] = Server(setup, self.options, self.folder).start()
         return [self.running[setup].await_start() for setup in setups]
 

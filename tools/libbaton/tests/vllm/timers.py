@@ -10,7 +10,7 @@ from baton_kv.vllm import BatonConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 FOLDER = pathlib.Path(os.environ.get("BATON_WITNESS", "."))
-STEPS_PER_LINE = 100
+STEPS_PER_LINE = 20
 CALLS = [
     "on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc",
     "build_connector_meta", "update_connector_output", "request_finished", "handle_preemptions",

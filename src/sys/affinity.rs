@@ -57,15 +57,32 @@ pub fn restrict(cpus: &[usize]) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs `start` on `cpus`, then continues on the former CPUs. Threads that `start` starts keep
-/// `cpus`.
+/// Runs `start` on `cpus`, then continues on the former CPUs, also after a panic. Threads that
+/// `start` starts keep `cpus`.
 ///
 /// # Errors
 /// The CPUs cannot be used. `start` has run on the former CPUs.
 pub fn start_on<T>(cpus: &[usize], start: impl FnOnce() -> T) -> (T, io::Result<()>) {
-    let moved = allowed().and_then(|former| restrict(cpus).map(|()| former));
+    let moved = allowed().and_then(|former| restrict(cpus).map(|()| FormerCpus(former)));
     let started = start();
-    (started, moved.and_then(|former| restrict(&former)))
+    (started, moved.and_then(FormerCpus::restore))
+}
+
+/// The CPUs of this thread before a restriction. Its drop restores them.
+struct FormerCpus(Vec<usize>);
+
+impl FormerCpus {
+    fn restore(mut self) -> io::Result<()> {
+        restrict(&std::mem::take(&mut self.0))
+    }
+}
+
+impl Drop for FormerCpus {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            let _ = restrict(&self.0);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +118,10 @@ mod tests {
             assert_eq!((started, allowed().unwrap()), (first.to_vec(), all.clone()));
             let (started, moved) = start_on(&[], || allowed().unwrap());
             assert!(moved.is_err());
-            assert_eq!((started, allowed().unwrap()), (all.clone(), all));
+            assert_eq!((started, allowed().unwrap()), (all.clone(), all.clone()));
+            let panicked = std::panic::catch_unwind(|| start_on(first, || panic!("planted")));
+            assert!(panicked.is_err());
+            assert_eq!(allowed().unwrap(), all);
         };
         thread::spawn(inner).join().unwrap();
     }

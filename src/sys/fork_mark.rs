@@ -33,7 +33,10 @@ impl ForkMark {
         }
         // SAFETY: the mapping was just made, and nothing is in it.
         if unsafe { libc::madvise(page, BYTES, libc::MADV_WIPEONFORK) } != 0 {
-            return Err(io::Error::last_os_error());
+            let why = io::Error::last_os_error();
+            // SAFETY: as above.
+            unsafe { libc::munmap(page, BYTES) };
+            return Err(why);
         }
         let mark = ForkMark(NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
         mark.byte().store(1, Ordering::Relaxed);

@@ -7,21 +7,62 @@
 //!                  head: a copy; middle: mapped; tail: a copy
 //! ```
 //! Owns: the mappings of whole pages, and the copies of the parts of pages at both ends. Those
-//! pages stay as they are, because the bytes beside the adopted ones belong to other objects.
+//! pages stay as they are, because the bytes beside the adopted ones belong to other objects. Owns
+//! also the list of all bytes that regions of this process have adopted.
 //! Thread: the owner adopts and returns the memory while nothing else uses it. Any thread
-//! publishes. Invariants: bytes outside the adopted range are neither shown to peers nor changed.
-//! The file begins with the memory page of the first byte, and ends with the last byte. So its size
-//! less the adopted bytes is the place of the first one.
+//! publishes, one at a time. Invariants: bytes outside the adopted range are neither shown to peers
+//! nor changed. No byte is adopted twice. The file begins with the memory page of the first byte,
+//! and ends with the last byte. So its size less the adopted bytes is the place of the first one.
 #![allow(unsafe_code)]
 
 use super::memory_file::{PAGE, make_file, seal};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The addresses that regions of this process have adopted.
+static CLAIMED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+/// The right to the bytes of one region. Its drop gives them back.
+#[derive(Debug)]
+pub(super) struct Claim(Range<usize>);
+
+impl Claim {
+    /// Claims bytes that no other region has adopted.
+    ///
+    /// # Errors
+    /// Another region has some of them.
+    pub(super) fn new(base: NonNull<u8>, bytes: usize) -> io::Result<Claim> {
+        let start = base.as_ptr().addr();
+        let end = start.checked_add(bytes).ok_or_else(|| refused("the bytes have no end"))?;
+        let mut claimed = locked(&CLAIMED);
+        if claimed.iter().any(|other| start < other.end && other.start < end) {
+            return Err(refused("another region has some of these bytes"));
+        }
+        claimed.push(start..end);
+        Ok(Claim(start..end))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        locked(&CLAIMED).retain(|claimed| *claimed != self.0);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
 
 /// What was done to adopted memory, and what undoes it.
 #[derive(Debug)]
@@ -32,6 +73,8 @@ pub(super) struct Adopted {
     file: File,
     /// First address of the adopted bytes.
     base: usize,
+    /// Held while the edges are copied: a late copy must not replace a newer one.
+    publication: Mutex<()>,
 }
 
 /// The adopted bytes in a page that other objects share, and their copy in the file.
@@ -55,22 +98,33 @@ impl Adopted {
     /// Moves the whole pages of `bytes` bytes at `base` onto a memory file.
     ///
     /// # Errors
-    /// The system has no more memory. Nothing has changed then.
+    /// The memory is not private and anonymous, or the system has no more memory. Nothing has
+    /// changed then.
     ///
     /// # Safety
-    /// The bytes are whole words, at least one. They are private memory of this process, readable
-    /// and writable until the value is dropped. No thread writes them during the call.
+    /// The bytes are whole words, at least one, and claimed. They are readable and writable until
+    /// the value is dropped. No thread writes them during the call. No device has their physical
+    /// pages.
     pub(super) unsafe fn new(base: NonNull<u8>, bytes: usize) -> io::Result<Adopted> {
         let start = base.as_ptr().addr();
-        let end = start.checked_add(bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        let end = start + bytes;
         debug_assert!(start.is_multiple_of(8) && end.is_multiple_of(8) && bytes > 0, "whole words");
+        if !is_private_memory(start, end)? {
+            return Err(refused("remapped memory must be private, anonymous and writable"));
+        }
         let (skew, first) = (start % PAGE, start.next_multiple_of(PAGE));
         let last = end / PAGE * PAGE;
         let file = make_file(c"baton-adopted", skew + bytes)?;
         let place = |address: usize| (address - start + skew) as u64;
         // SAFETY: the caller's promise.
         copy_to_file(unsafe { slice::from_raw_parts(base.as_ptr(), bytes) }, &file, skew as u64)?;
-        let mut adopted = Adopted { whole: (first, 0), edges: Vec::new(), file, base: start };
+        let mut adopted = Adopted {
+            whole: (first, 0),
+            edges: Vec::new(),
+            file,
+            base: start,
+            publication: Mutex::new(()),
+        };
         if first < start || last < first {
             // All bytes are in one page.
             adopted.add_edge(start, bytes, place(start))?;
@@ -108,6 +162,7 @@ impl Adopted {
     /// Copies the adopted bytes of shared pages to the file, so that peers see them. Bytes that
     /// another thread writes meanwhile are those of no leased page.
     pub(super) fn publish(&self) {
+        let _alone = locked(&self.publication);
         for edge in &self.edges {
             for at in (0..edge.bytes).step_by(8) {
                 // SAFETY: both words lie in memory that lives as long as this value; both begin at
@@ -122,8 +177,12 @@ impl Adopted {
         }
     }
 
-    /// Makes the whole pages private memory again, with the same content.
-    fn give_back(&self) -> io::Result<()> {
+    /// Makes the whole pages private memory again, with the same content. It needs as much memory
+    /// as they have, because the seals keep the file whole until no process maps it.
+    ///
+    /// # Errors
+    /// The system has no more memory. Nothing has changed then.
+    pub(super) fn give_back(&mut self) -> io::Result<()> {
         let (first, bytes) = self.whole;
         if bytes == 0 {
             return Ok(());
@@ -142,9 +201,10 @@ impl Adopted {
             let moved = unsafe { libc::mremap(copy.as_ptr().cast(), bytes, bytes, flags, target) };
             if moved == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
         });
-        if moved.is_err() {
+        match moved {
+            Ok(()) => self.whole.1 = 0,
             // SAFETY: the copy is still where it was made.
-            unsafe { libc::munmap(copy.as_ptr().cast(), bytes) };
+            Err(_) => _ = unsafe { libc::munmap(copy.as_ptr().cast(), bytes) },
         }
         moved
     }
@@ -167,6 +227,33 @@ impl Drop for Adopted {
             unsafe { libc::munmap(edge.page.as_ptr().cast(), PAGE) };
         }
     }
+}
+
+/// Whether all bytes from `start` to `end` are private, anonymous and writable memory. A move of
+/// other memory would cut it off from its file, or from the processes that share it.
+fn is_private_memory(start: usize, end: usize) -> io::Result<bool> {
+    let maps = std::fs::read("/proc/self/maps")?;
+    let mut covered = start;
+    for line in String::from_utf8_lossy(&maps).lines() {
+        // Addresses, rights, offset, device, inode, name.
+        let fields: Vec<&str> = line.split_whitespace().take(5).collect();
+        let [addresses, rights, _, _, inode] = fields[..] else { continue };
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let Some((first, last)) = addresses.split_once('-') else { continue };
+        let (Some(first), Some(last)) = (number(first), number(last)) else { continue };
+        if last <= covered {
+            continue;
+        }
+        let is_private = rights.starts_with("rw") && rights.ends_with('p') && inode == "0";
+        if first > covered || !is_private {
+            return Ok(false);
+        }
+        covered = last;
+        if covered >= end {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Maps memory; at `address` if the flags say so.

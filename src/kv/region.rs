@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::adopted_memory::Adopted;
+use super::adopted_memory::{Adopted, Claim};
 use super::memory_file::{PAGE, make_file, seal};
 use crate::sys::verbs::Backing;
 use bytemuck::Pod;
@@ -28,6 +28,8 @@ pub type Descriptor<'a> = BorrowedFd<'a>;
 pub struct Region {
     map: Mapping,
     source: RegionSource,
+    /// The right to memory of another engine. It ends after the memory is private again.
+    _claim: Option<Claim>,
 }
 
 /// Where the memory of a region comes from.
@@ -68,20 +70,23 @@ impl Region {
         let file = make_file(name, len)?;
         let map = Mapping::new(file.as_fd(), len, 0, libc::PROT_READ | libc::PROT_WRITE)?;
         seal(&file)?;
-        Ok(Region { map, source: RegionSource::File(file) })
+        Ok(Region { map, source: RegionSource::File(file), _claim: None })
     }
 
     /// Makes a region of memory that another engine allocated. If it is to be `shared`, its whole
     /// memory pages move onto a memory file, in place and with their content, so that peers can map
-    /// them. When the region is dropped, the memory is private again.
+    /// them. After [`Region::make_private`] or the drop of the region, the memory is private again.
+    /// The move and the way back need as much memory as the pages that are not zero.
     ///
     /// # Errors
-    /// Address or length is no multiple of 8, or the system refuses. Nothing has changed then.
+    /// [`io::ErrorKind::InvalidInput`]: address or length is no multiple of 8, another adopted
+    /// region has some of the bytes, or memory to be `shared` is not private and anonymous. Other
+    /// kinds: the system refuses. Nothing has changed then.
     ///
     /// # Safety
-    /// The bytes are private memory of this process, readable and writable until the region is
-    /// dropped. No reference to them exists while a transfer uses them. No thread writes them
-    /// during this call and during the drop.
+    /// The bytes are readable and writable until the region is dropped. No reference to them exists
+    /// while a transfer uses them. If they are `shared`, no thread writes them during this call,
+    /// [`Region::make_private`] and the drop, and no device has their physical pages then.
     pub unsafe fn adopt(base: NonNull<u8>, len: usize, shared: bool) -> io::Result<Region> {
         // Both kinds need it: access is by words.
         let is_aligned = base.as_ptr().addr().is_multiple_of(8) && len.is_multiple_of(8);
@@ -89,12 +94,26 @@ impl Region {
             let why = "address and length must be multiples of 8";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
+        let claim = Claim::new(base, len)?;
         let source = match shared {
             // SAFETY: the caller's promise.
             true => RegionSource::Adopted(unsafe { Adopted::new(base, len)? }),
             false => RegionSource::Borrowed,
         };
-        Ok(Region { map: Mapping { base, len, skew: 0, is_owned: false }, source })
+        let map = Mapping { base, len, skew: 0, is_owned: false };
+        Ok(Region { map, source, _claim: Some(claim) })
+    }
+
+    /// Makes the memory of another engine private again, as the drop does. Peers that have mapped
+    /// the region see no later change. Other regions stay as they are.
+    ///
+    /// # Errors
+    /// The system has no more memory. Nothing has changed then, and the call can be repeated.
+    pub fn make_private(&mut self) -> io::Result<()> {
+        match &mut self.source {
+            RegionSource::Adopted(adopted) => adopted.give_back(),
+            RegionSource::File(_) | RegionSource::Borrowed => Ok(()),
+        }
     }
 
     /// Whether peers on this host can map it.
@@ -429,9 +448,106 @@ mod tests {
                 let held = near.words[first + word].load(Ordering::Relaxed);
                 assert_eq!(held, (first + word + 21) as u64, "{first} {len} {word}");
             }
-            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-            assert!(!maps.contains("baton-adopted"), "the memory is private again");
+            // Only private memory can be adopted: it is private again.
+            drop(near.adopt());
         }
+    }
+
+    #[test]
+    fn a_late_publication_does_not_restore_old_bytes() {
+        let near = Neighbourhood::new(3, 1);
+        let region = near.adopt();
+        let peer = PeerRegion::map_adopted(region.descriptor(), region.len()).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let old = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    region.publish();
+                }
+            });
+            let old = (1..2_000_000).find(|&value| {
+                near.words[3].store(value, Ordering::Relaxed);
+                region.publish();
+                // The offer of the page follows, so the word must be there from now on.
+                (0..50).any(|_| peer.load_word(0) != value)
+            });
+            is_over.store(true, Ordering::Relaxed);
+            old
+        });
+        assert_eq!(old, None);
+    }
+
+    /// Anonymous memory of four pages, private or shared with forked children.
+    struct Pages(NonNull<u8>);
+
+    impl Pages {
+        fn new(kind: libc::c_int) -> Pages {
+            let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS);
+            // SAFETY: a fresh mapping at an address the kernel chooses.
+            let base = unsafe { libc::mmap(std::ptr::null_mut(), 4 * PAGE, rights, flags, -1, 0) };
+            assert_ne!(base, libc::MAP_FAILED);
+            Pages(NonNull::new(base.cast()).unwrap())
+        }
+
+        fn adopt(&self, first: usize, bytes: usize, shared: bool) -> io::Result<Region> {
+            assert!(first + bytes <= 4 * PAGE);
+            // SAFETY: the bytes are mapped until the value is dropped, and nothing else uses them.
+            unsafe { Region::adopt(self.0.add(first), bytes, shared) }
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: the value made the mapping, and the regions of the test are gone.
+            unsafe { libc::munmap(self.0.as_ptr().cast(), 4 * PAGE) };
+        }
+    }
+
+    #[test]
+    fn bytes_of_another_region_are_refused() {
+        let pages = Pages::new(libc::MAP_PRIVATE);
+        for first_is_shared in [true, false] {
+            let region = pages.adopt(PAGE, PAGE, first_is_shared).unwrap();
+            for shared in [true, false] {
+                for (first, bytes) in [(0, 4 * PAGE), (PAGE, PAGE), (2 * PAGE - 8, 8)] {
+                    let error = pages.adopt(first, bytes, shared).unwrap_err();
+                    assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+                }
+                let beside = [(0, PAGE), (2 * PAGE, 100 * 8)];
+                let beside = beside.map(|(first, bytes)| pages.adopt(first, bytes, shared));
+                assert!(beside.iter().all(Result::is_ok));
+            }
+            drop(region);
+            pages.adopt(0, 4 * PAGE, true).unwrap();
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_private_is_not_remapped() {
+        let pages = Pages::new(libc::MAP_SHARED);
+        let error = pages.adopt(0, PAGE, true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+        assert!(pages.adopt(0, PAGE, false).is_ok());
+        let pages = Pages::new(libc::MAP_PRIVATE);
+        // SAFETY: the page is that of the test.
+        assert_eq!(unsafe { libc::mprotect(pages.0.as_ptr().cast(), PAGE, libc::PROT_READ) }, 0);
+        assert!(pages.adopt(0, 2 * PAGE, true).is_err());
+        assert!(pages.adopt(PAGE, 2 * PAGE, true).is_ok());
+    }
+
+    #[test]
+    fn memory_is_private_before_its_region_is_dropped() {
+        let pages = Pages::new(libc::MAP_PRIVATE);
+        let mut region = pages.adopt(0, 2 * PAGE, true).unwrap();
+        let peer = PeerRegion::map_adopted(region.descriptor(), 2 * PAGE).unwrap();
+        region.word(8).store(7, Ordering::Relaxed);
+        region.make_private().unwrap();
+        region.word(8).store(8, Ordering::Relaxed);
+        region.make_private().unwrap();
+        assert_eq!(peer.load_word(8), 7, "a peer sees no later change");
+        drop(region);
+        // SAFETY: the memory is that of the test.
+        assert_eq!(unsafe { pages.0.cast::<u64>().add(1).read() }, 8);
     }
 
     #[test]

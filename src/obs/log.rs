@@ -137,21 +137,24 @@ pub fn write(level: LogLevel, component: &str, message: &str, fields: &[Field]) 
     let format = if is_json { LogFormat::Json } else { LogFormat::Text };
     let source = SOURCE.get();
     let since_epoch = source.map_or_else(clock::since_epoch, |source| source.since_epoch);
-    LINE.with(|line| {
-        // If the Display of a field logs, the buffer is already borrowed; that inner event is
-        // dropped.
-        let Ok(mut line) = line.try_borrow_mut() else { return };
+    let put = |line: &mut String| {
         line.clear();
         if let Some(SimulatedSource { host, .. }) = source {
             let _ = write!(line, "host {host}: ");
         }
-        format_line(&mut line, format, since_epoch, level, component, message, fields);
+        format_line(line, format, since_epoch, level, component, message, fields);
         match &*SINK.read().unwrap_or_else(PoisonError::into_inner) {
             Some(sink) => sink(level, line.trim_end_matches('\n')),
             // If standard error is gone, the error cannot be reported anywhere.
             None => _ = std::io::stderr().lock().write_all(line.as_bytes()),
         }
-    });
+    };
+    // If the Display of a field logs, the buffer is already borrowed; that inner event is dropped.
+    let written = LINE.try_with(|line| line.try_borrow_mut().map(|mut line| put(&mut line)));
+    // A thread that ends has no buffer any more when its last destructors run.
+    if written.is_err() {
+        put(&mut String::new());
+    }
 }
 
 fn format_line(

@@ -1,13 +1,15 @@
 //! The functions of the C ABI. Each one checks pointers and lengths, and calls safe code.
 //!
-//! Invariant: a pointer from the caller is used during the call only. The status words are the one
-//! thing that a caller keeps.
+//! Thread: any. Invariants: a pointer from the caller is used during the call only. The status
+//! words are the one thing that a caller keeps. A call checks all arguments before it has an
+//! effect. Not here: how pointers are checked (`pointers`).
 #![allow(unsafe_code)]
 
 use super::guard::{Failure, call, with_last_error};
 use super::objects::{
     AGENTS, AgentSettings, REGIONS, counters_of, event_of, request_of, slot_of, start_agent,
 };
+use super::pointers::{check, check_size, items, store, text, write_text};
 use super::types::{
     ABI, BatonConfig, BatonCounters, BatonError, BatonEvent, BatonLogCallback, BatonLogLevel,
     PAYLOAD_BYTES,
@@ -15,15 +17,14 @@ use super::types::{
 use crate::cause::Cause;
 use crate::ids::{PageId, Room};
 use crate::kv::region::Region;
-use crate::limits::{ABI_TEXT_MAX, ABI_WAIT_MAX, CLUSTER_KEY_MAX, CONTEXT_MAX};
+use crate::limits::{ABI_WAIT_MAX, CLUSTER_KEY_MAX, CONTEXT_MAX};
 use crate::obs::log::{self, LogConfig, LogFormat, LogLevel};
 use crate::stdx::sync::AtomicU64;
-use std::ffi::{CStr, CString, c_char, c_void};
+use crate::sys::affinity::CPUS_MAX;
+use std::ffi::{CString, c_char, c_void};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
-use std::slice;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the interface: `BATON_ABI` of the header that the library was built with.
@@ -32,28 +33,13 @@ pub extern "C" fn baton_abi() -> u32 {
     ABI
 }
 
-/// The name of an error, or "unknown". The text is valid for ever.
+/// The name of an error, "unknown", or "none" for a result that is no error. The text is valid for
+/// ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_error_name(error: i32) -> *const c_char {
-    let name = match error {
-        0.. => c"none",
-        -1 => c"argument",
-        -2 => c"handle",
-        -3 => c"request",
-        -4 => c"role",
-        -5 => c"full",
-        -6 => c"tokens",
-        -7 => c"pages",
-        -8 => c"repeated",
-        -9 => c"open",
-        -10 => c"dead",
-        -11 => c"forked",
-        -12 => c"system",
-        -13 => c"panic",
-        -14 => c"busy",
-        _ => c"unknown",
-    };
-    name.as_ptr()
+    let known = BatonError::ALL.into_iter().find(|known| *known as i32 == error);
+    let other = if error < 0 { c"unknown" } else { c"none" };
+    known.map_or(other, BatonError::name).as_ptr()
 }
 
 /// Writes the text of this thread's last error, with a final zero. Returns the bytes of the whole
@@ -79,7 +65,8 @@ pub unsafe extern "C" fn baton_cause_name(cause: u32, out: *mut c_char, bytes: u
 }
 
 /// Sends log lines of `level` and more severe ones to `callback`, or to standard error if it is
-/// null. It is for the whole process. Before the first call, warnings go to standard error.
+/// null. It is for the whole process. Before the first call, warnings go to standard error. After
+/// the call, no thread is in the former callback.
 ///
 /// # Safety
 /// `callback` can be called with `data` by any thread until it is replaced.
@@ -126,6 +113,7 @@ unsafe impl Sync for CallbackData {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn baton_region_new(bytes: usize, region: *mut u64) -> i32 {
     call(|| {
+        check(region, "region")?;
         let made = Region::new(c"baton-kv", bytes);
         let made =
             made.map_err(|error| Failure::new(BatonError::System, format!("memory: {error}")))?;
@@ -137,12 +125,19 @@ pub unsafe extern "C" fn baton_region_new(bytes: usize, region: *mut u64) -> i32
 /// Makes a region of memory that the caller has allocated. With `remap` 1, its whole memory pages
 /// move onto a memory file, in place and with their content: peers on this host can then map them.
 /// A source with shm needs that. With `remap` 0, the memory stays as it is. Address and length are
-/// multiples of 8. After `baton_region_free`, the memory is private again.
+/// multiples of 8. No other adopted region has any of the bytes: several agents can use one region.
+/// Remapped memory is private, anonymous and writable, as that of malloc.
+///
+/// After `baton_region_free`, the memory is private again. Both moves copy the memory pages that
+/// are not zero: the process needs as much free memory as they have. Locks, huge pages and NUMA
+/// nodes that were chosen for the memory are lost.
 ///
 /// # Safety
-/// The bytes stay readable and writable until the region is freed. No thread writes them during
-/// this call and during `baton_region_free`. A process that is forked meanwhile shares remapped
-/// memory with its parent. `region` is writable.
+/// The bytes stay readable and writable until the region is freed. No thread writes remapped memory
+/// during this call and during `baton_region_free`. No device has its pages then: not CUDA
+/// (`cudaHostRegister`), not a NIC (`ibv_reg_mr`), not io_uring. A device would go on with the
+/// former pages. A process that is forked meanwhile shares remapped memory with its parent.
+/// `region` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn baton_region_adopt(
     base: *mut c_void,
@@ -151,10 +146,9 @@ pub unsafe extern "C" fn baton_region_adopt(
     region: *mut u64,
 ) -> i32 {
     call(|| {
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| null("base"))?;
-        if region.is_null() {
-            return Err(null("region"));
-        }
+        check(region, "region")?;
+        let base = NonNull::new(base.cast::<u8>());
+        let base = base.ok_or_else(|| Failure::argument("base is null"))?;
         if remap > 1 {
             return Err(Failure::argument("remap is neither 0 nor 1"));
         }
@@ -181,6 +175,7 @@ pub unsafe extern "C" fn baton_region_base(
 ) -> i32 {
     call(|| {
         let region = REGIONS.get(region)?;
+        check(bytes, "bytes")?;
         // SAFETY: the caller's promise.
         unsafe {
             store(base, "base", region.base().as_ptr().cast())?;
@@ -189,15 +184,16 @@ pub unsafe extern "C" fn baton_region_base(
     })
 }
 
-/// Frees a region that no agent uses.
+/// Frees a region that no agent uses. If adopted memory cannot be made private again, the error is
+/// `System`: the region stays as it is, and the call can be repeated.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_region_free(region: u64) -> i32 {
     call(|| {
-        let is_unused = |region: &Arc<Region>| match Arc::strong_count(region) {
-            1 => Ok(()),
-            _ => Err(BatonError::Busy),
+        let make_private = |region: &mut Region| {
+            let made = region.make_private();
+            made.map_err(|error| Failure::new(BatonError::System, format!("memory: {error}")))
         };
-        drop(REGIONS.remove(region, is_unused)?);
+        REGIONS.end_unused(region, make_private)?;
         Ok(0)
     })
 }
@@ -205,16 +201,17 @@ pub extern "C" fn baton_region_free(region: u64) -> i32 {
 /// Starts an agent with threads of its own.
 ///
 /// # Safety
-/// `config` and its pointers are readable, and its texts end with a zero. `agent` is writable.
+/// As many bytes of `config` as its `size` says are readable, and its pointers are readable. Its
+/// texts end with a zero. `agent` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn baton_agent_new(config: *const BatonConfig, agent: *mut u64) -> i32 {
     call(|| {
-        // SAFETY: the caller's promise.
-        let config = unsafe { config.as_ref() }.ok_or_else(|| null("config"))?;
-        if config.size as usize != size_of::<BatonConfig>() {
-            let (size, wanted) = (config.size, size_of::<BatonConfig>());
-            return Err(Failure::argument(format!("config has {size} bytes, not {wanted}")));
-        }
+        check(agent, "agent")?;
+        // SAFETY: the caller's promise. The whole structure is readable after the check.
+        let config = unsafe {
+            check_size(config, "config")?;
+            &*config
+        };
         // SAFETY: the caller's promise holds for each pointer.
         let settings = unsafe {
             AgentSettings {
@@ -227,7 +224,7 @@ pub unsafe extern "C" fn baton_agent_new(config: *const BatonConfig, agent: *mut
                 transports: text(config.transports, "transports")?,
                 devices: text(config.devices, "devices")?,
                 key: items(config.key, config.key_bytes, CLUSTER_KEY_MAX, "key")?,
-                cpus: items(config.cpus, config.cpus_len, ABI_TEXT_MAX, "cpus")?,
+                cpus: items(config.cpus, config.cpus_len, CPUS_MAX, "cpus")?,
                 slots: config.slots,
                 prompt_pages: config.prompt_pages,
                 sessions: config.sessions,
@@ -235,22 +232,20 @@ pub unsafe extern "C" fn baton_agent_new(config: *const BatonConfig, agent: *mut
                 copy_threads: config.copy_threads,
             }
         };
-        if agent.is_null() {
-            return Err(null("agent"));
-        }
         let started = start_agent(&settings)?;
         // SAFETY: the caller's promise.
         unsafe { store(agent, "agent", started) }
     })
 }
 
-/// Ends an agent. It waits for its last messages, at most for a second. After the call, nothing of
-/// it reads or writes the region, and a copy that a peer is still making is void. Requests that
-/// have not ended get no more events.
+/// Ends an agent. It waits for its last messages, at most for a second, and for a copy that one of
+/// its threads makes. After the call, nothing of it reads or writes the region, and a copy that a
+/// peer is still making is void. Requests that have not ended get no more events. No log callback
+/// calls this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_agent_free(agent: u64) -> i32 {
     call(|| {
-        AGENTS.remove(agent, |_| Ok(()))?.end();
+        AGENTS.remove(agent)?.end();
         Ok(0)
     })
 }
@@ -272,7 +267,11 @@ pub unsafe extern "C" fn baton_address(agent: u64, out: *mut c_char, bytes: usiz
 /// The status words of an agent, one for each slot; the slot is the low half of a request's number.
 /// A word is, from its highest bit: 24 bits generation, 3 bits state, 5 bits cause, 32 bits lanes.
 /// The states are 0 failed, 1 bootstrapping, 2 waiting for input, 3 transferring, 4 success. Read
-/// them with acquire order. They stay mapped until the process ends. Null: there is no such agent.
+/// them with acquire order. They stay mapped until the process ends. Null: the call failed.
+///
+/// A word belongs to a request if its generation is the high half of the request's number. After
+/// the release, the word soon has the generation of a request that does not exist yet, and the
+/// state bootstrapping.
 ///
 /// # Safety
 /// `slots` is writable, or null.
@@ -284,7 +283,7 @@ pub unsafe extern "C" fn baton_status(agent: u64, slots: *mut u32) -> *const u64
         let table = entry.status_words();
         if !slots.is_null() {
             // SAFETY: the caller's promise.
-            unsafe { slots.write(table.len() as u32) };
+            unsafe { store(slots, "slots", table.len() as u32)? };
         }
         words = table.as_ptr().cast::<AtomicU64>().cast();
         Ok(0)
@@ -293,12 +292,14 @@ pub unsafe extern "C" fn baton_status(agent: u64, slots: *mut u32) -> *const u64
 }
 
 /// A descriptor that is readable while there are events. It belongs to the agent: do not close it.
+/// Remove it from epoll sets before `baton_agent_free`, because the number can be used again.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_event_fd(agent: u64) -> i32 {
     call(|| Ok(AGENTS.get(agent)?.client.event_fd().as_fd().as_raw_fd()))
 }
 
-/// Offers the KV of a prompt in `room`, at a source. The request fails after `within_ms`.
+/// Offers the KV of a prompt in `room`, at a source. The request fails after `within_ms`, at most
+/// half an hour. There is no default: it fails at once if `within_ms` is 0.
 ///
 /// # Safety
 /// `ids` has `len` token ids. `request` is writable.
@@ -315,9 +316,7 @@ pub unsafe extern "C" fn baton_offer(
         let entry = AGENTS.get(agent)?;
         // SAFETY: the caller's promise.
         let ids = unsafe { items(ids, len, CONTEXT_MAX as usize, "ids")? };
-        if request.is_null() {
-            return Err(null("request"));
-        }
+        check(request, "request")?;
         let within = Duration::from_millis(within_ms.into());
         let slot = entry.client.offer(room_of(room)?, ids, within).map_err(BatonError::from)?;
         // SAFETY: the caller's promise.
@@ -326,7 +325,8 @@ pub unsafe extern "C" fn baton_offer(
 }
 
 /// Asks for the KV of a prompt in `room`, at a destination. `source` is the address of the source's
-/// agent, or the control port of a Baton prefill worker. The request fails after `within_ms`.
+/// agent, or the control port of a Baton prefill worker. The request fails after `within_ms`, as
+/// with `baton_offer`.
 ///
 /// # Safety
 /// `source` ends with a zero, `ids` has `len` token ids. `request` is writable.
@@ -345,12 +345,11 @@ pub unsafe extern "C" fn baton_wish(
         // SAFETY: the caller's promise.
         let ids = unsafe { items(ids, len, CONTEXT_MAX as usize, "ids")? };
         // SAFETY: as above.
-        let source = unsafe { text(source, "source")? }.ok_or_else(|| null("source"))?;
+        let source = unsafe { text(source, "source")? };
+        let source = source.ok_or_else(|| Failure::argument("source is null"))?;
         let source = source.parse();
         let source = source.map_err(|_| Failure::argument("source is no address and port"))?;
-        if request.is_null() {
-            return Err(null("request"));
-        }
+        check(request, "request")?;
         let within = Duration::from_millis(within_ms.into());
         let wished = entry.client.wish(room_of(room)?, source, ids, within);
         let slot = wished.map_err(BatonError::from)?;
@@ -446,8 +445,8 @@ pub extern "C" fn baton_release(agent: u64, request: u64) -> i32 {
 pub unsafe extern "C" fn baton_poll(agent: u64, events: *mut BatonEvent, len: usize) -> i32 {
     call(|| {
         let entry = AGENTS.get(agent)?;
-        if events.is_null() && len > 0 {
-            return Err(null("events"));
+        if len > 0 {
+            check(events, "events")?;
         }
         let mut taken = 0;
         while taken < len.min(i32::MAX as usize) {
@@ -476,26 +475,20 @@ pub extern "C" fn baton_wait(agent: u64, micros: u64) -> i32 {
     })
 }
 
-/// Writes the counters of an agent. `out->size` is `sizeof(baton_counters)`.
+/// Writes the counters of an agent. `out->size` is `sizeof(baton_counter_values)`.
 ///
 /// # Safety
-/// `out` is readable and writable.
+/// As many bytes of `out` as its `size` says are readable and writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn baton_counters(agent: u64, out: *mut BatonCounters) -> i32 {
     call(|| {
         let entry = AGENTS.get(agent)?;
-        // SAFETY: the caller's promise.
-        let out = unsafe { out.as_mut() }.ok_or_else(|| null("out"))?;
-        if out.size as usize != size_of::<BatonCounters>() {
-            return Err(Failure::argument("the size of the counters is that of another version"));
+        // SAFETY: the caller's promise. The whole structure is writable after the check.
+        unsafe {
+            check_size(out, "out")?;
+            store(out, "out", counters_of(&entry.client.counts()))
         }
-        *out = counters_of(&entry.client.counts());
-        Ok(0)
     })
-}
-
-fn null(name: &str) -> Failure {
-    Failure::argument(format!("{name} is null"))
 }
 
 fn room_of(room: u64) -> Result<Room, Failure> {
@@ -503,70 +496,4 @@ fn room_of(room: u64) -> Result<Room, Failure> {
         room if room <= Room::MAX => Ok(room),
         _ => Err(Failure::argument("a room has 63 bits")),
     }
-}
-
-/// Stores a result.
-///
-/// # Safety
-/// `out` is writable, or null.
-unsafe fn store<T>(out: *mut T, name: &str, value: T) -> Result<i32, Failure> {
-    if out.is_null() {
-        return Err(null(name));
-    }
-    // SAFETY: the caller's promise.
-    unsafe { out.write(value) };
-    Ok(0)
-}
-
-/// The items at `first`.
-///
-/// # Safety
-/// There are `len` items, and they do not change during the call.
-unsafe fn items<'a, T>(
-    first: *const T,
-    len: usize,
-    max: usize,
-    name: &str,
-) -> Result<&'a [T], Failure> {
-    match len {
-        0 => Ok(&[]),
-        _ if first.is_null() => Err(null(name)),
-        _ if !first.is_aligned() => Err(Failure::argument(format!("{name} is not aligned"))),
-        // SAFETY: the caller's promise; the pointer is not null and aligned.
-        1.. if len <= max => Ok(unsafe { slice::from_raw_parts(first, len) }),
-        _ => Err(Failure::argument(format!("{name} has {len} items, at most {max} are possible"))),
-    }
-}
-
-/// The text at `first`, or none if it is null.
-///
-/// # Safety
-/// The text ends with a zero.
-unsafe fn text<'a>(first: *const c_char, name: &str) -> Result<Option<&'a str>, Failure> {
-    if first.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the caller's promise.
-    let text = unsafe { CStr::from_ptr(first) };
-    if text.count_bytes() > ABI_TEXT_MAX {
-        return Err(Failure::argument(format!("{name} has more than {ABI_TEXT_MAX} bytes")));
-    }
-    let text = text.to_str().map_err(|_| Failure::argument(format!("{name} is not UTF-8")))?;
-    Ok(Some(text))
-}
-
-/// Writes a text with a final zero, and cuts it if it is too long. Returns the bytes of the whole.
-///
-/// # Safety
-/// `out` has room for `bytes` bytes.
-unsafe fn write_text(text: &str, out: *mut c_char, bytes: usize) -> usize {
-    if !out.is_null() && bytes > 0 {
-        let kept = text.len().min(bytes - 1);
-        // SAFETY: the caller's promise; the text does not overlap with the caller's memory.
-        unsafe {
-            ptr::copy_nonoverlapping(text.as_ptr().cast(), out, kept);
-            out.add(kept).write(0);
-        }
-    }
-    text.len()
 }

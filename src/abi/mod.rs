@@ -4,12 +4,13 @@
 //! Owns: the tables of handles. Thread: any thread of the process calls. Invariants: a handle is a
 //! number, so a call after a free is an error. No call unwinds, ends the process, or waits, except
 //! those that say so. A forked child can call nothing. Threads of the library get no signals. Not
-//! here: the rules of a request (`agent`), pointers (`exports`).
+//! here: the rules of a request (`agent`).
 
 mod exports;
 mod guard;
 mod handles;
 mod objects;
+mod pointers;
 mod types;
 
 pub use exports::{

@@ -99,28 +99,18 @@ pub(super) fn start_agent(settings: &AgentSettings<'_>) -> Result<u64, Failure> 
 
 fn config_of(settings: &AgentSettings<'_>, region: Arc<Region>) -> Result<AgentConfig, Failure> {
     let layout = layout_of(&settings.layout, region.len() as u64)?;
-    let pages = settings.layout.pages;
-    let host = settings.host.map(str::parse::<IpAddr>).transpose();
-    let host = host.map_err(|_| Failure::argument("host is no IP address"))?;
-    let host = host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let (pages, host) = (settings.layout.pages, host_of(settings)?);
     let keys = match settings.key {
         [] => Keyring::default(),
         key => {
             Keyring::new([ClusterKey::new(key).map_err(|why| Failure::argument(why.to_string()))?])
         }
     };
-    let transports = names(settings.transports.unwrap_or("shm,tcp"))
-        .map(|name| match Transport::named(name) {
-            Some(transport) if transport != Transport::Fake => Ok(transport),
-            _ => Err(Failure::argument(format!("there is no transport {name}"))),
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let allowed = settings.allow.map_or(Ok(Cidr::LOOPBACK.to_vec()), |allow| {
-        let network = |name: &str| name.parse().map_err(|_| name.to_string());
-        names(allow).map(network).collect::<Result<Vec<Cidr>, _>>()
-    });
-    let allowed = allowed
-        .map_err(|name| Failure::argument(format!("allow: {name} is no network in CIDR form")))?;
+    let default = AgentConfig::new(region, layout, pages, settings.kind, host);
+    let transports = listed("transports", settings.transports, transport_of)?;
+    let transports = transports.unwrap_or_else(|| default.transports.clone());
+    let allowed = listed("allow", settings.allow, |name| name.parse().ok())?;
+    let allowed = allowed.unwrap_or_else(|| default.allowed.clone());
     let is_local = host.is_loopback() && allowed.iter().all(is_loopback);
     if settings.key.is_empty() && !is_local {
         return Err(Failure::argument(
@@ -128,21 +118,22 @@ fn config_of(settings: &AgentSettings<'_>, region: Arc<Region>) -> Result<AgentC
         ));
     }
     let nics = if transports.contains(&Transport::Rdma) {
-        let devices: Vec<String> =
-            names(settings.devices.unwrap_or("")).map(str::to_string).collect();
-        Nic::choose(&devices, &[]).map_err(|why| Failure::new(BatonError::System, why))?
+        let devices = listed("devices", settings.devices, |name| Some(name.to_string()))?;
+        Nic::choose(&devices.unwrap_or_default(), &[])
+            .map_err(|why| Failure::new(BatonError::System, why))?
     } else {
         Vec::new()
     };
     let cpus = match settings.cpus {
-        // The kernel leaves those that the process can use.
+        // The kernel leaves those of the process's cpuset.
         [] => (0..CPUS_MAX).collect(),
         cpus => cpus.iter().map(|&cpu| cpu as usize).collect(),
     };
-    let default = AgentConfig::new(region, layout, pages, settings.kind, host);
     let slots = number("slots", settings.slots, default.slots, 1..=ABI_SLOTS_MAX)?;
     let sessions = number("sessions", settings.sessions, default.sessions, 1..=SESSIONS_MAX)?;
     let lanes = number("lanes", settings.lanes, default.lanes.into(), 1..=LANES_MAX)?;
+    let copies = settings.copy_threads;
+    let copy_threads = number("copy_threads", copies, default.copy_threads, 1..=LANES_MAX)?;
     let prompt = 1..=pages as usize;
     let prompt_pages = number("prompt_pages", settings.prompt_pages, pages as usize, prompt)?;
     if slots * prompt_pages > ABI_LISTED_PAGES_MAX {
@@ -157,7 +148,7 @@ fn config_of(settings: &AgentSettings<'_>, region: Arc<Region>) -> Result<AgentC
         sessions,
         transports,
         lanes: lanes as u16,
-        copy_threads: number("copy_threads", settings.copy_threads, 1, 1..=LANES_MAX)?,
+        copy_threads,
         nics,
         allowed,
         keys,
@@ -166,8 +157,43 @@ fn config_of(settings: &AgentSettings<'_>, region: Arc<Region>) -> Result<AgentC
     })
 }
 
-fn names(list: &str) -> impl Iterator<Item = &str> {
-    list.split(',').map(str::trim).filter(|name| !name.is_empty())
+fn host_of(settings: &AgentSettings<'_>) -> Result<IpAddr, Failure> {
+    let host = settings.host.map(str::parse::<IpAddr>).transpose();
+    let host = host.map_err(|_| Failure::argument("host is no IP address"))?;
+    let host = host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    // Destinations get this address. With 0.0.0.0, they would connect to themselves.
+    if host.is_unspecified() && settings.role == BatonRole::Source as u32 {
+        return Err(Failure::argument(format!(
+            "a source cannot have the host {host}: its destinations get this address"
+        )));
+    }
+    Ok(host)
+}
+
+fn transport_of(name: &str) -> Option<Transport> {
+    Transport::named(name).filter(|transport| *transport != Transport::Fake)
+}
+
+/// The values of a list of names that are separated by commas, or none without a list.
+fn listed<T>(
+    setting: &str,
+    list: Option<&str>,
+    value_of: impl Fn(&str) -> Option<T>,
+) -> Result<Option<Vec<T>>, Failure> {
+    let Some(list) = list else { return Ok(None) };
+    let names: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if names.is_empty() {
+        return Err(Failure::argument(format!("{setting} names nothing; null means the default")));
+    }
+    let mut values = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        if names[..index].contains(name) {
+            return Err(Failure::argument(format!("{setting} names {name} twice")));
+        }
+        let unknown = || Failure::argument(format!("{setting}: {name} is not possible"));
+        values.push(value_of(name).ok_or_else(unknown)?);
+    }
+    Ok(Some(values))
 }
 
 fn is_loopback(network: &Cidr) -> bool {

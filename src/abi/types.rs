@@ -2,7 +2,7 @@
 
 use crate::agent::client::AgentError;
 use crate::transfer::aux::AUX_PAYLOAD_BYTES;
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 /// Version of this interface. A program refuses a library of another version.
 pub const ABI: u32 = 1;
@@ -44,7 +44,7 @@ pub enum BatonError {
     Open = -9,
     /// The agent has ended. No event comes any more.
     Dead = -10,
-    /// This process is a fork of the one that loaded the library.
+    /// This process is a fork of one that has called the library.
     Forked = -11,
     /// A port, a thread, memory or a NIC cannot be had. `baton_last_error` has the reason.
     System = -12,
@@ -55,6 +55,44 @@ pub enum BatonError {
 }
 
 impl BatonError {
+    /// All errors.
+    pub const ALL: [BatonError; 14] = [
+        BatonError::Argument,
+        BatonError::Handle,
+        BatonError::Request,
+        BatonError::Role,
+        BatonError::Full,
+        BatonError::Tokens,
+        BatonError::Pages,
+        BatonError::Repeated,
+        BatonError::Open,
+        BatonError::Dead,
+        BatonError::Forked,
+        BatonError::System,
+        BatonError::Panic,
+        BatonError::Busy,
+    ];
+
+    /// The name, as [`baton_error_name`](super::baton_error_name) gives it.
+    pub fn name(self) -> &'static CStr {
+        match self {
+            BatonError::Argument => c"argument",
+            BatonError::Handle => c"handle",
+            BatonError::Request => c"request",
+            BatonError::Role => c"role",
+            BatonError::Full => c"full",
+            BatonError::Tokens => c"tokens",
+            BatonError::Pages => c"pages",
+            BatonError::Repeated => c"repeated",
+            BatonError::Open => c"open",
+            BatonError::Dead => c"dead",
+            BatonError::Forked => c"forked",
+            BatonError::System => c"system",
+            BatonError::Panic => c"panic",
+            BatonError::Busy => c"busy",
+        }
+    }
+
     /// The error in words.
     pub fn text(self) -> &'static str {
         match self {
@@ -68,7 +106,7 @@ impl BatonError {
             BatonError::Repeated => AgentError::Repeated.text(),
             BatonError::Open => AgentError::Open.text(),
             BatonError::Dead => AgentError::Dead.text(),
-            BatonError::Forked => "this process is a fork of the one that loaded the library",
+            BatonError::Forked => "this process is a fork of one that has called the library",
             BatonError::System => "the system refuses",
             BatonError::Panic => "internal error",
             BatonError::Busy => "an agent uses the region",
@@ -130,15 +168,16 @@ pub enum BatonLogLevel {
     Debug = 3,
 }
 
-/// Gets log lines. `line` is valid during the call. The function can be called by any thread of the
-/// library, and must not wait.
+/// Gets log lines. `line` is valid during the call. Threads of the library call the function, and
+/// threads that call the library. It must not wait, call the library, or throw an exception. A
+/// thread that holds a lock of the function must not call the library.
 pub type BatonLogCallback =
     Option<unsafe extern "C" fn(level: u32, line: *const c_char, data: *mut c_void)>;
 
 /// Where the KV of a token is: byte strides from one thing to the next. The elements of a head are
 /// contiguous. A token's head in a layer is at
-/// `page * page_stride + layer * layer_stride + (0 or kv_stride) + head * head_stride + token *
-/// token_stride`, plus `offset`, in bytes from the base of the region.
+/// `rank * rank_stride + page * page_stride + layer * layer_stride + (0 or kv_stride) +
+/// head * head_stride + token * token_stride`, in bytes from the base of the region.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct BatonLayout {
@@ -188,7 +227,8 @@ pub struct BatonConfig {
     /// Digest of everything that decides what the KV means: model, weights, kernels. It must be
     /// equal at both ends.
     pub kind: [u8; KIND_BYTES],
-    /// Address where peers connect. Default: 127.0.0.1.
+    /// Address where peers connect. Default: 127.0.0.1. A source names the address of one
+    /// interface, not 0.0.0.0, because its destinations get this address.
     pub host: *const c_char,
     /// Networks of the sources that a destination connects to, in CIDR form, separated by commas.
     /// Default: this host.
@@ -202,7 +242,8 @@ pub struct BatonConfig {
     pub key: *const u8,
     /// Bytes of the key.
     pub key_bytes: usize,
-    /// Numbers of the CPUs of the library's threads. Default: all CPUs of the process.
+    /// Numbers of the CPUs of the library's threads. Default: all CPUs of the process's cpuset,
+    /// also those that `taskset` or `numactl` has taken away.
     pub cpus: *const u32,
     /// How many they are.
     pub cpus_len: usize,
@@ -214,7 +255,8 @@ pub struct BatonConfig {
     pub sessions: u32,
     /// Streams of a tcp session, and queue pairs between two NICs. Default: 2.
     pub lanes: u32,
-    /// Threads that copy over shm, at a destination. Default: 1.
+    /// Threads that copy over shm, at a destination. The thread `move-0` is one of them. Default:
+    /// 1.
     pub copy_threads: u32,
 }
 
@@ -240,7 +282,7 @@ pub struct BatonEvent {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct BatonCounters {
-    /// `sizeof(baton_counters)`.
+    /// `sizeof(baton_counter_values)`.
     pub size: u32,
     /// Requests that have not been released.
     pub open: u32,
@@ -252,4 +294,17 @@ pub struct BatonCounters {
     pub work_requests: u64,
     /// Wake-ups of shm, system calls of tcp, doorbells of RDMA.
     pub doorbells: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_numbered_from_minus_one_and_their_names_differ() {
+        let numbers = BatonError::ALL.map(|error| error as i32);
+        assert_eq!(numbers, std::array::from_fn(|index| -1 - index as i32));
+        let names: std::collections::BTreeSet<_> = BatonError::ALL.map(BatonError::name).into();
+        assert_eq!(names.len(), BatonError::ALL.len());
+    }
 }

@@ -34,7 +34,7 @@ pub struct AgentConfig {
     pub transports: Vec<Transport>,
     /// Lanes of a session, and queue pairs between two NICs. The destination decides.
     pub lanes: u16,
-    /// Threads that copy over shm beside the mover, the mover included. Only a destination copies.
+    /// Threads that copy over shm, the mover included. Only a destination copies.
     pub copy_threads: usize,
     /// NICs for rdma; empty without it.
     pub nics: Vec<Nic>,

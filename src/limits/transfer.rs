@@ -35,5 +35,5 @@ pub const ABI_SLOTS_MAX: usize = 4096;
 pub const ABI_LISTED_PAGES_MAX: usize = 1 << 26;
 /// Longest wait of the library's only call that waits.
 pub const ABI_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Longest text of the library's caller: an address, a list of names.
+/// Bytes of the longest text of the library's caller: an address, a list of names.
 pub const ABI_TEXT_MAX: usize = 4096;

@@ -2,8 +2,9 @@
  * Baton's transfer engine: hands the KV cache of prompts from one process to another, over shared
  * memory, RDMA or TCP. `header` makes this file from src/abi.
  *
- * A call returns 0 or a count, or a negative baton_error. No call ends the process, unwinds, or
- * waits, except baton_wait and the second at most of baton_agent_free. Any thread can call.
+ * A call returns 0 or a count, or a negative baton_error. No call ends the process or unwinds. No
+ * call waits for a peer, except baton_wait and the second at most of baton_agent_free. Calls that
+ * copy or register memory, or that wait for a copy, can take seconds. Any thread can call.
  *
  * A request has one outcome, BATON_EVENT_KIND_LANDED or BATON_EVENT_KIND_FAILED, and then one
  * BATON_EVENT_KIND_ENDED. The outcome says whether the KV can be used. The end says that the pages
@@ -95,7 +96,7 @@ enum baton_error
    */
   BATON_ERROR_DEAD = -10,
   /**
-   * This process is a fork of the one that loaded the library.
+   * This process is a fork of one that has called the library.
    */
   BATON_ERROR_FORKED = -11,
   /**
@@ -212,16 +213,17 @@ typedef uint32_t baton_log_level;
 #endif // __cplusplus
 
 /**
- * Gets log lines. `line` is valid during the call. The function can be called by any thread of the
- * library, and must not wait.
+ * Gets log lines. `line` is valid during the call. Threads of the library call the function, and
+ * threads that call the library. It must not wait, call the library, or throw an exception. A
+ * thread that holds a lock of the function must not call the library.
  */
 typedef void (*baton_log_callback)(uint32_t level, const char *line, void *data);
 
 /**
  * Where the KV of a token is: byte strides from one thing to the next. The elements of a head are
  * contiguous. A token's head in a layer is at
- * `page * page_stride + layer * layer_stride + (0 or kv_stride) + head * head_stride + token *
- * token_stride`, plus `offset`, in bytes from the base of the region.
+ * `rank * rank_stride + page * page_stride + layer * layer_stride + (0 or kv_stride) +
+ * head * head_stride + token * token_stride`, in bytes from the base of the region.
  */
 typedef struct {
   /**
@@ -309,7 +311,8 @@ typedef struct {
    */
   uint8_t kind[BATON_KIND_BYTES];
   /**
-   * Address where peers connect. Default: 127.0.0.1.
+   * Address where peers connect. Default: 127.0.0.1. A source names the address of one
+   * interface, not 0.0.0.0, because its destinations get this address.
    */
   const char *host;
   /**
@@ -335,7 +338,8 @@ typedef struct {
    */
   size_t key_bytes;
   /**
-   * Numbers of the CPUs of the library's threads. Default: all CPUs of the process.
+   * Numbers of the CPUs of the library's threads. Default: all CPUs of the process's cpuset,
+   * also those that `taskset` or `numactl` has taken away.
    */
   const uint32_t *cpus;
   /**
@@ -359,7 +363,8 @@ typedef struct {
    */
   uint32_t lanes;
   /**
-   * Threads that copy over shm, at a destination. Default: 1.
+   * Threads that copy over shm, at a destination. The thread `move-0` is one of them. Default:
+   * 1.
    */
   uint32_t copy_threads;
 } baton_config;
@@ -399,7 +404,7 @@ typedef struct {
  */
 typedef struct {
   /**
-   * `sizeof(baton_counters)`.
+   * `sizeof(baton_counter_values)`.
    */
   uint32_t size;
   /**
@@ -424,6 +429,11 @@ typedef struct {
   uint64_t doorbells;
 } baton_counter_values;
 
+/**
+ * All errors.
+ */
+#define baton_error_ALL { baton_error_Argument, baton_error_Handle, baton_error_Request, baton_error_Role, baton_error_Full, baton_error_Tokens, baton_error_Pages, baton_error_Repeated, baton_error_Open, baton_error_Dead, baton_error_Forked, baton_error_System, baton_error_Panic, baton_error_Busy, }
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -434,7 +444,8 @@ extern "C" {
 uint32_t baton_abi(void);
 
 /**
- * The name of an error, or "unknown". The text is valid for ever.
+ * The name of an error, "unknown", or "none" for a result that is no error. The text is valid for
+ * ever.
  */
 const char *baton_error_name(int32_t error);
 
@@ -457,7 +468,8 @@ size_t baton_cause_name(uint32_t cause, char *out, size_t bytes);
 
 /**
  * Sends log lines of `level` and more severe ones to `callback`, or to standard error if it is
- * null. It is for the whole process. Before the first call, warnings go to standard error.
+ * null. It is for the whole process. Before the first call, warnings go to standard error. After
+ * the call, no thread is in the former callback.
  *
  * # Safety
  * `callback` can be called with `data` by any thread until it is replaced.
@@ -477,12 +489,19 @@ int32_t baton_region_new(size_t bytes, uint64_t *region);
  * Makes a region of memory that the caller has allocated. With `remap` 1, its whole memory pages
  * move onto a memory file, in place and with their content: peers on this host can then map them.
  * A source with shm needs that. With `remap` 0, the memory stays as it is. Address and length are
- * multiples of 8. After `baton_region_free`, the memory is private again.
+ * multiples of 8. No other adopted region has any of the bytes: several agents can use one region.
+ * Remapped memory is private, anonymous and writable, as that of malloc.
+ *
+ * After `baton_region_free`, the memory is private again. Both moves copy the memory pages that
+ * are not zero: the process needs as much free memory as they have. Locks, huge pages and NUMA
+ * nodes that were chosen for the memory are lost.
  *
  * # Safety
- * The bytes stay readable and writable until the region is freed. No thread writes them during
- * this call and during `baton_region_free`. A process that is forked meanwhile shares remapped
- * memory with its parent. `region` is writable.
+ * The bytes stay readable and writable until the region is freed. No thread writes remapped memory
+ * during this call and during `baton_region_free`. No device has its pages then: not CUDA
+ * (`cudaHostRegister`), not a NIC (`ibv_reg_mr`), not io_uring. A device would go on with the
+ * former pages. A process that is forked meanwhile shares remapped memory with its parent.
+ * `region` is writable.
  */
 int32_t baton_region_adopt(void *base, size_t bytes, uint32_t remap, uint64_t *region);
 
@@ -495,7 +514,8 @@ int32_t baton_region_adopt(void *base, size_t bytes, uint32_t remap, uint64_t *r
 int32_t baton_region_base(uint64_t region, void **base, size_t *bytes);
 
 /**
- * Frees a region that no agent uses.
+ * Frees a region that no agent uses. If adopted memory cannot be made private again, the error is
+ * `System`: the region stays as it is, and the call can be repeated.
  */
 int32_t baton_region_free(uint64_t region);
 
@@ -503,14 +523,16 @@ int32_t baton_region_free(uint64_t region);
  * Starts an agent with threads of its own.
  *
  * # Safety
- * `config` and its pointers are readable, and its texts end with a zero. `agent` is writable.
+ * As many bytes of `config` as its `size` says are readable, and its pointers are readable. Its
+ * texts end with a zero. `agent` is writable.
  */
 int32_t baton_agent_new(const baton_config *config, uint64_t *agent);
 
 /**
- * Ends an agent. It waits for its last messages, at most for a second. After the call, nothing of
- * it reads or writes the region, and a copy that a peer is still making is void. Requests that
- * have not ended get no more events.
+ * Ends an agent. It waits for its last messages, at most for a second, and for a copy that one of
+ * its threads makes. After the call, nothing of it reads or writes the region, and a copy that a
+ * peer is still making is void. Requests that have not ended get no more events. No log callback
+ * calls this function.
  */
 int32_t baton_agent_free(uint64_t agent);
 
@@ -527,7 +549,11 @@ int32_t baton_address(uint64_t agent, char *out, size_t bytes);
  * The status words of an agent, one for each slot; the slot is the low half of a request's number.
  * A word is, from its highest bit: 24 bits generation, 3 bits state, 5 bits cause, 32 bits lanes.
  * The states are 0 failed, 1 bootstrapping, 2 waiting for input, 3 transferring, 4 success. Read
- * them with acquire order. They stay mapped until the process ends. Null: there is no such agent.
+ * them with acquire order. They stay mapped until the process ends. Null: the call failed.
+ *
+ * A word belongs to a request if its generation is the high half of the request's number. After
+ * the release, the word soon has the generation of a request that does not exist yet, and the
+ * state bootstrapping.
  *
  * # Safety
  * `slots` is writable, or null.
@@ -536,11 +562,13 @@ const uint64_t *baton_status(uint64_t agent, uint32_t *slots);
 
 /**
  * A descriptor that is readable while there are events. It belongs to the agent: do not close it.
+ * Remove it from epoll sets before `baton_agent_free`, because the number can be used again.
  */
 int32_t baton_event_fd(uint64_t agent);
 
 /**
- * Offers the KV of a prompt in `room`, at a source. The request fails after `within_ms`.
+ * Offers the KV of a prompt in `room`, at a source. The request fails after `within_ms`, at most
+ * half an hour. There is no default: it fails at once if `within_ms` is 0.
  *
  * # Safety
  * `ids` has `len` token ids. `request` is writable.
@@ -554,7 +582,8 @@ int32_t baton_offer(uint64_t agent,
 
 /**
  * Asks for the KV of a prompt in `room`, at a destination. `source` is the address of the source's
- * agent, or the control port of a Baton prefill worker. The request fails after `within_ms`.
+ * agent, or the control port of a Baton prefill worker. The request fails after `within_ms`, as
+ * with `baton_offer`.
  *
  * # Safety
  * `source` ends with a zero, `ids` has `len` token ids. `request` is writable.
@@ -624,10 +653,10 @@ int32_t baton_poll(uint64_t agent, baton_event *events, size_t len);
 int32_t baton_wait(uint64_t agent, uint64_t micros);
 
 /**
- * Writes the counters of an agent. `out->size` is `sizeof(baton_counters)`.
+ * Writes the counters of an agent. `out->size` is `sizeof(baton_counter_values)`.
  *
  * # Safety
- * `out` is readable and writable.
+ * As many bytes of `out` as its `size` says are readable and writable.
  */
 int32_t baton_counters(uint64_t agent, baton_counter_values *out);
 

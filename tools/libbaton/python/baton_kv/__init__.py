@@ -5,9 +5,12 @@ one outcome, `LANDED` or `FAILED`, and then one `ENDED`. The outcome says whethe
 used. The end says that the pages can be reused; do not reuse them before it.
 """
 
+import array
+import atexit
 import ctypes
 import enum
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,6 +34,8 @@ __all__ = [
 ]
 
 _EVENTS_PER_POLL = 64
+# More than the longest time of a request and the longest wait of a call.
+_SECONDS_MAX = 3600.0
 
 
 class Element(enum.IntEnum):
@@ -139,8 +144,25 @@ def _checked(result: int) -> int:
     return result
 
 
-def _numbers(items: Sequence[int]) -> Any:
-    return (ctypes.c_uint32 * len(items))(*items)
+def _number(name: str, value: int, bits: int = 32) -> int:
+    """The value. ctypes would cut off the bits of a larger one."""
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{name} is {value}, which is not a number of {bits} bits")
+    return value
+
+
+def _numbers(name: str, items: Sequence[int]) -> Any:
+    try:
+        numbers = array.array("I", iter(items))
+    except OverflowError as error:
+        raise ValueError(f"{name} has a number that is not one of 32 bits") from error
+    return (ctypes.c_uint32 * len(numbers)).from_buffer(numbers)
+
+
+def _seconds(name: str, seconds: float) -> float:
+    if not seconds >= 0:
+        raise ValueError(f"{name} is {seconds} seconds")
+    return min(seconds, _SECONDS_MAX)
 
 
 def _list(names: Iterable[str] | None) -> bytes | None:
@@ -153,18 +175,25 @@ def cause_name(cause: int) -> str:
 
 
 _log_callback = LogCallback()
+# Whether this thread is in a log callback.
+_thread = threading.local()
 
 
 def log_to(write: Callable[[LogLevel, str], None] | None, level: LogLevel = LogLevel.WARN) -> None:
     """Sends log lines of `level` and more severe ones to `write`, or to standard error.
 
-    Threads of the library call `write`. It must not wait.
+    Threads of the library call `write`. It must not wait, and it must not call the library. At the
+    end of the interpreter, lines go to standard error again.
     """
     global _log_callback
 
     def call(level: int, line: bytes, _: int | None) -> None:
         if write is not None:
-            write(LogLevel(level), line.decode(errors="replace"))
+            _thread.is_in_log = True
+            try:
+                write(LogLevel(level), line.decode(errors="replace"))
+            finally:
+                _thread.is_in_log = False
 
     callback = LogCallback() if write is None else LogCallback(call)
     _checked(library.baton_log(callback, None, level))
@@ -172,30 +201,62 @@ def log_to(write: Callable[[LogLevel, str], None] | None, level: LogLevel = LogL
     _log_callback = callback
 
 
+# After the end of the interpreter, a callback into Python ends its thread, and so the process.
+# Finalizers run before this, so agents have ended.
+atexit.register(library.baton_log, _log_callback, None, LogLevel.WARN)
+
+
+def _end_agent(handle: int) -> None:
+    """Frees an agent that the program has dropped."""
+    if getattr(_thread, "is_in_log", False):
+        # This can be the agent's own thread, which cannot wait for its end.
+        threading.Thread(target=library.baton_agent_free, args=(handle,)).start()
+    else:
+        library.baton_agent_free(handle)
+
+
 class Region:
-    """Memory for KV that peers on this host can map read-only."""
+    """Memory for KV that peers on this host can map read-only.
+
+    Without `free`, its memory is freed when the region and its views are dropped.
+    """
 
     def __init__(self, size: int) -> None:
         handle = ctypes.c_uint64()
-        _checked(library.baton_region_new(size, ctypes.byref(handle)))
+        _checked(library.baton_region_new(_number("size", size, 64), ctypes.byref(handle)))
         self._set(handle.value)
+        self._finalizer = weakref.finalize(self, library.baton_region_free, handle.value)
+        # Other objects can use the memory to the end of the process.
+        self._finalizer.atexit = False
 
     @classmethod
     def adopt(cls, address: int, size: int, *, remap: bool = True) -> "Region":
         """A region of memory that the caller has allocated.
 
         With `remap`, its whole memory pages move onto a memory file, in place and with their
-        content. A source with shm needs that. Nothing writes the memory during the call and
-        during `free`. It must not be freed before the region.
+        content. A source with shm needs that. The memory is private, anonymous and writable, and
+        no other adopted region has any of it.
+
+        Nothing writes remapped memory during the call and during `free`, and no device has its
+        pages: no `cudaHostRegister`, no `pin_memory`, no `ibv_reg_mr`. Both need as much free
+        memory as the pages that are not zero. Processes that are forked in between share it.
+
+        The memory must not be freed before the region. The region is not freed before `free`, also
+        if the program drops it.
         """
         handle = ctypes.c_uint64()
-        _checked(library.baton_region_adopt(address, size, remap, ctypes.byref(handle)))
+        _checked(library.baton_region_adopt(
+            _number("address", address, 64), _number("size", size, 64), remap,
+            ctypes.byref(handle)))
         region = cls.__new__(cls)
         region._set(handle.value)
+        # A free of itself could meet a thread that writes the memory.
+        region._finalizer = None
         return region
 
     def _set(self, handle: int) -> None:
         self.handle = handle
+        self._finalizer: Any
         base, length = ctypes.c_void_p(), ctypes.c_size_t()
         _checked(library.baton_region_base(
             self.handle, ctypes.byref(base), ctypes.byref(length)))
@@ -204,15 +265,24 @@ class Region:
 
     def memory(self) -> memoryview:
         """The bytes. The view must not be used after `free`."""
-        return memoryview((ctypes.c_uint8 * self.size).from_address(self.base)).cast("B")
+        whole: Any = (ctypes.c_uint8 * self.size).from_address(self.base)
+        # The view keeps the region.
+        whole.region = self
+        return memoryview(whole).cast("B")
 
     def free(self) -> None:
-        """Frees the memory. No agent uses it."""
+        """Frees the memory. No agent uses it. After an error, the region is as before."""
         _checked(library.baton_region_free(self.handle))
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
 
 class Agent:
-    """The transfer engine over one region, with threads of its own. Any thread can call it."""
+    """The transfer engine over one region, with threads of its own. Any thread can call it.
+
+    Without `free`, it ends when the program drops it, or at the end of the interpreter. Its status
+    table stays in memory until the process ends: 8 bytes for each slot.
+    """
 
     def __init__(
         self,
@@ -240,12 +310,14 @@ class Agent:
             size=ctypes.sizeof(Config), role=role, region=region.handle, layout=layout,
             kind=(ctypes.c_uint8 * KIND_BYTES)(*kind), host=host.encode() if host else None,
             allow=_list(allow), transports=_list(transports), devices=_list(devices),
-            key=key or None, key_bytes=len(key), cpus=_numbers(cpus), cpus_len=len(cpus),
+            key=key or None, key_bytes=len(key), cpus=_numbers("cpus", cpus), cpus_len=len(cpus),
             slots=slots, prompt_pages=prompt_pages, sessions=sessions, lanes=lanes,
             copy_threads=copy_threads)
         handle = ctypes.c_uint64()
         _checked(library.baton_agent_new(ctypes.byref(config), ctypes.byref(handle)))
         self.handle: int = handle.value
+        self._finalizer = weakref.finalize(self, _end_agent, self.handle)
+        self._region = region
         slots_out = ctypes.c_uint32()
         words = library.baton_status(self.handle, ctypes.byref(slots_out))
         table = (ctypes.c_uint64 * slots_out.value).from_address(words)
@@ -260,10 +332,16 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.free()
+        if self._finalizer.alive:
+            self.free()
 
     def free(self) -> None:
-        """Ends the agent. It waits a second at most. Nothing uses the region after that."""
+        """Ends the agent. Nothing uses the region after that.
+
+        It waits for the agent's last messages, at most for a second, and for a copy that is
+        running.
+        """
+        self._finalizer.detach()
         _checked(library.baton_agent_free(self.handle))
 
     @property
@@ -273,44 +351,54 @@ class Agent:
             library.baton_address(self.handle, buffer, size)))
 
     def event_fd(self) -> int:
-        """A descriptor that is readable while there are events. Do not close it."""
+        """A descriptor that is readable while there are events. Do not close it.
+
+        After `free`, its number can be that of another file.
+        """
         return _checked(library.baton_event_fd(self.handle))
 
     def offer(self, room: int, ids: Sequence[int], within: float) -> int:
-        """Offers the KV of a prompt, at a source. The request fails after `within` seconds."""
+        """Offers the KV of a prompt, at a source.
+
+        The request fails after `within` seconds, at most half an hour.
+        """
         request = ctypes.c_uint64()
         _checked(library.baton_offer(
-            self.handle, room, _numbers(ids), len(ids), int(within * 1000),
-            ctypes.byref(request)))
+            self.handle, _number("room", room, 64), _numbers("ids", ids), len(ids),
+            int(_seconds("within", within) * 1000), ctypes.byref(request)))
         return request.value
 
     def wish(self, room: int, source: str, ids: Sequence[int], within: float) -> int:
         """Asks a source for the KV of a prompt, at a destination."""
         request = ctypes.c_uint64()
         _checked(library.baton_wish(
-            self.handle, room, source.encode(), _numbers(ids), len(ids), int(within * 1000),
-            ctypes.byref(request)))
+            self.handle, _number("room", room, 64), source.encode(), _numbers("ids", ids),
+            len(ids), int(_seconds("within", within) * 1000), ctypes.byref(request)))
         return request.value
 
     def lease(self, request: int, pages: Sequence[int], prefix: int = 0) -> None:
         """Leases pages to the transfer until `ENDED`; see `baton_lease` of the header."""
-        _checked(library.baton_lease(self.handle, request, prefix, _numbers(pages), len(pages)))
+        _checked(library.baton_lease(
+            self.handle, _number("request", request, 64), _number("prefix", prefix),
+            _numbers("pages", pages), len(pages)))
 
     def compute(self, request: int, tokens: int) -> None:
         """The KV of the first `tokens` tokens is computed, at a source."""
-        _checked(library.baton_compute(self.handle, request, tokens))
+        _checked(library.baton_compute(
+            self.handle, _number("request", request, 64), _number("tokens", tokens)))
 
     def send_last(self, request: int, payload: bytes = b"") -> None:
         """Lets the last tokens leave, with these bytes, at a source."""
-        _checked(library.baton_send_last(self.handle, request, payload, len(payload)))
+        _checked(library.baton_send_last(
+            self.handle, _number("request", request, 64), payload, len(payload)))
 
     def cancel(self, request: int) -> None:
         """Ends a request, unless it has an outcome. Its events still come."""
-        _checked(library.baton_cancel(self.handle, request))
+        _checked(library.baton_cancel(self.handle, _number("request", request, 64)))
 
     def release(self, request: int) -> None:
         """Gives the slot of a request back, after `ENDED`."""
-        _checked(library.baton_release(self.handle, request))
+        _checked(library.baton_release(self.handle, _number("request", request, 64)))
 
     def poll(self) -> list[Event]:
         """The events that have come."""
@@ -323,8 +411,9 @@ class Agent:
                     return events
 
     def wait(self, seconds: float) -> bool:
-        """Waits until there are events. False if the time is over."""
-        return bool(_checked(library.baton_wait(self.handle, int(seconds * 1_000_000))))
+        """Waits until there are events, at most for a minute. False if the time is over."""
+        micros = int(_seconds("seconds", max(seconds, 0)) * 1_000_000)
+        return bool(_checked(library.baton_wait(self.handle, micros)))
 
     def state(self, request: int) -> State | None:
         """The state of a request, read from memory without a call. None after its release."""

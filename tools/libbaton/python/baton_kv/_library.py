@@ -17,13 +17,23 @@ from ctypes import (
     c_void_p,
 )
 from pathlib import Path
+from typing import Any
 
 ABI = 1
 PAYLOAD_BYTES = 188
 KIND_BYTES = 32
 
 
-class Layout(Structure):
+class _Structure(Structure):
+    """A structure that refuses numbers that do not fit. ctypes would cut off their bits."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, int) and getattr(self, name) != value:
+            raise ValueError(f"{name} is {value}, which does not fit")
+
+
+class Layout(_Structure):
     """Where the KV of a token is. `baton_layout` of the header describes the fields."""
 
     _fields_ = [
@@ -36,7 +46,7 @@ class Layout(Structure):
     ]
 
 
-class Config(Structure):
+class Config(_Structure):
     _fields_ = [
         ("size", c_uint32),
         ("role", c_uint32),
@@ -56,7 +66,7 @@ class Config(Structure):
     ]
 
 
-class RawEvent(Structure):
+class RawEvent(_Structure):
     _fields_ = [
         ("request", c_uint64),
         ("room", c_uint64),
@@ -67,7 +77,7 @@ class RawEvent(Structure):
     ]
 
 
-class RawCounters(Structure):
+class RawCounters(_Structure):
     _fields_ = [
         ("size", c_uint32),
         ("open", c_uint32),

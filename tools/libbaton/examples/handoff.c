@@ -172,6 +172,11 @@ int main(int argc, char **argv)
             landed = wrong == 0;
         }
     }
+    baton_counter_values counters;
+    counters.size = sizeof counters;
+    CHECK(baton_counters(agent, &counters));
+    fprintf(stderr, "requests: %u open, %llu landed, %llu failed\n", counters.open,
+            (unsigned long long)counters.landed, (unsigned long long)counters.failed);
     CHECK(baton_agent_free(agent));
     CHECK(baton_region_free(region));
     return landed ? 0 : 1;

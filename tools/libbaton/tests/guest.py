@@ -2,7 +2,10 @@
 
 import ctypes
 import faulthandler
+import gc
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -99,6 +102,14 @@ def check_wrong_settings_are_errors():
     assert new(lanes=33) is ErrorCode.ARGUMENT
     assert new(cpus=[5000]) is ErrorCode.SYSTEM
     assert new(host="203.0.113.7", key=bytes(32)) is ErrorCode.SYSTEM
+    # Its destinations would connect to themselves.
+    assert new(host="0.0.0.0", key=bytes(32)) is ErrorCode.ARGUMENT
+    assert new(host="::", key=bytes(32)) is ErrorCode.ARGUMENT
+    for names in ([], [""], ["tcp", "tcp"]):
+        assert new(transports=names) is ErrorCode.ARGUMENT, names
+    assert new(allow=[]) is ErrorCode.ARGUMENT
+    assert new(transports=["rdma"], devices=[]) is ErrorCode.ARGUMENT
+    assert new(cpus=[0] * 9000) is ErrorCode.ARGUMENT
     large = Layout.from_buffer_copy(LAYOUT)
     large.pages = 10 * PAGES * 4096
     assert new(large) is ErrorCode.ARGUMENT
@@ -106,6 +117,75 @@ def check_wrong_settings_are_errors():
     large.pages, large.page_stride = 0xFFFFFFFF, 0
     assert new(large) is ErrorCode.ARGUMENT
     region.free()
+
+
+def check_numbers_that_do_not_fit_are_refused():
+    def refuses(call, *arguments, **named):
+        try:
+            call(*arguments, **named)
+        except ValueError:
+            return True
+        return False
+
+    region, agent = make(Role.SOURCE)
+    for room in (-1, 1 << 64):
+        assert refuses(agent.offer, room, [1], 20), room
+    for ids in ([-1], [1, 1 << 32]):
+        assert refuses(agent.offer, 3, ids, 20), ids
+    for within in (-1, float("nan")):
+        assert refuses(agent.offer, 3, [1], within), within
+    request = agent.offer(3, range(4), 4_294_968.0)
+    time.sleep(1.2)
+    assert agent.state(request) is State.BOOTSTRAPPING
+    for wrong in (-1, 1 << 32):
+        assert refuses(agent.lease, request, [0], wrong)
+        assert refuses(agent.lease, request, [wrong])
+        assert refuses(agent.compute, request, wrong)
+        assert refuses(Agent, Role.SOURCE, region, LAYOUT, KIND, slots=wrong)
+        assert refuses(Layout, pages=wrong)
+    assert refuses(agent.cancel, request + (1 << 64))
+    started = time.monotonic()
+    assert not agent.wait(-1) and time.monotonic() < started + 1
+    assert refuses(Region, -1)
+    agent.cancel(request)
+    assert agent.wait(float("inf"))
+    agent.free()
+    region.free()
+
+
+def check_wrong_pointers_have_no_effect():
+    library, place = _library.library, (ctypes.c_uint64 * 4)()
+    odd = ctypes.cast(ctypes.addressof(place) + 4, ctypes.POINTER(ctypes.c_uint64))
+    config = ctypes.cast(ctypes.addressof(place) + 1, ctypes.POINTER(_library.Config))
+    memory = ctypes.create_string_buffer(64)
+    address = (ctypes.addressof(memory) + 7) // 8 * 8
+    for out in (None, odd):
+        for _ in range(70):
+            assert library.baton_region_new(4096, out) == ErrorCode.ARGUMENT
+            assert library.baton_region_adopt(address, 8, 0, out) == ErrorCode.ARGUMENT
+    assert library.baton_agent_new(config, place) == ErrorCode.ARGUMENT
+    region, agent = make(Role.SOURCE)
+    events = ctypes.cast(ctypes.addressof(place) + 4, ctypes.POINTER(_library.RawEvent))
+    assert library.baton_poll(agent.handle, events, 1) == ErrorCode.ARGUMENT
+    agent.free()
+    region.free()
+
+
+def check_a_file_limit_is_an_error():
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, former[1]))
+    assert refusal(Region, 2 << 20) is ErrorCode.SYSTEM
+    Region(1 << 20).free()
+    resource.setrlimit(resource.RLIMIT_FSIZE, former)
+
+
+def check_errors_have_the_names_of_python():
+    name = lambda number: _library.library.baton_error_name(number).decode()
+    for code in ErrorCode:
+        assert name(code) == code.name.lower()
+    assert {name(number) for number in range(-64, -len(ErrorCode))} == {"unknown"}
+    assert name(0) == name(7) == "none"
 
 
 def check_a_forked_child_can_call_nothing():
@@ -134,6 +214,8 @@ def check_threads_get_no_signals_and_have_cpus_of_their_own():
     region, agent = make(Role.SOURCE)
     names, blocked, cpus = zip(*tasks(2))
     assert names == ("baton-ctl", "move-0"), names
+    # The handlers of the process report a fault of a thread.
+    assert not any(mask >> (signal.SIGSEGV - 1) & 1 for mask in blocked), blocked
     assert all(mask >> (signal.SIGPIPE - 1) & 1 for mask in blocked), blocked
     assert all(mask >> (signal.SIGTERM - 1) & 1 for mask in blocked), blocked
     assert len(every) == 1 or all(cpu != str(first) for cpu in cpus), cpus
@@ -273,6 +355,92 @@ def check_memory_of_the_caller_is_handed_over_in_place():
     assert refusal(Agent, Role.SOURCE, borrowed, layout, KIND) is ErrorCode.SYSTEM
     assert refusal(Region.adopt, starts[0] + 1, size) is ErrorCode.ARGUMENT
     borrowed.free()
+
+
+def check_memory_that_cannot_move_is_refused():
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 4 * page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    ctypes.memset(base, 1, 4 * page)
+    region = Region.adopt(base, 4 * page)
+    ctypes.memset(base, 9, 4 * page)
+    for remap in (True, False):
+        assert refusal(Region.adopt, base + page, page, remap=remap) is ErrorCode.ARGUMENT
+    # Private memory cannot be had. The region stays, and the call can be repeated.
+    former = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 16, former[1]))
+    refused = refusal(region.free)
+    resource.setrlimit(resource.RLIMIT_DATA, former)
+    assert refused is ErrorCode.SYSTEM
+    assert Path("/proc/self/maps").read_text().count("baton-adopted") == 1
+    agent = Agent(Role.SOURCE, region, LAYOUT, KIND, transports=["shm"])
+    assert refusal(region.free) is ErrorCode.BUSY
+    agent.free()
+    region.free()
+    assert "baton-adopted" not in Path("/proc/self/maps").read_text()
+    assert ctypes.string_at(base, 4 * page) == bytes([9]) * 4 * page
+    # Another process would keep the former pages.
+    shared = mmap.mmap(-1, 4 * page)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+    assert refusal(Region.adopt, base, 4 * page) is ErrorCode.ARGUMENT
+    Region.adopt(base, 4 * page, remap=False).free()
+
+
+def check_what_the_program_drops_is_freed():
+    region, agent = make(Role.SOURCE)
+    tasks(2)
+    view = region.memory()
+    del region, agent
+    gc.collect()
+    tasks(0)
+    # A view keeps the memory.
+    view[:] = bytes(len(view))
+    assert "memfd:baton-kv" in Path("/proc/self/maps").read_text()
+    del view
+    gc.collect()
+    assert "memfd:baton-kv" not in Path("/proc/self/maps").read_text()
+    region, agent = make(Role.SOURCE)
+    try:
+        with agent:
+            agent.free()
+            raise KeyError
+    except KeyError:
+        pass
+    region.free()
+
+
+EXIT = """
+from guest import *
+lines = []
+log_to(lambda level, line: lines.append(line), LogLevel.DEBUG)
+region, agent = make(Role.SOURCE, "tcp")
+memory = ctypes.create_string_buffer(8192)
+adopted = Region.adopt((ctypes.addressof(memory) + 7) // 8 * 8, 8000)
+host, port = agent.address.split(":")
+peer = subprocess.Popen([sys.executable, "-c", f'''
+import socket, time
+until = time.monotonic() + 10
+try:
+    while time.monotonic() < until:
+        with socket.create_connection(("{host}", {port})) as peer:
+            peer.send(b"x" * 80)
+except OSError:
+    pass
+'''])
+while len(lines) < 10:
+    time.sleep(0.01)
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.3)
+
+slow = Slow()
+"""
+
+
+def check_a_program_can_exit_with_an_agent():
+    ended = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True)
+    assert ended.returncode == 0 and not ended.stderr, ended
 
 
 def check_the_code_stays_when_the_library_is_closed():

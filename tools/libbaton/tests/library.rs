@@ -35,11 +35,17 @@ struct Installed {
 }
 
 fn install() -> Installed {
-    let folder =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("library-{}", std::process::id()));
+    let (parent, name) =
+        (Path::new(env!("CARGO_TARGET_TMPDIR")), format!("library-{}", std::process::id()));
+    let folder = parent.join(&name);
     let _ = std::fs::remove_dir_all(&folder);
     let venv = folder.join("venv");
-    run(Command::new(here().join("build")).arg("--from").arg(built()).arg(&folder));
+    // The name is relative to the folder of the caller.
+    run(Command::new(here().join("build"))
+        .current_dir(parent)
+        .arg("--from")
+        .arg(built())
+        .arg(&name));
     run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
     let wheels: Vec<PathBuf> = std::fs::read_dir(&folder)
         .unwrap()
@@ -60,13 +66,13 @@ impl Drop for Installed {
     }
 }
 
-fn compile(installed: &Installed, name: &str, library: &[&str]) -> PathBuf {
+fn compile(installed: &Installed, name: &str, source: &str, library: &[&str]) -> PathBuf {
     let program = installed.folder.join(name);
     let lib = installed.folder.join("lib");
     run(Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-I"])
         .arg(installed.folder.join("include"))
-        .arg(here().join("examples/handoff.c"))
+        .arg(here().join(source))
         .arg("-o")
         .arg(&program)
         .arg("-L")
@@ -90,14 +96,45 @@ fn hand_over(source: &mut Command, destination: &mut Command) {
 #[test]
 fn the_library_serves_programs_in_c_and_python() {
     let installed = install();
+    check_header(&installed);
+    check_destructor(&installed);
     hand_over_between_all_programs(&installed);
     check_guest(&installed);
     run_doctor(&installed);
 }
 
+/// The header compiles as C and as C++, and has the values and structures of the Python package.
+fn check_header(installed: &Installed) {
+    let interface = run(Command::new(&installed.python).arg(here().join("tests/interface.py")));
+    for (compiler, standard, name) in [("cc", "-std=c11", "a.c"), ("c++", "-std=c++17", "a.cc")] {
+        let source = installed.folder.join(name);
+        std::fs::write(&source, &interface).unwrap();
+        run(Command::new(compiler)
+            .args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
+            .arg(installed.folder.join("include"))
+            .arg(&source));
+    }
+    // What the header says about the size of a structure is true of that structure.
+    let header = std::fs::read_to_string(here().join("include/baton.h")).unwrap();
+    let named: Vec<&str> =
+        header.split("`sizeof(").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(named.len() >= 3, "{named:?}");
+    for name in named {
+        assert!(header.contains(&format!("\n}} {name};")), "{name} is no structure");
+    }
+}
+
+/// A thread can call the library to its end.
+fn check_destructor(installed: &Installed) {
+    let program = compile(installed, "destructor", "tests/destructor.c", &["-lbaton", "-pthread"]);
+    run(&mut Command::new(program));
+}
+
 fn hand_over_between_all_programs(installed: &Installed) {
-    let shared = compile(installed, "shared", &["-lbaton"]);
-    let whole = compile(installed, "static", &["-l:libbaton.a", "-lpthread", "-ldl", "-lm"]);
+    let example = "examples/handoff.c";
+    let shared = compile(installed, "shared", example, &["-lbaton"]);
+    let parts = ["-l:libbaton.a", "-lpthread", "-ldl", "-lm"];
+    let whole = compile(installed, "static", example, &parts);
     let in_python = || {
         let mut command = Command::new(&installed.python);
         command.arg(here().join("examples/handoff.py"));

@@ -1,11 +1,13 @@
 //! The calls of the C ABI, in any order and with any arguments, on a source and a destination of
-//! this process. Each request has one outcome and then one end, no call panics inside, and every
-//! request ends after a cancel.
+//! this process, and on agents and memory of one input. Each request has one outcome and then one
+//! end, no call panics inside, and every request ends after a cancel. A wait for events ends when
+//! they come. A wrong call has the error of its mistake.
 
 use crate::memory;
 use baton::abi::*;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +16,8 @@ use std::time::{Duration, Instant};
 const PAGES: u32 = 16;
 const PAGE_SIZE: u32 = 4;
 const ELEMENT_BYTES: u64 = 4;
+/// Events that one call takes.
+const EVENTS: usize = 8;
 /// Calls of one input.
 const CALLS_MAX: usize = 48;
 /// Deadline of requests, and of the wait for their ends.
@@ -22,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The two agents, which all inputs use one after the other.
 struct World {
     agents: [u64; 2],
-    region: u64,
+    /// The region of other agents, and those of the two agents.
+    regions: [u64; 3],
     address: CString,
 }
 
@@ -86,19 +91,21 @@ fn region() -> u64 {
 fn world() -> &'static World {
     static WORLD: OnceLock<World> = OnceLock::new();
     WORLD.get_or_init(|| {
-        let start = |role: BatonRole| {
+        let regions = [region(), region(), region()];
+        let start = |role: BatonRole, region| {
             let mut agent = 0;
             // SAFETY: the configuration has no pointers, and the place is writable.
-            let made = unsafe { baton_agent_new(&config(role as u32, region()), &mut agent) };
+            let made = unsafe { baton_agent_new(&config(role as u32, region), &mut agent) };
             assert_eq!(made, 0);
             agent
         };
-        let agents = [start(BatonRole::Source), start(BatonRole::Destination)];
+        let agents =
+            [start(BatonRole::Source, regions[1]), start(BatonRole::Destination, regions[2])];
         let mut text = [0u8; 64];
         // SAFETY: the buffer has this length.
         let length = unsafe { baton_address(agents[0], text.as_mut_ptr().cast(), text.len()) };
         let address = CString::new(&text[..length as usize]).expect("an address has no zero");
-        World { agents, region: region(), address }
+        World { agents, regions, address }
     })
 }
 
@@ -120,6 +127,10 @@ impl Arguments<'_> {
         let count = self.byte() % 40;
         (0..count).map(|_| u32::from(self.byte()) % (PAGES + 1)).collect()
     }
+}
+
+fn is_one(result: i32, errors: &[BatonError]) -> bool {
+    errors.iter().any(|error| *error as i32 == result)
 }
 
 /// The result of a call: never that of a panic.
@@ -163,7 +174,7 @@ pub fn run(data: &[u8]) {
 impl Run<'_> {
     fn call(&mut self) {
         let kind = self.arguments.byte();
-        match kind % 12 {
+        match kind % 13 {
             0 | 1 => self.enter(0),
             2 | 3 => self.enter(1),
             4 => self.lease(),
@@ -177,9 +188,13 @@ impl Run<'_> {
                 checked(baton_cancel(self.world.agents[agent], request));
             }
             8 => self.release(),
-            9 => self.poll(),
+            9 => {
+                let len = usize::from(self.arguments.byte() % 8);
+                (0..2).for_each(|agent| self.poll(agent, len + 1));
+            }
             10 => self.call_with_garbage(),
-            _ => self.start_with_garbage(),
+            11 => self.start_with_garbage(),
+            _ => self.adopt(),
         }
     }
 
@@ -196,28 +211,32 @@ impl Run<'_> {
     fn enter(&mut self, agent: usize) {
         let room = self.rooms + u64::from(self.arguments.byte() % 8);
         let ids = self.arguments.numbers();
-        let (handle, mut request) = (self.world.agents[agent], 0);
-        let within = PATIENCE.as_millis() as u32;
-        // SAFETY: all pointers are those of living values.
-        let entered = checked(unsafe {
-            match agent {
-                0 => baton_offer(handle, room, ids.as_ptr(), ids.len(), within, &mut request),
-                _ => baton_wish(
-                    handle,
-                    room,
-                    self.world.address.as_ptr(),
-                    ids.as_ptr(),
-                    ids.len(),
-                    within,
-                    &mut request,
-                ),
-            }
-        });
+        let is_source = agent == 0;
+        let (entered, request) = self.enter_at(self.world.agents[agent], is_source, room, &ids);
+        match ids.is_empty() {
+            true => assert_eq!(entered, BatonError::Tokens as i32),
+            false => assert!(entered == 0 || is_one(entered, &[BatonError::Full]), "{entered}"),
+        }
         if entered == 0 {
             let before = self.told.insert((agent, request), Told::default());
             assert!(before.is_none(), "a request's number is new");
             self.known.push((agent, request));
         }
+    }
+
+    /// The result, and the request.
+    fn enter_at(&self, agent: u64, is_source: bool, room: u64, ids: &[u32]) -> (i32, u64) {
+        let (within, mut request) = (PATIENCE.as_millis() as u32, 0);
+        let (first, len) = (ids.as_ptr(), ids.len());
+        let source = self.world.address.as_ptr();
+        // SAFETY: all pointers are those of living values.
+        let entered = unsafe {
+            match is_source {
+                true => baton_offer(agent, room, first, len, within, &mut request),
+                false => baton_wish(agent, room, source, first, len, within, &mut request),
+            }
+        };
+        (checked(entered), request)
     }
 
     fn lease(&mut self) {
@@ -248,34 +267,37 @@ impl Run<'_> {
         }
     }
 
-    fn poll(&mut self) {
-        for agent in 0..2 {
-            loop {
-                let mut event = std::mem::MaybeUninit::<BatonEvent>::uninit();
-                // SAFETY: there is room for one event.
-                let taken = unsafe { baton_poll(self.world.agents[agent], event.as_mut_ptr(), 1) };
-                if checked(taken) != 1 {
-                    break;
-                }
-                // SAFETY: the call has written it.
-                let event = unsafe { event.assume_init() };
-                let told = self.told.get_mut(&(agent, event.request));
-                let told = told.expect("an event is that of a request");
-                assert!(!told.ended, "no event follows the end");
-                match event.kind {
-                    kind if kind == BatonEventKind::Met as u32 => {
-                        assert!(!told.met && !told.outcome, "both meet once, before the outcome");
-                        told.met = true;
-                    }
-                    kind if kind == BatonEventKind::Ended as u32 => {
-                        assert!(told.outcome, "an outcome comes before the end");
-                        told.ended = true;
-                    }
-                    _ => {
-                        assert!(!told.outcome, "there is one outcome");
-                        told.outcome = true;
-                    }
-                }
+    /// Takes up to `len` events of an agent, at most [`EVENTS`].
+    fn poll(&mut self, agent: usize, len: usize) {
+        let mut events = [const { MaybeUninit::<BatonEvent>::uninit() }; EVENTS];
+        // SAFETY: there is room for as many events.
+        let taken = unsafe {
+            let first = events.as_mut_ptr().cast();
+            checked(baton_poll(self.world.agents[agent], first, len.min(EVENTS)))
+        };
+        let taken = usize::try_from(taken).expect("the agent lives");
+        for event in &events[..taken] {
+            // SAFETY: the call has written it.
+            self.note(agent, unsafe { event.assume_init_ref() });
+        }
+    }
+
+    fn note(&mut self, agent: usize, event: &BatonEvent) {
+        let told = self.told.get_mut(&(agent, event.request));
+        let told = told.expect("an event is that of a request");
+        assert!(!told.ended, "no event follows the end");
+        match event.kind {
+            kind if kind == BatonEventKind::Met as u32 => {
+                assert!(!told.met && !told.outcome, "both meet once, before the outcome");
+                told.met = true;
+            }
+            kind if kind == BatonEventKind::Ended as u32 => {
+                assert!(told.outcome, "an outcome comes before the end");
+                told.ended = true;
+            }
+            _ => {
+                assert!(!told.outcome, "there is one outcome");
+                told.outcome = true;
             }
         }
     }
@@ -283,36 +305,40 @@ impl Run<'_> {
     /// Handles and pointers that name nothing.
     fn call_with_garbage(&mut self) {
         let (handle, request) = (self.arguments.word(), self.arguments.word());
-        if self.world.agents.contains(&handle) {
+        if self.world.agents.contains(&handle) || self.world.regions.contains(&handle) {
             return;
         }
-        let ids = [1u32, 2];
+        let (ids, mut places) = ([1u32, 2], [0u64; 2]);
+        let odd = places.as_mut_ptr().wrapping_byte_add(1);
         // SAFETY: each pointer is null, or that of a living value with this length.
         unsafe {
             let agent = self.world.agents[0];
-            let results = [
-                baton_offer(handle, 1, ids.as_ptr(), 2, 9, ptr::null_mut()),
+            let arguments = [
                 baton_offer(agent, 1, ptr::null(), 2, 9, ptr::null_mut()),
                 baton_offer(agent, 1, ids.as_ptr(), 2, 9, ptr::null_mut()),
+                baton_offer(agent, 1, ids.as_ptr(), 2, 9, odd),
                 baton_wish(agent, 1, ptr::null(), ids.as_ptr(), 2, 9, ptr::null_mut()),
                 baton_lease(agent, request | 1 << 63, 0, ptr::null(), 2),
                 baton_lease(agent, 0, 0, ids.as_ptr(), usize::MAX / 8),
                 baton_send_last(agent, 0, ptr::null(), 7),
-                baton_poll(handle, ptr::null_mut(), 0),
                 baton_poll(agent, ptr::null_mut(), 1),
                 baton_counters(agent, ptr::null_mut()),
                 baton_agent_new(ptr::null(), ptr::null_mut()),
                 baton_region_new(4096, ptr::null_mut()),
+                baton_region_new(4096, odd),
                 baton_region_adopt(ptr::null_mut::<c_void>(), 8, 1, ptr::null_mut()),
+            ];
+            let handles = [
+                baton_offer(handle, 1, ids.as_ptr(), 2, 9, ptr::null_mut()),
+                baton_poll(handle, ptr::null_mut(), 0),
                 baton_region_free(handle),
                 baton_agent_free(handle),
                 baton_event_fd(handle),
                 baton_wait(handle, 1),
                 baton_address(handle, ptr::null_mut(), 9),
             ];
-            for (index, result) in results.into_iter().enumerate() {
-                assert!(checked(result) < 0, "call {index} of garbage");
-            }
+            assert_eq!(arguments, [BatonError::Argument as i32; 13]);
+            assert_eq!(handles, [BatonError::Handle as i32; 7]);
             assert!(baton_status(handle, ptr::null_mut()).is_null());
             baton_cause_name(handle as u32, ptr::null_mut(), 5);
         }
@@ -321,7 +347,7 @@ impl Run<'_> {
 
     /// An agent with any settings. If it starts, it is freed.
     fn start_with_garbage(&mut self) {
-        let mut wrong = config(1 + u32::from(self.arguments.byte() % 3), self.world.region);
+        let mut wrong = config(1 + u32::from(self.arguments.byte() % 3), self.world.regions[0]);
         for _ in 0..self.arguments.byte() % 4 {
             let (field, value) = (self.arguments.byte() % 14, self.arguments.word());
             let layout = &mut wrong.layout;
@@ -344,10 +370,65 @@ impl Run<'_> {
         }
         let mut agent = 0;
         // SAFETY: the configuration has no pointers, and the place is writable.
-        if checked(unsafe { baton_agent_new(&wrong, &mut agent) }) == 0 {
-            assert_eq!(checked(baton_agent_free(agent)), 0);
-            assert_eq!(checked(baton_agent_free(agent)), BatonError::Handle as i32);
+        let started = checked(unsafe { baton_agent_new(&wrong, &mut agent) });
+        match started {
+            0 => self.free_with_open_requests(agent, wrong.role == BatonRole::Source as u32),
+            _ => assert!(is_one(started, &[BatonError::Argument]), "{started}"),
         }
+    }
+
+    /// Frees an agent whose requests have not ended.
+    fn free_with_open_requests(&mut self, agent: u64, is_source: bool) {
+        for _ in 0..self.arguments.byte() % 4 {
+            let (room, ids) = (self.rooms + 7, self.arguments.numbers());
+            let (entered, request) = self.enter_at(agent, is_source, room, &ids);
+            if entered == 0 {
+                // SAFETY: the pages are those of a living list.
+                checked(unsafe { baton_lease(agent, request, 0, ids.as_ptr(), ids.len().min(1)) });
+                checked(baton_compute(agent, request, 1));
+            }
+        }
+        assert_eq!(checked(baton_agent_free(agent)), 0);
+        assert_eq!(checked(baton_agent_free(agent)), BatonError::Handle as i32);
+        assert_eq!(checked(baton_cancel(agent, 1 << 32)), BatonError::Handle as i32);
+    }
+
+    /// Memory of this function, adopted at any place and with any length, under an agent.
+    fn adopt(&mut self) {
+        let bytes: [usize; 5] = std::array::from_fn(|_| self.arguments.byte().into());
+        let (first, len) = (bytes[0] * 16 + bytes[1] % 16, bytes[2] * 48 + bytes[3] % 16);
+        let remap = bytes[4] as u32 % 3;
+        let mut memory: Vec<u64> = (0..2100).map(|word| word * 0x0101_0101).collect();
+        let base = memory.as_mut_ptr().cast::<u8>().wrapping_add(first);
+        let adopt = |base: *mut u8, len| {
+            let mut region = 0;
+            // SAFETY: the bytes are those of the vector, and nothing else uses them.
+            (checked(unsafe { baton_region_adopt(base.cast(), len, remap, &mut region) }), region)
+        };
+        let (adopted, region) = adopt(base, len);
+        if len == 0 || first % 8 > 0 || len % 8 > 0 || remap > 1 {
+            return assert_eq!(adopted, BatonError::Argument as i32);
+        }
+        assert_eq!(adopted, 0);
+        let again = adopt(base.wrapping_add(len - 8), 8).0;
+        assert_eq!(again, BatonError::Argument as i32, "a byte is adopted once");
+        let role = BatonRole::Source as u32 + u32::from(self.arguments.byte() % 2);
+        let transports = if remap == 1 { c"shm,tcp" } else { c"tcp" };
+        let (mut agent, mut settings) = (0, config(role, region));
+        settings.transports = transports.as_ptr();
+        // SAFETY: the text is static, and the place is writable.
+        let started = checked(unsafe { baton_agent_new(&settings, &mut agent) });
+        if len < PAGES as usize * layout().page_stride as usize {
+            assert_eq!(started, BatonError::Argument as i32, "the memory has no room for the KV");
+        } else {
+            assert_eq!(started, 0);
+            assert_eq!(checked(baton_region_free(region)), BatonError::Busy as i32);
+            self.free_with_open_requests(agent, role == BatonRole::Source as u32);
+        }
+        assert_eq!(checked(baton_region_free(region)), 0);
+        assert_eq!(checked(baton_region_free(region)), BatonError::Handle as i32);
+        let is_same = (0..).zip(&memory).all(|(word, &held): (u64, _)| held == word * 0x0101_0101);
+        assert!(is_same, "the memory keeps its content");
     }
 
     /// Ends all requests of the input.
@@ -356,10 +437,15 @@ impl Run<'_> {
             checked(baton_cancel(self.world.agents[agent], request));
         }
         let until = Instant::now() + PATIENCE;
-        while self.told.values().any(|told| !told.ended) {
-            assert!(Instant::now() < until, "a cancelled request does not end");
-            self.poll();
-            std::thread::sleep(Duration::from_micros(50));
+        for agent in 0..2 {
+            let len = 1 + self.known.len() % 3;
+            while self.told.iter().any(|((at, _), told)| *at == agent && !told.ended) {
+                let time = until.saturating_duration_since(Instant::now());
+                // Events come, so the descriptor becomes readable.
+                let waited = baton_wait(self.world.agents[agent], time.as_micros() as u64);
+                assert_eq!(waited, 1, "a cancelled request does not end, or nothing signals it");
+                self.poll(agent, len);
+            }
         }
         for &(agent, request) in &self.known {
             assert_eq!(checked(baton_release(self.world.agents[agent], request)), 0);

@@ -17,7 +17,7 @@ pub(super) fn check<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a structure whose first field is not its size. That of another version can be shorter,
+/// Refuses a structure if its first field is not its size. That of another version can be shorter,
 /// so there is no reference to it before.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Signals of the threads that a library starts in the process of its caller.
 //!
-//! Thread: any; a mask belongs to one thread. Invariants: a thread keeps the mask of the thread that
-//! starts it. Signals of a fault stay open, so that the handlers of the process report the fault.
+//! Thread: any; a mask belongs to one thread. Invariants: a thread keeps the mask of the thread
+//! that starts it. Signals of a fault stay open, so that the handlers of the process report it.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

@@ -408,9 +408,9 @@ mod tests {
         turn(&mut shm, &mut reactor, &mut handoff, now);
         assert!(is_closed(&mut strangers[0]) && !is_closed(&mut strangers[1]));
         let end = now + Duration::from_secs(5);
-        shm.expire(&mut reactor, &handoff, end - Duration::from_millis(1));
+        shm.expire(&mut reactor, &mut handoff, end - Duration::from_millis(1));
         assert!(!is_closed(&mut strangers[1]));
-        shm.expire(&mut reactor, &handoff, end);
+        shm.expire(&mut reactor, &mut handoff, end);
         assert_eq!(are_closed(&mut strangers), [true; MOST + 6]);
     }
 }

@@ -130,23 +130,23 @@ impl LibraryProcess {
             agent: Agent<C>,
             memory: EngineMemory,
             (lateness, dice): (Nanos, Rng),
-        ) -> Result<(Box<AgentService<C>>, GuestEngine, Option<SocketAddr>), String> {
-            let address = agent.address();
+            kind: fn(Box<AgentService<C>>) -> Service,
+        ) -> Result<(Service, GuestEngine), String> {
             let (service, client) = AgentService::new(agent)?;
             let engine = GuestEngine::new(C::ROLE, client, memory, lateness, dice);
-            Ok((Box::new(service), engine, address))
+            Ok((kind(Box::new(service)), engine))
         }
         let pace = (site.lateness, dice.fork("engine"));
-        let (service, engine, address) = match site.role {
+        let mut address = None;
+        let (service, engine) = match site.role {
             Role::Prefill => {
                 let agent = SourceAgent::source(config, reactor)?;
-                let (service, engine, address) = serve(agent, memory, pace)?;
-                (Service::Source(service), engine, address)
+                address = agent.address();
+                serve(agent, memory, pace, Service::Source)?
             }
             _ => {
                 let agent = DestinationAgent::destination(config, reactor)?;
-                let (service, engine, address) = serve(agent, memory, pace)?;
-                (Service::Destination(service), engine, address)
+                serve(agent, memory, pace, Service::Destination)?
             }
         };
         Ok(LibraryProcess { kernel, service, engine, address, agent_ran: 0 })

@@ -4,8 +4,8 @@
 //! any; calls of several threads may meet. Invariants: no call blocks or waits for `ctl`. Each
 //! order comes at most once for a request, so no ring overflows. A call with the slot of an earlier
 //! request is an error and has no effect, also if the request is released while the call runs. The
-//! descriptor is readable while there are events, and after the agent has ended. After the agent has ended, each order is an error. Not
-//! here: what happens with an order (`requests`).
+//! descriptor is readable while there are events, and after the agent has ended. Then each order is
+//! an error. Not here: what happens with an order (`requests`).
 
 use super::requests::{
     AgentEvent, AgentEventKind, AgentOrder, AuxPayload, SlotProgress, pack, unpack,

@@ -365,7 +365,7 @@ impl AgentRequests {
                 State::Success
                     if held.lease == LeaseState::Back
                         || !C::IS_DESTINATION
-                        || is_failpoint_active("landed is told before the lease is back") =>
+                        || is_failpoint_active("landed comes before the lease is back") =>
                 {
                     let payload = held.payload.take().filter(|_| C::IS_DESTINATION);
                     held.stage = Stage::Over;
@@ -391,7 +391,7 @@ impl AgentRequests {
         let held = &mut self.slots[index];
         // The ring to the mover must always have room for a Cancel of each slot.
         let is_back = held.lease != LeaseState::Out
-            || is_failpoint_active("end is told before the lease is back");
+            || is_failpoint_active("end comes before the lease is back");
         if held.stage == Stage::Over && is_back && agent.has_room() {
             held.stage = Stage::Ended;
             if C::IS_DESTINATION && !is_failpoint_active("pages stay taken after the end") {

@@ -92,7 +92,9 @@ macro_rules! planted {
     ($($test:ident: $mistake:literal, $saying:literal, $first:literal $(, $transfer:ident)?;)*) => {
         planted! { is_found; $($test: $mistake, $saying, $first $(, $transfer)?;)* }
     };
-    ($find:ident; $($test:ident: $mistake:literal, $saying:literal, $first:literal $(, $transfer:ident)?;)*) => {
+    ($find:ident;
+        $($test:ident: $mistake:literal, $saying:literal, $first:literal $(, $transfer:ident)?;)*
+    ) => {
         $(
             #[test]
             fn $test() {
@@ -130,8 +132,8 @@ mod agents {
     use baton::cli::flags::SimTransfer;
 
     planted! { is_found_in_agents;
-        end_is_told_before_the_lease_is_back: "end is told before the lease is back", "", 1;
-        landed_is_told_before_the_lease_is_back: "landed is told before the lease is back", "", 1;
+        end_comes_before_the_lease_is_back: "end comes before the lease is back", "", 1;
+        landed_comes_before_the_lease_is_back: "landed comes before the lease is back", "", 1;
         pages_of_another_transfer_are_taken: "pages of another transfer are taken", "", 1;
         pages_stay_taken_after_the_end: "pages stay taken after the end", "", 1;
         released_slot_is_lost: "released slot is lost", "", 1;

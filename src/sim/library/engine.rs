@@ -133,7 +133,7 @@ impl GuestEngine {
         std::mem::take(&mut self.ends)
     }
 
-    /// The memory of an engine whose agent has ended.
+    /// The engine's memory, after its agent has ended.
     pub fn into_memory(self) -> EngineMemory {
         self.memory
     }

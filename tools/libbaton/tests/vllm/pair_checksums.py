@@ -23,7 +23,7 @@ def notes(pair, what):
 
 
 def compared(computed, loaded):
-    """Counts blocks by what is to be said of them. Blocks of a prefix were not loaded."""
+    """Counts blocks by the result of the comparison. Blocks of a prefix were not loaded."""
     sums = {one["room"]: one["sums"] for one in computed}
     same = prefix = 0
     wrong = []

@@ -61,7 +61,7 @@ def hold(pair, is_on):
 
 
 def held(prefill, decode, text, **more):
-    """A request whose last tokens prefill keeps back. Its load is open."""
+    """Prefill keeps the last tokens of the request back, so its load is open."""
     params = prefilled(prefill, text, HELD)
     asked = Asked(post, decode, text, params, **more)
     asked.room = params["bootstrap_room"]

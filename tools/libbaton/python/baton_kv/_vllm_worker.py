@@ -191,8 +191,7 @@ class WorkerSide(KVConnectorBase_V1):
             self._cancel(offer)
         self._wait_for(ending, PREEMPTION_SECONDS)
         if any(offer.is_open for offer in ending):
-            # The blocks are overwritten next, and a peer could still use them.
-            raise RuntimeError(f"offers do not end: {kv_connector_metadata.preempted}")
+            raise RuntimeError("peers still use blocks that are overwritten next")
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Starts the loads of this step, and ends those that are not needed."""
@@ -241,9 +240,11 @@ class WorkerSide(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What has happened since the last call."""
+        if not self._counts:
+            return None
         stats = BatonStats({"seconds": self._seconds, "counts": dict(self._counts)})
         self._seconds, self._counts = [], Counter()
-        return None if stats.is_empty() else stats
+        return stats
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -290,8 +291,7 @@ class WorkerSide(KVConnectorBase_V1):
         try:
             self._agents[one.role].cancel(one.handle)
         except BatonError as error:
-            # It has an outcome of its own. Its events still come.
-            logger.debug("Nothing to cancel: %s", error)
+            logger.debug("%s has an outcome of its own: %s", one.request_id, error)
 
     def _wait_for(self, transfers: list[_Transfer], seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -301,7 +301,7 @@ class WorkerSide(KVConnectorBase_V1):
                 self._take_events()
 
     def _take_events(self) -> None:
-        for role, agent in self._agents.items():
+        for role, agent in self._agents.items() if self._open else ():
             for event in agent.poll():
                 self._take(self._open[role, event.request], event)
 

@@ -25,6 +25,9 @@ def install():
         found = subprocess.run([PYTHON, "-c", version], capture_output=True, text=True)
         if found.stdout.strip() == VERSION:
             return
+        if found.returncode and "PackageNotFoundError" not in found.stderr:
+            # Something else is wrong, and an installation over it would hide that.
+            sys.exit(f"{PYTHON} does not run: {(found.stdout + found.stderr)[-500:]}")
     subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
     pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--requirement", TESTS / "requirements.txt"], check=True)

@@ -1,21 +1,21 @@
 """`BatonConnector` and `NixlConnector` with timers, for the figures of `tools/vllm-connector`.
 
 vLLM loads them by `kv_connector_module_path`. The folder `BATON_WITNESS` gets lines of JSON:
-`steps` has the time of all calls so far, `alloc` the time of a load as the scheduler sees it. While
-it has the file `wait`, a step waits for the loads that it starts, and `load` has their time.
+`steps` has the CPU time of all calls so far, `alloc` the time of a load as the scheduler sees it.
+The two calls of each layer are empty, and a timer would cost more than they do. While the folder
+has the file `wait`, a step waits for the loads that it starts, and `load` has their time.
 """
-import importlib, json, os, pathlib, time
+import collections, importlib, json, os, pathlib, time
 
 from baton_kv.vllm import BatonConnector
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 FOLDER = pathlib.Path(os.environ.get("BATON_WITNESS", "."))
 STEPS_PER_LINE = 20
 CALLS = [
     "on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc",
     "build_connector_meta", "update_connector_output", "request_finished", "handle_preemptions",
-    "bind_connector_metadata", "start_load_kv", "wait_for_layer_load", "save_kv_layer",
-    "wait_for_save", "get_transfer_results", "get_kv_connector_stats", "clear_connector_metadata"]
+    "bind_connector_metadata", "start_load_kv", "wait_for_save", "get_transfer_results",
+    "get_kv_connector_stats", "clear_connector_metadata"]
 
 
 def note(what, **words):
@@ -25,13 +25,13 @@ def note(what, **words):
 
 def timed(name, function):
     def call(self, *given, **named):
-        began, self.depth = time.perf_counter_ns(), self.depth + 1
+        began, self.depth = time.thread_time_ns(), self.depth + 1
         try:
             return function(self, *given, **named)
         finally:
             self.depth -= 1
             if self.depth == 0:
-                self.spent += time.perf_counter_ns() - began
+                self.spent[name] += time.thread_time_ns() - began
             if name in ("build_connector_meta", "clear_connector_metadata"):
                 self.count_step()
     return call
@@ -41,14 +41,14 @@ class Timers:
     """What both connectors have in common. It stands before the connector among the bases."""
 
     def __init__(self, vllm_config, role, kv_cache_config):
-        self.spent = self.depth = self.steps = 0
-        self.began = {}
+        self.depth = self.steps = 0
+        self.spent, self.began = collections.Counter(), {}
         super().__init__(vllm_config, role, kv_cache_config)
 
     def count_step(self):
         self.steps += 1
         if self.steps % STEPS_PER_LINE == 0:
-            note("steps", role=self.role.name, steps=self.steps, ns=self.spent)
+            note("steps", role=self.role.name, steps=self.steps, ns=dict(self.spent))
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         if num_external_tokens:

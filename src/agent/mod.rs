@@ -15,12 +15,10 @@ pub mod client;
 mod config;
 mod mover_runner;
 pub mod requests;
-mod service;
+pub(crate) mod service;
 pub mod thread;
 
 pub use config::AgentConfig;
-pub(crate) use requests::AgentRole;
-pub(crate) use service::AgentService;
 
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
@@ -478,7 +476,7 @@ impl<C: Cancel> Agent<C> {
     ///
     /// # Errors
     /// What is left.
-    pub(crate) fn check_idle(&self) -> Result<(), String> {
+    pub fn check_idle(&self) -> Result<(), String> {
         let pages: usize = self.leased.iter().map(Vec::len).sum();
         match (pages, self.handoff.open_rooms()) {
             (0, 0) => self.handoff.check_confirmed(),
@@ -487,7 +485,7 @@ impl<C: Cancel> Agent<C> {
     }
 
     /// Panics unless the tables of the agent agree.
-    pub(crate) fn invariants(&self) {
+    pub fn invariants(&self) {
         self.pool.invariants();
         self.links.invariants();
         self.handoff.invariants();

@@ -286,12 +286,12 @@ fn asking(decode: &Process, host: &str, port: u16, room: u64) -> thread::JoinHan
     thread::spawn(move || post(address, "/v1/completions", &body.to_string()))
 }
 
-/// What a real decode worker announces to a peer with the key.
-fn announced(decode: &Process) -> Announce {
+/// What a real decode worker announces to a peer with its keys.
+pub fn announced(decode: &Process, keys: impl Into<Keyring>) -> Announce {
     let control = TcpListener::bind("127.0.0.1:0").unwrap();
     let registry = registry(None, control.local_addr().unwrap().port());
     let asked = asking(decode, "127.0.0.1", registry.port(), 77);
-    let mut impostor = Stranger::accept(&control, 4, ring(KEY));
+    let mut impostor = Stranger::accept(&control, 4, keys);
     let announce = impostor.next(|message| match message {
         Message::Announce(announce) => Some((**announce).clone()),
         _ => None,
@@ -304,7 +304,7 @@ fn announced(decode: &Process) -> Announce {
 #[test]
 fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
     let mut pair = Pair::start();
-    let good = announced(&pair.decode);
+    let good = announced(&pair.decode, ring(KEY));
     type Change = fn(&mut Announce);
     let changes: [(&str, Change); 8] = [
         ("more pages than its region holds", |bad| bad.kv.pages += 1),
@@ -385,7 +385,7 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
 #[test]
 fn a_lane_opens_nothing_once_its_session_is_over() {
     let mut pair = Pair::start();
-    let announce = announced(&pair.decode);
+    let announce = announced(&pair.decode, ring(KEY));
     let token = announce.ranks[0].tcp.expect("lanes").token;
     let data = SocketAddr::new(pair.decode.address.ip(), pair.decode.data_port);
     let lanes = announce.ranks[0].lanes;

@@ -3,6 +3,7 @@
 
 mod abuse;
 mod admin;
+mod agents;
 mod ahead;
 mod alone;
 mod attacks;

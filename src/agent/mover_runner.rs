@@ -6,7 +6,6 @@
 use crate::ids::SlotId;
 use crate::obs::log::event;
 use crate::stdx::event_count::EventCount;
-use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::panic_message::panic_message;
 use crate::sys::last_resort;
 use crate::transfer::event_loop::{LoopTask, Waiter};
@@ -94,9 +93,6 @@ impl Drop for MoverRunner {
             bell.notify();
             // A second panic, while the mover was dropped, has no other consequence.
             let _ = thread.join();
-        }
-        if is_failpoint_active("lease words outlive the agent") {
-            return;
         }
         for slot in 0..self.lists.shape().slots {
             self.lists.bump(SlotId(slot));

@@ -276,9 +276,7 @@ impl AgentRequests {
             AgentOrder::Cancel { slot, cause } => {
                 let is_open = self.find(slot).is_some_and(|held| held.stage == Stage::Open);
                 if is_open {
-                    if !is_failpoint_active("source of a cancelled request is not told") {
-                        agent.decline(slot);
-                    }
+                    agent.decline(slot);
                     agent.cancel(slot, cause);
                 }
             }
@@ -362,11 +360,7 @@ impl AgentRequests {
                     return true;
                 }
                 // The bytes of the source come with the end of the lease.
-                State::Success
-                    if held.lease == LeaseState::Back
-                        || !C::IS_DESTINATION
-                        || is_failpoint_active("landed comes before the lease is back") =>
-                {
+                State::Success if held.lease == LeaseState::Back || !C::IS_DESTINATION => {
                     let payload = held.payload.take().filter(|_| C::IS_DESTINATION);
                     held.stage = Stage::Over;
                     agent.finish(slot, None);
@@ -394,7 +388,7 @@ impl AgentRequests {
             || is_failpoint_active("end comes before the lease is back");
         if held.stage == Stage::Over && is_back && agent.has_room() {
             held.stage = Stage::Ended;
-            if C::IS_DESTINATION && !is_failpoint_active("pages stay taken after the end") {
+            if C::IS_DESTINATION {
                 let kept = (held.handed / agent.memory.layout.page_size) as usize;
                 let written = held.pages.iter().skip(kept);
                 written.for_each(|page| self.written[page.index()] = false);

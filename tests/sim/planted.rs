@@ -132,18 +132,19 @@ mod agents {
     use baton::cli::flags::SimTransfer;
 
     planted! { is_found_in_agents;
-        end_comes_before_the_lease_is_back: "end comes before the lease is back", "", 1;
-        landed_comes_before_the_lease_is_back: "landed comes before the lease is back", "", 1;
-        pages_of_another_transfer_are_taken: "pages of another transfer are taken", "", 1;
-        pages_stay_taken_after_the_end: "pages stay taken after the end", "", 1;
-        released_slot_is_lost: "released slot is lost", "", 1;
-        deadline_of_a_request_is_not_watched: "deadline of a request is not watched", "", 1;
-        source_of_a_cancelled_request_is_not_told: "source of a cancelled request is not told",
-            "", 1;
-        lease_words_outlive_the_agent: "lease words outlive the agent", "", 1;
-        call_of_an_earlier_request_is_taken: "call of an earlier request is taken", "", 1;
-        order_of_a_request_is_taken_twice: "order of a request is taken twice", "", 1;
-        tokens_without_pages_are_taken: "tokens without pages are taken", "", 1;
+        end_comes_before_the_lease_is_back: "end comes before the lease is back",
+            "a slot is free after its lease", 1;
+        pages_of_another_transfer_are_taken: "pages of another transfer are taken",
+            "has landed in pages of another request", 1;
+        released_slot_is_lost: "released slot is lost", "slots of the engine", 1;
+        deadline_of_a_request_is_not_watched: "deadline of a request is not watched",
+            "is Open after its time", 1;
+        call_of_an_earlier_request_is_taken: "call of an earlier request is taken",
+            "a call with a slot of an earlier request", 1;
+        order_of_a_request_is_taken_twice: "order of a request is taken twice",
+            "leases pages twice", 1;
+        tokens_without_pages_are_taken: "tokens without pages are taken",
+            "tokens without pages are computed", 1;
     }
 }
 

@@ -293,7 +293,7 @@ impl SourceAgent {
     }
 
     /// Hands over the KV of these tokens, with the aux record if they are the last. Their pages are
-    /// leased.
+    /// leased. They end with a page, unless they are the last.
     pub fn chunk(&mut self, slot: Slot, tokens: Range<u32>, last: Option<AuxRecord>) {
         self.handle.chunk(slot.id, slot.generation, tokens, last);
     }

@@ -451,14 +451,24 @@ impl AgentRole for SourceCommand {
             agent.extend_lease(held.slot, &held.pages);
         }
         // The last tokens leave with the bytes for the destination.
-        let is_last = computed == held.tokens;
-        let is_due = held.handed < computed && (!is_last || held.payload.is_some());
-        if held.lease == LeaseState::Out && is_due && agent.has_room() {
+        let is_last = computed == held.tokens && held.payload.is_some();
+        let due = if is_last { computed } else { whole_pages(agent, held, computed) };
+        if held.lease == LeaseState::Out && held.handed < due && agent.has_room() {
             let payload = if is_last { held.payload.take() } else { None };
             let aux = payload.map(|payload| AuxRecord::new(held.room, *payload));
-            agent.chunk(held.slot, held.handed..computed, aux);
-            held.handed = computed;
+            agent.chunk(held.slot, held.handed..due, aux);
+            held.handed = due;
         }
+    }
+}
+
+/// Tokens of the whole pages that can leave before the last tokens. Two chunks must not share a
+/// page: both would write it, over lanes that have no common order.
+fn whole_pages(agent: &Agent<SourceCommand>, held: &SlotState, computed: u32) -> u32 {
+    let early = computed.min(held.tokens - 1);
+    match is_failpoint_active("chunks share a page") {
+        true => early,
+        false => early - early % agent.memory.layout.page_size,
     }
 }
 

@@ -1,8 +1,8 @@
 //! The thread `ctl` of an agent, for an engine that has threads of its own.
 //!
-//! Owns: the thread, which owns the [`AgentService`]. Thread: the caller
-//! starts and stops it. Invariants: it parks unless there is work. After the thread has ended, no
-//! event comes, and calls of the client fail.
+//! Owns: the thread, which owns the service of the agent. Thread: the caller starts and stops it.
+//! Invariants: it parks unless there is work. After the thread has ended, no event comes, and calls
+//! of the client fail.
 
 use super::client::AgentClient;
 use super::requests::AgentRole;

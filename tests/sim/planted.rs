@@ -136,6 +136,7 @@ mod agents {
             "a slot is free after its lease", 1;
         pages_of_another_transfer_are_taken: "pages of another transfer are taken",
             "has landed in pages of another request", 1;
+        chunks_share_a_page: "chunks share a page", "is wrong", 1, Tcp;
         released_slot_is_lost: "released slot is lost", "slots of the engine", 1;
         deadline_of_a_request_is_not_watched: "deadline of a request is not watched",
             "is Open after its time", 1;

@@ -169,7 +169,7 @@ impl GuestEngine {
         }
     }
 
-    /// Looks after the agent, if it is time to. `agent` is the time of the agent's last turn, and
+    /// Looks after the agent, if it is time to. `agent` is the time of a turn of the agent, and
     /// `addresses` are those of the sources. Returns the time of the next look.
     ///
     /// # Errors
@@ -288,6 +288,8 @@ impl GuestEngine {
             Some(borrower) => {
                 borrower.borrows_from = None;
                 borrower.is_lent = true;
+                let borrowed = borrower.pages.len();
+                self.memory.give_back(&pages[borrowed..]);
             }
             None => self.memory.give_back(&pages),
         }
@@ -362,6 +364,10 @@ impl GuestEngine {
             Ok(slot) => slot,
             Err(AgentError::Full) => {
                 self.memory.give_back(&pages);
+                // Nothing else makes room.
+                if self.requests.is_empty() {
+                    self.remember_releases()?;
+                }
                 return Ok(Some(attempt));
             }
             Err(error) => return Err(format!("a request cannot begin: {error}")),

@@ -59,8 +59,8 @@ struct LibraryProcess {
     service: Service,
     engine: GuestEngine,
     address: Option<SocketAddr>,
-    /// The time of the agent's last turn.
-    agent_ran: Nanos,
+    /// The times of the agent's last two turns. The last one can have begun with an older clock.
+    agent_ran: [Nanos; 2],
 }
 
 enum Service {
@@ -151,7 +151,7 @@ impl LibraryProcess {
                 serve(agent, memory, pace, Service::Destination)?
             }
         };
-        Ok(LibraryProcess { kernel, service, engine, address, agent_ran: 0 })
+        Ok(LibraryProcess { kernel, service, engine, address, agent_ran: [0; 2] })
     }
 
     /// Takes a turn. Returns the time of the next one, unless something comes before.
@@ -167,10 +167,10 @@ impl LibraryProcess {
             match (first + part) % 3 {
                 0 => {
                     self.service.turn()?;
-                    self.agent_ran = now;
+                    self.agent_ran = [now, self.agent_ran[0]];
                 }
                 1 => (0..dice.range_u64(1, MOVER_STEPS)).for_each(|_| self.service.step_mover()),
-                _ => looks_at = self.engine.turn(now, self.agent_ran, addresses)?,
+                _ => looks_at = self.engine.turn(now, self.agent_ran[1], addresses)?,
             }
         }
         let pause = if self.engine.is_busy() { BUSY_TURN } else { IDLE_TURN };

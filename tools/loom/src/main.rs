@@ -20,7 +20,6 @@ mod ids;
 mod kv;
 mod limits;
 mod models;
-mod obs;
 mod stdx;
 mod sys;
 mod transfer;

@@ -1,6 +1,9 @@
 //! Replaces the product's system calls. Models run the threads' loops themselves, and sleep in
 //! place of a system call that waits.
 
+#[path = "../../../src/sys/last_resort.rs"]
+pub mod last_resort;
+
 pub mod event {
     use crate::models::sleep::Sleep;
     use std::fmt;

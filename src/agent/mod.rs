@@ -449,13 +449,17 @@ impl<C: Cancel> Agent<C> {
         self.handle.fail(slot.id, slot.generation, cause)
     }
 
-    /// Ends the agent: sends what its peers must still learn, says Bye, and ends its thread. It
-    /// waits until `until` at the latest. Requests that have not ended fail at their peers. Then no
-    /// peer reads or writes the pages any more, or a copy that is still running is void.
+    /// Ends the agent: waits until its peers have all bytes of hand-overs that have ended here,
+    /// sends what they must still learn, says Bye, and ends its thread. It waits until `until` at
+    /// the latest. Requests that have not ended fail at their peers. Then no peer reads or writes
+    /// the pages any more, or a copy that is still running is void.
     ///
     /// # Errors
     /// The reactor failed.
     pub fn close(mut self, until: Instant) -> Result<(), String> {
+        while self.handoff.unconfirmed() > 0 && self.reactor.now() < until {
+            self.turn(true, |_| Ok(()))?;
+        }
         let now = self.reactor.now();
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         self.links.close(&mut self.reactor);
@@ -511,6 +515,9 @@ impl<C: Cancel> Agent<C> {
         can_park: bool,
         mut foreign: impl FnMut(Event) -> Result<(), String>,
     ) -> Result<(), String> {
+        // What the owner has asked for since the last turn leaves before the wait.
+        let now = self.reactor.now();
+        self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         let parks = can_park && self.mover.is_thread() && !self.handoff.has_events();
         let wait = if parks { TICK } else { Duration::ZERO };
         self.reactor.poll(Some(self.reactor.now() + wait)).map_err(text)?;

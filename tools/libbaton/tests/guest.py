@@ -258,9 +258,14 @@ def check_a_peer_that_dies_ends_neither_the_process_nor_the_agent():
     region.free()
 
 
-def check_log_lines_go_to_a_callback():
-    lines = []
-    log_to(lambda level, line: lines.append((level, line)), LogLevel.INFO)
+def check_log_lines_go_to_a_callback_that_delays_no_transfer():
+    lines, is_over = [], threading.Event()
+
+    def write(level, line):
+        is_over.wait()
+        lines.append((level, line))
+
+    log_to(write, LogLevel.INFO)
     source_region, source = make(Role.SOURCE)
     region, agent = make(Role.DESTINATION)
     request = agent.wish(4, source.address, [1, 2], 20)
@@ -273,9 +278,44 @@ def check_log_lines_go_to_a_callback():
     for one, memory in ((agent, region), (source, source_region)):
         one.free()
         memory.free()
+    assert not lines
+    is_over.set()
     log_to(None)
     chosen = [line for level, line in lines if "transport=shm" in line and level == LogLevel.INFO]
     assert len(chosen) == 2, lines
+
+
+BLOCK = 4 << 20
+LARGE = Layout(pages=PAGES, page_size=1, layers=1, kv_heads=1, head_dim=BLOCK // 4,
+               element=Element.F16, page_stride=BLOCK, layer_stride=PAGES * BLOCK,
+               kv_stride=BLOCK // 2, head_stride=BLOCK, token_stride=BLOCK)
+HASTY = """
+from guest import *
+region = Region(PAGES * BLOCK)
+agent = Agent(Role.SOURCE, region, LARGE, KIND, transports=["tcp"])
+print(agent.address, flush=True)
+ids = list(range(PAGES))
+request = agent.offer(1, ids, 20)
+agent.lease(request, ids)
+agent.compute(request, PAGES)
+agent.send_last(request)
+assert EventKind.LANDED in kinds(agent, request, EventKind.ENDED)
+agent.free()
+"""
+
+
+def check_a_source_that_ends_early_loses_no_bytes():
+    """Its last bytes are still on their way when its own request has ended."""
+    for _ in range(4):
+        source = subprocess.Popen([sys.executable, "-c", HASTY], stdout=subprocess.PIPE, text=True)
+        address = source.stdout.readline().strip()
+        region = Region(PAGES * BLOCK)
+        with Agent(Role.DESTINATION, region, LARGE, KIND, transports=["tcp"]) as agent:
+            request = agent.wish(1, address, list(range(PAGES)), 20)
+            agent.lease(request, list(range(PAGES)))
+            assert EventKind.LANDED in kinds(agent, request, EventKind.ENDED)
+        region.free()
+        assert source.wait() == 0
 
 
 def check_threads_call_at_the_same_time():

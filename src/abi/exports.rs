@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::guard::{Failure, call, with_last_error};
+use super::log_thread;
 use super::objects::{
     AGENTS, AgentSettings, REGIONS, counters_of, event_of, request_of, slot_of, start_agent,
 };
@@ -21,7 +22,7 @@ use crate::limits::{ABI_WAIT_MAX, CLUSTER_KEY_MAX, CONTEXT_MAX};
 use crate::obs::log::{self, LogConfig, LogFormat, LogLevel};
 use crate::stdx::sync::AtomicU64;
 use crate::sys::affinity::CPUS_MAX;
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
@@ -65,8 +66,10 @@ pub unsafe extern "C" fn baton_cause_name(cause: u32, out: *mut c_char, bytes: u
 }
 
 /// Sends log lines of `level` and more severe ones to `callback`, or to standard error if it is
-/// null. It is for the whole process. Before the first call, warnings go to standard error. After
-/// the call, no thread is in the former callback.
+/// null. It is for the whole process. Before the first call, warnings go to standard error. A
+/// thread of its own calls `callback`. If the callback is slow, lines are left out, and one line
+/// says how many. After the call, no thread is in the former callback. A callback can call each
+/// function but this one.
 ///
 /// # Safety
 /// `callback` can be called with `data` by any thread until it is replaced.
@@ -84,17 +87,15 @@ pub unsafe extern "C" fn baton_log(
             level if level == BatonLogLevel::Debug as u32 => LogLevel::Debug,
             other => return Err(Failure::argument(format!("there is no log level {other}"))),
         };
-        log::configure(LogConfig { level, format: LogFormat::Text });
         let data = CallbackData(data);
-        log::set_sink(callback.map(|callback| -> log::LogSink {
+        log_thread::set(callback.map(|callback| -> log_thread::Callback {
             Box::new(move |level, line| {
                 let data = &data;
-                // A line has no zero byte: the log escapes it.
-                let Ok(line) = CString::new(line) else { return };
                 // SAFETY: the caller of `baton_log` promised that any thread can call it.
                 unsafe { callback(level as u32, line.as_ptr(), data.0) };
             })
-        }));
+        }))?;
+        log::configure(LogConfig { level, format: LogFormat::Text });
         Ok(0)
     })
 }
@@ -102,8 +103,6 @@ pub unsafe extern "C" fn baton_log(
 struct CallbackData(*mut c_void);
 // SAFETY: the pointer is only handed to the callback, which any thread can call.
 unsafe impl Send for CallbackData {}
-// SAFETY: as above.
-unsafe impl Sync for CallbackData {}
 
 /// Allocates a region of zeroed memory that peers on this host can map read-only. Its length is
 /// `bytes`, rounded up to whole memory pages.
@@ -240,8 +239,7 @@ pub unsafe extern "C" fn baton_agent_new(config: *const BatonConfig, agent: *mut
 
 /// Ends an agent. It waits for its last messages, at most for a second, and for a copy that one of
 /// its threads makes. After the call, nothing of it reads or writes the region, and a copy that a
-/// peer is still making is void. Requests that have not ended get no more events. No log callback
-/// calls this function.
+/// peer is still making is void. Requests that have not ended get no more events.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_agent_free(agent: u64) -> i32 {
     call(|| {

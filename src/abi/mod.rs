@@ -9,6 +9,7 @@
 mod exports;
 mod guard;
 mod handles;
+mod log_thread;
 mod objects;
 mod pointers;
 mod types;

@@ -30,6 +30,9 @@ pub const AGENT_CLOSE_TIME: Duration = Duration::from_secs(1);
 pub const ABI_HANDLES_MAX: usize = 64;
 /// Requests of an agent at a time, through the library. vLLM has at most 1,024 by default.
 pub const ABI_SLOTS_MAX: usize = 4096;
+/// Most log lines that wait for the callback of a program. A longer pause of the callback loses
+/// lines, because the threads of an agent never wait for it.
+pub const LOG_LINES_MAX: usize = 1024;
 /// Pages in the lists of all slots of an agent, through the library: 256 MiB of page numbers. A
 /// million pages for each of 64 requests are as many.
 pub const ABI_LISTED_PAGES_MAX: usize = 1 << 26;

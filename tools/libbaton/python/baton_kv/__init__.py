@@ -175,25 +175,19 @@ def cause_name(cause: int) -> str:
 
 
 _log_callback = LogCallback()
-# Whether this thread is in a log callback.
-_thread = threading.local()
 
 
 def log_to(write: Callable[[LogLevel, str], None] | None, level: LogLevel = LogLevel.WARN) -> None:
     """Sends log lines of `level` and more severe ones to `write`, or to standard error.
 
-    Threads of the library call `write`. It must not wait, and it must not call the library. At the
-    end of the interpreter, lines go to standard error again.
+    A thread of its own calls `write`. If `write` is slow, lines are left out. It must not call
+    `log_to`. At the end of the interpreter, lines go to standard error again.
     """
     global _log_callback
 
     def call(level: int, line: bytes, _: int | None) -> None:
         if write is not None:
-            _thread.is_in_log = True
-            try:
-                write(LogLevel(level), line.decode(errors="replace"))
-            finally:
-                _thread.is_in_log = False
+            write(LogLevel(level), line.decode(errors="replace"))
 
     callback = LogCallback() if write is None else LogCallback(call)
     _checked(library.baton_log(callback, None, level))
@@ -204,15 +198,6 @@ def log_to(write: Callable[[LogLevel, str], None] | None, level: LogLevel = LogL
 # After the end of the interpreter, a callback into Python ends its thread, and so the process.
 # Finalizers run before this, so agents have ended.
 atexit.register(library.baton_log, _log_callback, None, LogLevel.WARN)
-
-
-def _end_agent(handle: int) -> None:
-    """Frees an agent that the program has dropped."""
-    if getattr(_thread, "is_in_log", False):
-        # This can be the agent's own thread, which cannot wait for its end.
-        threading.Thread(target=library.baton_agent_free, args=(handle,)).start()
-    else:
-        library.baton_agent_free(handle)
 
 
 class Region:
@@ -316,7 +301,7 @@ class Agent:
         handle = ctypes.c_uint64()
         _checked(library.baton_agent_new(ctypes.byref(config), ctypes.byref(handle)))
         self.handle: int = handle.value
-        self._finalizer = weakref.finalize(self, _end_agent, self.handle)
+        self._finalizer = weakref.finalize(self, library.baton_agent_free, self.handle)
         self._region = region
         slots_out = ctypes.c_uint32()
         words = library.baton_status(self.handle, ctypes.byref(slots_out))

@@ -115,7 +115,7 @@ impl Cluster {
     pub(super) fn exchange_key(&mut self, now: Nanos) {
         self.operator.list_workers(self.router);
         let Some(exchange) = &mut self.plan.exchange else { return };
-        let is_read = exchange.read_by(&self.stalled_until) <= now;
+        let is_read = exchange.read_by(self.schedule.stalled_until()) <= now;
         let is_bearer = exchange.keys == ExchangedKeys::Bearer;
         if is_read && exchange.is_done() {
             if is_bearer {
@@ -132,7 +132,7 @@ impl Cluster {
                 self.operator.set_key_age(New);
             }
         }
-        let next = exchange.read_by(&self.stalled_until).max(now + SECOND);
+        let next = exchange.read_by(self.schedule.stalled_until()).max(now + SECOND);
         self.queue.schedule(next, Event::Exchange);
     }
 

@@ -32,6 +32,7 @@ mod requests;
 mod scale;
 mod shadow;
 mod stages;
+mod turns;
 pub mod workload;
 
 pub use campaign::{SeedFailure, run_each, run_seeds};
@@ -59,6 +60,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
+use turns::{LATENESS, TurnSchedule};
 
 /// The longest simulated time of a run.
 const TIME_MAX: Nanos = 900 * SECOND;
@@ -69,8 +71,6 @@ const TURNS_OF_REQUEST: u64 = 5_000;
 const TURNS_OF_WORKER: u64 = 20_000;
 /// Processes run for this time after the last answer: longer than the life of kept KV.
 const SETTLED: Nanos = 90 * SECOND;
-/// The longest delay between a reason to wake and the turn of a process.
-const LATENESS: Nanos = 50 * MICRO;
 /// After the start of one in so many transfers to a victim, the victim dies or falls silent.
 const FAULTS_IN_TRANSFER: u64 = 6;
 /// Time between the end of a process that the operator restarts, and its next start.
@@ -195,10 +195,7 @@ struct Cluster {
     /// Its members have the last hosts.
     etcd: SimEtcd,
     router: SocketAddr,
-    /// By host: the time of its next turn.
-    due: Vec<Option<Nanos>>,
-    /// By host: its process takes no turn until this time.
-    stalled_until: Vec<Nanos>,
+    schedule: TurnSchedule,
     /// By host that drains: the time between its end and its next start.
     pauses: Vec<Option<Nanos>>,
     dice: Rng,
@@ -261,8 +258,7 @@ impl Cluster {
             operator,
             etcd,
             router,
-            due: vec![Some(0); hosts],
-            stalled_until: vec![0; hosts],
+            schedule: TurnSchedule::new(hosts),
             pauses: vec![None; hosts],
             dice: dice.fork("turns"),
             digest: RunDigest { hash: 0, skips_bytes: has_nic },
@@ -308,7 +304,7 @@ impl Cluster {
         self.digest.note([now]);
         let Some(event) = self.network.hold_back(event, &mut self.queue) else { return Ok(()) };
         match event {
-            Event::Turn(host) if self.due[host] == Some(now) => self.turn(host, now)?,
+            Event::Turn(host) if self.schedule.is_due(host, now) => self.turn(host, now)?,
             Event::Turn(_) => {}
             Event::Dial(connection) => {
                 let hosts = self.network.open(connection, now, &mut self.digest);
@@ -336,10 +332,10 @@ impl Cluster {
             }
             Event::Exchange => self.exchange_key(now),
             Event::NewKeys(host) => self.change_keys(host, now)?,
-            Event::NamesWell => (0..self.due.len()).for_each(|host| self.wake(host, now)),
+            Event::NamesWell => (0..self.schedule.hosts()).for_each(|host| self.wake(host, now)),
             Event::FirstRole(host) => self.order(host, self.plan.fleet.roles[host - 1].0, now),
             Event::Restart(host) => {
-                self.stalled_until[host] = now;
+                self.schedule.restart(host, now);
                 let kernel = self.network.reboot(host, self.base, now);
                 if let Some(member) = self.member_of(host) {
                     self.etcd.start(member, kernel);
@@ -377,9 +373,7 @@ impl Cluster {
                     self.wake(host, now);
                 }
             }
-            Fault::Stall { host, pause } => {
-                self.stalled_until[host] = self.stalled_until[host].max(now + pause);
-            }
+            Fault::Stall { host, pause } => self.schedule.stall(host, now + pause),
             Fault::Hang { host, pause } => {
                 if let Some(process) = &mut self.processes[host] {
                     process.hang_engine(now + pause);
@@ -478,16 +472,7 @@ impl Cluster {
 
     /// Lets a host take a turn soon, unless it does so anyway.
     fn wake(&mut self, host: usize, now: Nanos) {
-        let at = now + self.dice.range_u64(0, LATENESS);
-        self.schedule(host, at);
-    }
-
-    fn schedule(&mut self, host: usize, at: Nanos) {
-        let at = at.max(self.stalled_until[host]);
-        if self.due[host].is_none_or(|due| at < due) {
-            self.due[host] = Some(at);
-            self.queue.schedule(at, Event::Turn(host));
-        }
+        self.schedule.wake(host, now, &mut self.dice, &mut self.queue);
     }
 
     fn turn(&mut self, host: usize, now: Nanos) -> Result<(), String> {
@@ -500,9 +485,9 @@ impl Cluster {
     }
 
     fn step(&mut self, host: usize, now: Nanos) -> Result<(), String> {
-        self.due[host] = None;
-        if now < self.stalled_until[host] {
-            self.schedule(host, now);
+        self.schedule.take(host);
+        if self.schedule.is_stalled(host, now) {
+            self.schedule.schedule(host, now, &mut self.queue);
             return Ok(());
         }
         self.turns += 1;
@@ -546,7 +531,7 @@ impl Cluster {
         self.nics.pump(host, &mut self.queue);
         let until = if self.is_woken(host) { now } else { until };
         let pause = self.dice.range_u64(MICRO, LATENESS);
-        self.schedule(host, until.max(now + pause));
+        self.schedule.schedule(host, until.max(now + pause), &mut self.queue);
         Ok(())
     }
 
@@ -558,7 +543,7 @@ impl Cluster {
             if self.dice.one_in(self.plan.leaves_in_transfer) {
                 let at = now + self.dice.range_u64(0, TRANSFER);
                 self.clients.leave(&prompt, at);
-                self.schedule(self.processes.len(), at);
+                self.schedule.schedule(self.processes.len(), at, &mut self.queue);
             }
             let at = now + self.dice.range_u64(0, ANSWER);
             let is_aimed = at < self.plan.faults_end

@@ -15,6 +15,7 @@ mod plan;
 use super::faults::Fault;
 use super::network::{CutPlace, Network};
 use super::nics::{NicEvent, NicNetwork};
+use super::turns::{LATENESS, TurnSchedule};
 use super::{Event, RunDigest, RunReport, RunScale, network};
 use crate::agent::requests::AgentRole;
 use crate::agent::service::AgentService;
@@ -42,8 +43,6 @@ use std::time::{Duration, Instant};
 const HOSTS: &str = "10.0.0.0/8";
 /// The longest simulated time of a run.
 const TIME_MAX: Nanos = 300 * SECOND;
-/// The longest delay between a reason to wake and the turn of a process.
-const LATENESS: Nanos = 50 * MICRO;
 /// Time between two turns while requests are open, and while none is.
 const BUSY_TURN: Nanos = 400 * MICRO;
 const IDLE_TURN: Nanos = 20 * MILLI;
@@ -190,8 +189,7 @@ struct LibraryCluster {
     addresses: Vec<SocketAddr>,
     /// The memory of agents that have ended.
     memories: Vec<EngineMemory>,
-    due: Vec<Option<Nanos>>,
-    stalled_until: Vec<Nanos>,
+    schedule: TurnSchedule,
     ends: Vec<AttemptEnd>,
     has_last_attempts: bool,
     dice: Rng,
@@ -224,8 +222,7 @@ impl LibraryCluster {
             processes: Vec::new(),
             addresses: vec![SocketAddr::new(network::address_of(0), 1); hosts],
             memories: Vec::new(),
-            due: vec![Some(0); hosts],
-            stalled_until: vec![0; hosts],
+            schedule: TurnSchedule::new(hosts),
             ends: Vec::new(),
             has_last_attempts: false,
             dice: dice.fork("turns"),
@@ -323,7 +320,7 @@ impl LibraryCluster {
         self.digest.note([now]);
         let Some(event) = self.network.hold_back(event, &mut self.queue) else { return Ok(()) };
         match event {
-            Event::Turn(host) if self.due[host] == Some(now) => self.turn(host, now)?,
+            Event::Turn(host) if self.schedule.is_due(host, now) => self.turn(host, now)?,
             Event::Dial(connection) => {
                 let hosts = self.network.open(connection, now, &mut self.digest);
                 hosts.into_iter().for_each(|host| self.wake(host, now));
@@ -345,7 +342,7 @@ impl LibraryCluster {
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
             Event::Restart(host) => {
-                self.stalled_until[host] = now;
+                self.schedule.restart(host, now);
                 let kernel = self.network.reboot(host, self.base, now);
                 let process = self.start(host, kernel, now)?;
                 self.processes[host] = Some(process);
@@ -368,9 +365,7 @@ impl LibraryCluster {
                 let hosts = self.network.reset_one(&mut self.queue, &mut self.digest);
                 hosts.into_iter().for_each(|host| self.wake(host, now));
             }
-            Fault::Stall { host, pause } => {
-                self.stalled_until[host] = self.stalled_until[host].max(now + pause);
-            }
+            Fault::Stall { host, pause } => self.schedule.stall(host, now + pause),
             Fault::Cut { host, pause } => {
                 self.network.cut(CutPlace::Host(host), now + pause, &mut self.queue);
             }
@@ -422,23 +417,14 @@ impl LibraryCluster {
     }
 
     fn wake(&mut self, host: usize, now: Nanos) {
-        let at = now + self.dice.range_u64(0, LATENESS);
-        self.schedule(host, at);
-    }
-
-    fn schedule(&mut self, host: usize, at: Nanos) {
-        let at = at.max(self.stalled_until[host]);
-        if self.due[host].is_none_or(|due| at < due) {
-            self.due[host] = Some(at);
-            self.queue.schedule(at, Event::Turn(host));
-        }
+        self.schedule.wake(host, now, &mut self.dice, &mut self.queue);
     }
 
     fn turn(&mut self, host: usize, now: Nanos) -> Result<(), String> {
-        self.due[host] = None;
+        self.schedule.take(host);
         let Some(process) = &mut self.processes[host] else { return Ok(()) };
-        if now < self.stalled_until[host] {
-            self.schedule(host, now);
+        if self.schedule.is_stalled(host, now) {
+            self.schedule.schedule(host, now, &mut self.queue);
             return Ok(());
         }
         self.turns += 1;
@@ -452,7 +438,11 @@ impl LibraryCluster {
         self.nics.pump(host, &mut self.queue);
         let is_ready = self.network.is_ready(host) || self.network.has_ready_lane(host);
         let pause = self.dice.range_u64(MICRO, LATENESS);
-        self.schedule(host, if is_ready { now + pause } else { until.max(now + pause) });
+        self.schedule.schedule(
+            host,
+            if is_ready { now + pause } else { until.max(now + pause) },
+            &mut self.queue,
+        );
         let drained = self.network.take_drained();
         let woken: BTreeSet<_> = drained.into_iter().filter(|&other| other != host).collect();
         woken.into_iter().for_each(|other| self.wake(other, now));

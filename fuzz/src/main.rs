@@ -3,14 +3,16 @@
 //! result is wrong.
 //!
 //! `cargo run -- [--runs N] [--seed S] [TARGET [FILE]]` replays the corpora and then mutates them,
-//! in the same way each time (`tools/test` does this). `./run TARGET` searches with libFuzzer,
-//! guided by coverage.
+//! in the same way each time (`tools/test` does this). Without a target, it also plants mistakes
+//! that targets must find. `./run TARGET` searches with libFuzzer, guided by coverage.
 
 #![cfg_attr(fuzzing, no_main)]
 
 mod memory;
 #[cfg(not(fuzzing))]
 mod mutate;
+#[cfg(not(fuzzing))]
+mod planted;
 
 #[path = "../targets/mod.rs"]
 mod targets;
@@ -33,11 +35,19 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
 
 #[cfg(not(fuzzing))]
 fn main() -> std::process::ExitCode {
-    match mutate::Options::parse(std::env::args().skip(1)) {
-        Ok(options) => mutate::all(&options),
+    let options = match mutate::Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
         Err(message) => {
-            eprintln!("{message}\nusage: baton-fuzz [--runs N] [--seed S] [TARGET [FILE]]");
-            std::process::ExitCode::from(2)
+            eprintln!(
+                "{message}\nusage: baton-fuzz [--runs N] [--seed S] [--plant MISTAKE | TARGET \
+                 [FILE]]"
+            );
+            return std::process::ExitCode::from(2);
         }
-    }
+    };
+    let is_well = match &options.mistake {
+        Some(mistake) => planted::search(mistake, options.seed),
+        None => mutate::all(&options) && (options.target.is_some() || planted::all()),
+    };
+    std::process::ExitCode::from(u8::from(!is_well))
 }

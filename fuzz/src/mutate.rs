@@ -5,7 +5,6 @@ use crate::targets;
 use baton::stdx::rng::{INCREMENT, mix};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::{fs, io};
 
 /// Longest generated input in bytes.
@@ -31,15 +30,19 @@ const POOL_MAX: usize = 64;
 /// The command line.
 pub struct Options {
     runs: u64,
-    seed: u64,
-    target: Option<String>,
+    /// The seed of mutated inputs.
+    pub seed: u64,
+    /// A mistake that must be found.
+    pub mistake: Option<String>,
+    /// The only target.
+    pub target: Option<String>,
     file: Option<PathBuf>,
 }
 
 impl Options {
     /// Reads a command line.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self { runs: 500_000, seed: 1, target: None, file: None };
+        let mut options = Self { runs: 500_000, seed: 1, mistake: None, target: None, file: None };
         while let Some(arg) = args.next() {
             let number = |value: Option<String>| {
                 let value = value.ok_or_else(|| format!("{arg} needs a number"))?;
@@ -48,6 +51,7 @@ impl Options {
             match arg.as_str() {
                 "--runs" => options.runs = number(args.next())?,
                 "--seed" => options.seed = number(args.next())?,
+                "--plant" => options.mistake = Some(args.next().ok_or("--plant needs a mistake")?),
                 _ if arg.starts_with('-') => return Err(format!("unknown option {arg}")),
                 _ if options.target.is_none() => options.target = Some(arg),
                 _ => options.file = Some(arg.into()),
@@ -61,8 +65,8 @@ impl Options {
     }
 }
 
-/// Runs the selected targets. Fails if one of them panics.
-pub fn all(options: &Options) -> ExitCode {
+/// Runs the selected targets. Returns whether none of them panics.
+pub fn all(options: &Options) -> bool {
     let wanted = |name: &str| options.target.as_deref().is_none_or(|target| target == name);
     for &(name, target) in targets::ALL.iter().filter(|(name, _)| wanted(name)) {
         let result = match &options.file {
@@ -73,11 +77,11 @@ pub fn all(options: &Options) -> ExitCode {
             Ok(report) => println!("{name}: {report}"),
             Err(problem) => {
                 eprintln!("{name}: {problem}");
-                return ExitCode::FAILURE;
+                return false;
             }
         }
     }
-    ExitCode::SUCCESS
+    true
 }
 
 fn replay(target: fn(&[u8]), file: &Path) -> Result<String, String> {
@@ -87,28 +91,52 @@ fn replay(target: fn(&[u8]), file: &Path) -> Result<String, String> {
 }
 
 fn search(name: &str, target: fn(&[u8]), options: &Options) -> Result<String, String> {
-    let corpus = corpus(name).map_err(|error| format!("its corpus: {error}"))?;
-    for input in &corpus {
-        check(name, target, input)?;
-    }
-    let mut rng = Rng(options.seed);
-    let mut pool = corpus.clone();
+    let inputs = inputs(name, options.seed).map_err(|error| format!("its corpus: {error}"))?;
+    let replayed = inputs.corpus.len();
     let runs = if targets::SLOW.contains(&name) { options.runs / 20 } else { options.runs };
-    for _ in 0..runs {
-        let mut input = rng.pick(&pool).clone();
+    for input in inputs.take(replayed + runs as usize) {
+        check(name, target, &input)?;
+    }
+    Ok(format!("{replayed} inputs replayed, {runs} made with seed {}", options.seed))
+}
+
+/// The inputs of a target without end: its corpus, then mutated ones.
+pub fn inputs(name: &str, seed: u64) -> io::Result<Inputs> {
+    let corpus = corpus(name)?;
+    Ok(Inputs { replayed: 0, pool: corpus.clone(), corpus, rng: Rng(seed) })
+}
+
+/// See [`inputs`].
+pub struct Inputs {
+    corpus: Vec<Vec<u8>>,
+    replayed: usize,
+    /// The corpus, and some mutated inputs.
+    pool: Vec<Vec<u8>>,
+    rng: Rng,
+}
+
+impl Iterator for Inputs {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        if let Some(input) = self.corpus.get(self.replayed) {
+            self.replayed += 1;
+            return Some(input.clone());
+        }
+        let Inputs { corpus, pool, rng, .. } = self;
+        let mut input = rng.pick(pool).clone();
         for _ in 0..1 + rng.below(4) {
-            mutate(&mut input, &pool, &mut rng);
+            mutate(&mut input, pool, rng);
         }
         input.truncate(INPUT_MAX);
-        check(name, target, &input)?;
         if rng.below(16) == 0 {
             if pool.len() == corpus.len() + POOL_MAX {
                 pool.remove(corpus.len());
             }
-            pool.push(input);
+            pool.push(input.clone());
         }
+        Some(input)
     }
-    Ok(format!("{} inputs replayed, {runs} made with seed {}", corpus.len(), options.seed))
 }
 
 fn check(name: &str, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {

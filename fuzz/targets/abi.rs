@@ -148,6 +148,8 @@ struct Run<'a> {
     /// By agent and request.
     told: HashMap<(usize, u64), Told>,
     known: Vec<(usize, u64)>,
+    /// The last agent that this input has freed.
+    freed: Option<u64>,
 }
 
 /// The input is a row of calls, each with its arguments.
@@ -161,6 +163,7 @@ pub fn run(data: &[u8]) {
         rooms: ROOMS.fetch_add(8, Ordering::Relaxed),
         told: HashMap::new(),
         known: Vec::new(),
+        freed: None,
     };
     for _ in 0..CALLS_MAX {
         if run.arguments.0.is_empty() {
@@ -286,6 +289,8 @@ impl Run<'_> {
         let told = self.told.get_mut(&(agent, event.request));
         let told = told.expect("an event is that of a request");
         assert!(!told.ended, "no event follows the end");
+        let is_failure = event.kind == BatonEventKind::Failed as u32;
+        assert_eq!(event.cause != 0, is_failure, "a failure has a cause, and nothing else has");
         match event.kind {
             kind if kind == BatonEventKind::Met as u32 => {
                 assert!(!told.met && !told.outcome, "both meet once, before the outcome");
@@ -371,6 +376,7 @@ impl Run<'_> {
         let mut agent = 0;
         // SAFETY: the configuration has no pointers, and the place is writable.
         let started = checked(unsafe { baton_agent_new(&wrong, &mut agent) });
+        self.look_at_freed();
         match started {
             0 => self.free_with_open_requests(agent, wrong.role == BatonRole::Source as u32),
             _ => assert!(is_one(started, &[BatonError::Argument]), "{started}"),
@@ -391,6 +397,14 @@ impl Run<'_> {
         assert_eq!(checked(baton_agent_free(agent)), 0);
         assert_eq!(checked(baton_agent_free(agent)), BatonError::Handle as i32);
         assert_eq!(checked(baton_cancel(agent, 1 << 32)), BatonError::Handle as i32);
+        self.freed = Some(agent);
+    }
+
+    /// A new agent can have the entry of one that was freed, but not its handle.
+    fn look_at_freed(&self) {
+        if let Some(freed) = self.freed {
+            assert_eq!(baton_event_fd(freed), BatonError::Handle as i32);
+        }
     }
 
     /// Memory of this function, adopted at any place and with any length, under an agent.

@@ -2,6 +2,7 @@
 
 use super::types::BatonError;
 use crate::limits::ABI_HANDLES_MAX;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 /// Objects by handle. A handle is an index and the number of its use, never 0.
@@ -25,6 +26,12 @@ enum HandleState<T> {
 
 fn split(handle: u64) -> (usize, u32) {
     (handle as u32 as usize, (handle >> 32) as u32)
+}
+
+impl<T> HandleEntry<T> {
+    fn is_of(&self, uses: u32) -> bool {
+        self.uses == uses || is_failpoint_active("handle of a freed object names the next one")
+    }
 }
 
 impl<T> HandleTable<T> {
@@ -61,7 +68,7 @@ impl<T> HandleTable<T> {
     pub(super) fn get(&self, handle: u64) -> Result<Arc<T>, BatonError> {
         let (index, uses) = split(handle);
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match entries.get(index).filter(|entry| entry.uses == uses).map(|entry| &entry.object) {
+        match entries.get(index).filter(|entry| entry.is_of(uses)).map(|entry| &entry.object) {
             Some(HandleState::Live(object)) => Ok(Arc::clone(object)),
             _ => Err(BatonError::Handle),
         }
@@ -129,7 +136,7 @@ fn entry_of<T>(
     handle: u64,
 ) -> Result<&mut HandleEntry<T>, BatonError> {
     let (index, uses) = split(handle);
-    entries.get_mut(index).filter(|entry| entry.uses == uses).ok_or(BatonError::Handle)
+    entries.get_mut(index).filter(|entry| entry.is_of(uses)).ok_or(BatonError::Handle)
 }
 
 #[cfg(test)]

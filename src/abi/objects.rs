@@ -15,6 +15,7 @@ use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
 use crate::limits::{ABI_LISTED_PAGES_MAX, ABI_SLOTS_MAX, LANES_MAX, SESSIONS_MAX};
 use crate::stdx::cidr::Cidr;
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::sync::AtomicU64;
 use crate::sys::affinity::CPUS_MAX;
 use crate::transfer::manager::identity::layout_of_claim;
@@ -267,6 +268,9 @@ fn page_bytes(asked: &BatonLayout, dtype: KvDtype) -> u128 {
 
 /// The number of a request: its slot and the slot's generation.
 pub(super) fn request_of(slot: Slot) -> u64 {
+    if is_failpoint_active("request has the number of a former one in its slot") {
+        return slot.id.0.into();
+    }
     u64::from(slot.generation.0) << 32 | u64::from(slot.id.0)
 }
 
@@ -290,6 +294,12 @@ pub(super) fn event_of(event: &AgentEvent) -> BatonEvent {
         AgentEventKind::Landed(payload) => {
             payload.iter().for_each(|payload| out.payload = **payload);
             BatonEventKind::Landed
+        }
+        AgentEventKind::Failed(_) if is_failpoint_active("failure is said to be the end") => {
+            BatonEventKind::Ended
+        }
+        AgentEventKind::Failed(_) if is_failpoint_active("failure has no cause") => {
+            BatonEventKind::Failed
         }
         AgentEventKind::Failed(cause) => {
             out.cause = *cause as u32;

@@ -468,8 +468,10 @@ size_t baton_cause_name(uint32_t cause, char *out, size_t bytes);
 
 /**
  * Sends log lines of `level` and more severe ones to `callback`, or to standard error if it is
- * null. It is for the whole process. Before the first call, warnings go to standard error. After
- * the call, no thread is in the former callback.
+ * null. It is for the whole process. Before the first call, warnings go to standard error. A
+ * thread of its own calls `callback`. If the callback is slow, lines are left out, and one line
+ * says how many. After the call, no thread is in the former callback. A callback can call each
+ * function but this one.
  *
  * # Safety
  * `callback` can be called with `data` by any thread until it is replaced.
@@ -531,8 +533,7 @@ int32_t baton_agent_new(const baton_config *config, uint64_t *agent);
 /**
  * Ends an agent. It waits for its last messages, at most for a second, and for a copy that one of
  * its threads makes. After the call, nothing of it reads or writes the region, and a copy that a
- * peer is still making is void. Requests that have not ended get no more events. No log callback
- * calls this function.
+ * peer is still making is void. Requests that have not ended get no more events.
  */
 int32_t baton_agent_free(uint64_t agent);
 

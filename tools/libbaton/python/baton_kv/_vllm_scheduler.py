@@ -126,6 +126,8 @@ class BatonMetadata(KVConnectorMetadata):
     abandoned: set[str] = field(default_factory=set)
     # Finished requests with an end to report. True: their KV is not needed.
     kept: dict[str, bool] = field(default_factory=dict)
+    # Nothing is computed in this step.
+    is_idle: bool = False
 
 
 @dataclass
@@ -256,6 +258,7 @@ class SchedulerSide(KVConnectorBase_V1):
                 table = output.kv_connector_block_state.get_block_ids(request_id)[0]
                 self._plan(request_id, prompt, table, computed[request_id] + count)
         metadata, self._next = self._next, BatonMetadata()
+        metadata.is_idle = not output.num_scheduled_tokens
         return metadata
 
     def _plan(self, request_id: str, prompt: _Prompt, table: Sequence[int], tokens: int) -> None:

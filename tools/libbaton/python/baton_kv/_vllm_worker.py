@@ -5,14 +5,13 @@ so whole blocks are handed over: to the library, a block is a page of one token.
 """
 
 import hashlib
-import json
+import select
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import vllm
 from baton_kv import Agent, BatonError, Element, Event, EventKind, Layout, LogLevel, Region, Role
 from baton_kv import log_to
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -20,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
 
+from ._vllm_facts import facts_of
 from ._vllm_scheduler import Load, Save, Settings
 
 logger = init_logger("vllm.baton_kv.worker")
@@ -29,10 +29,10 @@ REMAP_BYTES = 64 << 20
 PREEMPTION_SECONDS = 10.0
 _DROP_SECONDS = 0.05
 _POLL_SECONDS = 0.02
+# A request that arrives meanwhile is that late.
+IDLE_MILLISECONDS = 10
 # An offer begins before its prompt is computed, and that can take long.
 _COMPUTE_SECONDS = 3600.0
-# What differs from host to host, not from model to model.
-_LOCAL_NAMES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 @dataclass
@@ -90,23 +90,6 @@ def layout_of(kv_cache_config: Any) -> Layout:
         token_stride=block)
 
 
-def facts_of(vllm_config: Any, kv_cache_config: Any, dtype: str) -> str:
-    """All that decides what the bytes of a block mean. It must be equal at both ends."""
-    layers = kv_cache_config.kv_cache_tensors[0].layers
-    layer = vllm_config.compilation_config.static_forward_context[layers[0]]
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    return json.dumps({
-        "vllm": getattr(vllm, "__version__", ""), "isa": getattr(layer, "isa", None),
-        "backend": layer.get_attn_backend().get_name(), "dtype": dtype,
-        "layout": kv_cache_config.kv_cache_layout, "layers": layers,
-        "spec": repr(kv_cache_config.kv_cache_groups[0].kv_cache_spec),
-        "tp_size": parallel.tensor_parallel_size, "tp_rank": parallel.rank,
-        "model": {name: value for name, value in model.hf_text_config.to_dict().items()
-                  if name not in _LOCAL_NAMES},
-        "model_dtype": str(model.dtype), "quantization": str(model.quantization),
-        "lora": vllm_config.lora_config is not None}, sort_keys=True, default=str)
-
-
 def _log(level: LogLevel, line: str) -> None:
     write = {LogLevel.ERROR: logger.error, LogLevel.WARN: logger.warning,
              LogLevel.INFO: logger.info}.get(level, logger.debug)
@@ -121,6 +104,7 @@ class WorkerSide(KVConnectorBase_V1):
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._region: Region | None = None
         self._agents: dict[Role, Agent] = {}
+        self._events = select.poll()
         self._open: dict[tuple[Role, int], _Transfer] = {}
         # The last offer of each request, until vLLM frees its blocks.
         self._offers: dict[str, _Transfer] = {}
@@ -160,6 +144,7 @@ class WorkerSide(KVConnectorBase_V1):
                     host=given.host, allow=given.allow, transports=transports, key=key,
                     devices=given.devices, cpus=given.cpus, slots=given.slots, lanes=given.lanes,
                     prompt_pages=min(longest, config.num_blocks))
+                self._events.register(self._agents[one].event_fd(), select.POLLIN)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Where destinations find this rank."""
@@ -223,6 +208,10 @@ class WorkerSide(KVConnectorBase_V1):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Ids of requests by what has ended: offers, loads, and loads that failed."""
+        metadata: Any = self._get_connector_metadata()
+        if metadata.is_idle and self._open:
+            # vLLM steps without a pause while transfers are open, and that would slow them.
+            self._events.poll(IDLE_MILLISECONDS)
         self._take_events()
         sent: set[str] = set()
         for request_id, until in list(self._kept.items()):

@@ -1,12 +1,16 @@
 """The start of the connector, its counters, and hand-overs in a fixed order."""
 
 import logging
+import pathlib
+import random
 import sys
+import tempfile
 import time
 from types import SimpleNamespace
 
 from engine import Engine, FullAttentionSpec, Request, configuration
 
+from baton_kv._vllm_facts import weights_of
 from baton_kv._vllm_scheduler import KVConnectorRole, Settings, digests_of
 from baton_kv._vllm_worker import BatonStats
 from baton_kv.vllm import BatonConnector
@@ -120,14 +124,37 @@ def check_an_engine_of_both_roles_hands_over_to_itself():
 
 def check_unequal_facts_give_no_kv():
     prefill, decode = pair()
-    params = prefilled(prefill, range(10))
     decode.end()
-    decode = Engine("kv_consumer", extra=FAST, policy="recompute",
-                    spec=FullAttentionSpec(head_size=2))
-    request = decoded([prefill, decode], range(10), params)
-    assert request.has_failed and not request.was_loaded
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "model.safetensors").write_bytes(b"other weights")
+        for number, other in enumerate(({"spec": FullAttentionSpec(head_size=2)},
+                                        {"model": folder})):
+            params = prefilled(prefill, range(10), f"p{number}")
+            decode = Engine("kv_consumer", extra=FAST, policy="recompute", **other)
+            request = decoded([prefill, decode], range(10), params)
+            assert request.has_failed and not request.was_loaded, other
+            decode.end()
     prefill.end()
-    decode.end()
+
+
+def check_weights_are_known_by_samples_or_a_commit():
+    hub = SimpleNamespace(model="no/folder", revision="main",
+                          hf_config=SimpleNamespace(_commit_hash="c0ffee"))
+    assert weights_of(hub) == "c0ffee"
+    hub.hf_config._commit_hash = None
+    assert weights_of(hub) == "main"
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "model.safetensors")
+        one = bytearray(random.Random(1).randbytes(1 << 20))
+        found = []
+        for place in (None, 0, 1 << 19, (1 << 20) - 256):
+            changed = bytearray(one)
+            if place is not None:
+                # A tensor that another training has changed.
+                changed[place:place + 256] = bytes(256)
+            file.write_bytes(changed)
+            found += [weights_of(SimpleNamespace(model=name)) for name in (folder, file)]
+        assert len(set(found)) == 4 and found[0] == found[1], found
 
 
 def check_kv_that_nobody_needs_is_freed_early():

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import calls
 import stub
 
 stub.install()
@@ -23,13 +24,13 @@ from baton_kv import _vllm_worker  # noqa: E402
 from baton_kv._vllm_scheduler import KVConnectorRole  # noqa: E402
 from baton_kv.vllm import BatonConnector  # noqa: E402
 
-# The memory of the model has its pages for itself.
-_vllm_worker.REMAP_BYTES = 0
+# The memory of the model has its pages for itself. The model decides how long a step takes.
+_vllm_worker.REMAP_BYTES = _vllm_worker.IDLE_MILLISECONDS = 0
 
 BLOCK, LAYERS, TOKEN_BYTES = 4, 2, 8
 BLOCK_BYTES = BLOCK * TOKEN_BYTES
-# What has occurred, for all engines.
-OCCURRED = Counter()
+# What has occurred, and the calls that were made, for all engines.
+OCCURRED, CALLS = Counter(), set()
 note = lambda name: OCCURRED.update([name])
 FREE = b"\xee" * BLOCK_BYTES
 
@@ -91,7 +92,7 @@ class Memory:
 
     def __init__(self, blocks):
         self.size = blocks * LAYERS * BLOCK_BYTES
-        self.map = mmap.mmap(-1, self.size)
+        self.map = mmap.mmap(-1, self.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.layer_stride = blocks * BLOCK_BYTES
         self.device, self.dtype = SimpleNamespace(type="cpu"), "bytes"
@@ -177,7 +178,7 @@ def next_token(tokens):
     return hashlib.sha256(repr(tokens).encode()).digest()[0]
 
 
-def configuration(role, blocks, extra, spec=FullAttentionSpec()):
+def configuration(role, blocks, extra, spec=FullAttentionSpec(), model="."):
     layers = [f"layer.{number}" for number in range(LAYERS)]
     attention = SimpleNamespace(
         isa="vec", get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "MODEL"))
@@ -189,7 +190,7 @@ def configuration(role, blocks, extra, spec=FullAttentionSpec()):
             data_parallel_size=1, pipeline_parallel_size=1, prefill_context_parallel_size=1,
             decode_context_parallel_size=1, tensor_parallel_size=1, rank=0),
         model_config=SimpleNamespace(
-            enable_sleep_mode=False, max_model_len=blocks * BLOCK, dtype="bytes",
+            enable_sleep_mode=False, max_model_len=blocks * BLOCK, dtype="bytes", model=model,
             quantization=None, hf_text_config=SimpleNamespace(to_dict=dict)),
         cache_config=SimpleNamespace(block_size=BLOCK), speculative_config=None, lora_config=None,
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, attention)),
@@ -204,16 +205,18 @@ class Engine:
     """An engine. `lag` is how many steps its scheduler is ahead of the results of its worker."""
 
     def __init__(self, role, *, blocks=24, chunk=8, policy="fail", lag=0, extra=None,
-                 spec=FullAttentionSpec()):
+                 spec=FullAttentionSpec(), model="."):
         self.role, self.memory = role, Memory(blocks)
         self.pool = Pool(blocks, self.memory)
         self.chunk, self.policy, self.lag = chunk, policy, lag
-        settings = configuration(role, blocks, extra or {}, spec)
+        settings = configuration(role, blocks, extra or {}, spec, model)
         self.worker = BatonConnector(settings[0], KVConnectorRole.WORKER, settings[1])
         self.worker.register_kv_caches({"layer.0": self.memory, "layer.1": self.memory})
         self.connector = BatonConnector(settings[0], KVConnectorRole.SCHEDULER, settings[1])
         handshake = pickle.loads(pickle.dumps(self.worker.get_handshake_metadata()))
         self.connector.set_xfer_handshake_metadata({0: handshake})
+        for one in (self.worker, self.connector):
+            calls.watch(one, CALLS.add)
         self.requests, self.waiting, self.running = {}, [], []
         self.ready, self.failed_loads = set(), set()
         self.finished_ids, self.preempted, self.outputs = set(), set(), deque()
@@ -419,6 +422,7 @@ class Engine:
 
     def _update(self, output, results):
         assert results.failed_recving <= results.finished_recving
+        self.connector.update_connector_output(results)
         errors = []
         for request_id in results.failed_recving:
             request = self.requests.get(request_id)

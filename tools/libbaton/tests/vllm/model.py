@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from hypothesis.stateful import run_state_machine_as_test
 
-from engine import OCCURRED, Engine, Request, note
+import calls
+from engine import CALLS, OCCURRED, Engine, Request, note
 
 KEEP, LOAD, DRAIN = 0.5, 1.0, 20.0
+EXAMPLES_MORE = 1000
 EXTRA = {"keep_seconds": KEEP, "load_seconds": LOAD, "transports": "shm,tcp", "slots": 64}
 # Everything of this must occur in a run.
 WANTED = [
@@ -104,6 +106,14 @@ class Pair(RuleBasedStateMachine):
             self.step(self.prefill, first, 0.0)
             self.prefill.preempt_all()
         self.step(self.prefill, steps, 0.0)
+
+    @rule(prompt=PROMPTS, steps=st.integers(1, 3))
+    def ask_prefill_and_leave(self, prompt, steps):
+        self.ask_prefill(prompt=prompt, max_tokens=3)
+        request = self.prompts[-1]
+        self.step(self.prefill, steps, 0.0)
+        if not request.is_finished:
+            self.prefill.abort(request)
 
     @rule(steps=st.integers(0, 3), copies=st.sampled_from([1, 1, 2]), which=st.integers(0, 99))
     @needs("answered")
@@ -300,15 +310,28 @@ def run(examples, phases=(Phase.generate,), **more):
         phases=phases, suppress_health_check=list(HealthCheck), **more))
 
 
+def missing():
+    """What has not occurred yet."""
+    return [name for name in WANTED if not OCCURRED[name]] + [
+        f"{name}: {line}" for name, recorded in calls.recordings().items()
+        for line in sorted(recorded - CALLS)]
+
+
 def main():
     logging.disable(logging.ERROR)
-    began = time.monotonic()
-    run(int(sys.argv[1]) if len(sys.argv) > 1 else 200, (Phase.generate, Phase.shrink))
+    began, examples = time.monotonic(), 0
+    least = int(sys.argv[1]) if len(sys.argv) > 1 else 150
+    # Examples are random, so a few more are needed now and then.
+    while examples < least or (missing() and examples < least + EXAMPLES_MORE):
+        run(50, (Phase.generate, Phase.shrink))
+        examples += 50
     for name, count in sorted(OCCURRED.items()):
         print(f"{count:7} {name}")
-    missing = [name for name in WANTED if not OCCURRED[name]]
-    print(f"{time.monotonic() - began:.0f} s; did not occur: {missing or 'nothing'}")
-    return bool(missing)
+    for name, recorded in calls.recordings().items():
+        print(f"{len(recorded & CALLS):7} of {len(recorded)} orders of calls by {name}")
+    print(f"{examples} examples, {time.monotonic() - began:.0f} s; "
+          f"did not occur: {missing() or 'nothing'}")
+    return bool(missing())
 
 
 if __name__ == "__main__":

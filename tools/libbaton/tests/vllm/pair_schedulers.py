@@ -4,6 +4,7 @@
 """
 import functools, os, re, subprocess, zipfile
 
+import calls
 from behind import CACHE, check
 from pair_servers import MODULES, PYTHON, TESTS, make_model
 
@@ -48,12 +49,14 @@ def schedulers(pair, version):
     found = {name: int(count) for count, name in re.findall(r"^ *(\d+) (.*)$", done.stdout, re.M)}
     missing = [name for name in OCCUR if not found.get(name)]
     assert not missing, f"did not occur: {missing}"
+    called = set(re.findall(r"^call (.*)$", done.stdout, re.M))
+    orders = calls.compare(f"scheduler-{version}", called, pair.options.record)
     for mistake in MISTAKES:
         wrong = drive(pair, folder, "200", mistake)
         assert wrong.returncode == 1 and "AssertionError" in wrong.stderr, (
             mistake, wrong.stdout, wrong.stderr[-500:])
     return ", ".join(f"{found[name]} {name}" for name in OCCUR) + (
-        f"; {len(MISTAKES)} mistakes found")
+        f"; {orders} orders of calls, {len(MISTAKES)} mistakes found")
 
 
 for one in ("0.32.0", "0.33.0"):

@@ -78,8 +78,8 @@ class Setup:
         """vLLM's configuration of the hand-over."""
         words = {"kv_connector": self.connector, "kv_role": self.role,
                  "kv_load_failure_policy": self.policy}
-        module = {"BatonConnector": "baton_kv.vllm", "WitnessConnector": "witness"}.get(
-            self.connector, "timers")
+        module = {"BatonConnector": "baton_kv.vllm", "WitnessConnector": "witness",
+                  "RecordedConnector": "calls"}.get(self.connector, "timers")
         if "Nixl" in self.connector:
             return words if self.connector == "NixlConnector" else {
                 **words, "kv_connector_module_path": module}

@@ -1,6 +1,7 @@
 """Clients that close their connections at random times."""
 import collections, concurrent.futures, random
 
+import calls
 from behind import check
 from pair_requests import (
     expect_healthy, expect_usage_zero, ids_of, leave, post, prefilled, prompt)
@@ -15,13 +16,13 @@ LEFT = {"aborted", "client_gone"}
 
 
 class Storm:
-    def __init__(self, prefill, decode, seed):
-        self.prefill, self.decode, self.seed = prefill, decode, seed
+    def __init__(self, prefill, decode, seed, clients=CLIENTS):
+        self.prefill, self.decode, self.seed, self.clients = prefill, decode, seed, clients
         self.ends, self.answers = collections.Counter(), []
 
     def run(self):
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(self.client, range(CLIENTS)):
+            for _ in pool.map(self.client, range(self.clients)):
                 pass
 
     def client(self, number):
@@ -76,3 +77,17 @@ def a_thousand_clients_that_leave_cost_nothing(pair):
         words.append(f"seed {seed}: {dict(storm.ends)}, {loaded:.0f} tokens loaded, "
                      f"failed loads {failed}, no KV after {seconds:.1f} s")
     return "\n       ".join(words)
+
+
+@check
+def the_calls_of_vllm_are_recorded(pair):
+    few = ("--num-gpu-blocks-override", 100)
+    prefill, decode = pair.need(*(
+        one.but(connector="RecordedConnector", keep_seconds=KEEP_SECONDS, more=few)
+        for one in (PREFILL, DECODE)))
+    Storm(prefill, decode, 4, 200).run()
+    expect_healthy(prefill, decode)
+    for one in (prefill, decode):
+        expect_usage_zero(one, KEEP_SECONDS + 5)
+    found = set((pair.folder / "calls.txt").read_text().splitlines())
+    return f"{calls.compare('pair-0.32.0', found, pair.options.record)} orders of calls"

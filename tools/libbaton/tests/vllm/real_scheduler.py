@@ -39,6 +39,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
+import calls  # noqa: E402
 from baton_kv import _vllm_worker  # noqa: E402
 from baton_kv._vllm_worker import WorkerSide  # noqa: E402
 from baton_kv.vllm import BatonConnector  # noqa: E402
@@ -47,7 +48,7 @@ from baton_kv.vllm import BatonConnector  # noqa: E402
 _vllm_worker.REMAP_BYTES = 0
 # Few blocks, so that requests are preempted.
 BLOCK, BLOCKS, LAYERS, CHUNK = 16, 30, 2, 48
-COUNTS = collections.Counter()
+COUNTS, CALLS = collections.Counter(), set()
 
 
 def configuration(model, role, policy, is_async):
@@ -168,6 +169,7 @@ class Engine:
             hash_block_size=BLOCK, log_stats=True)
         handshake = self.runner.connector.get_handshake_metadata()
         self.scheduler.connector.set_xfer_handshake_metadata({0: handshake})
+        calls.watch(self.scheduler.connector, CALLS.add)
         self.pending = collections.deque()
         self.answers, self.said = {}, collections.defaultdict(list)
 
@@ -322,6 +324,8 @@ def main():
     print(f"vLLM {vllm.__version__} in {vllm.__path__[0]}")
     for name, count in sorted(COUNTS.items()):
         print(f"{count:7} {name}")
+    for line in sorted(CALLS):
+        print("call", line)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ class KVConnectorBase_V1:
     def clear_connector_metadata(self):
         self._connector_metadata = None
 
+    def update_connector_output(self, connector_output):
+        pass
+
     def _get_connector_metadata(self):
         assert self._connector_metadata is not None
         return self._connector_metadata

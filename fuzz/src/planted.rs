@@ -1,0 +1,54 @@
+//! Mistakes planted in the product, one at a time. A target must find each within a few inputs.
+
+use crate::{mutate, targets};
+use baton::stdx::failpoint::set_failpoint;
+use std::env;
+use std::panic::catch_unwind;
+use std::process::Command;
+
+/// Inputs within which a target finds its mistake.
+const INPUTS: usize = 400;
+/// The target, and the mistake that it must find.
+const ALL: &[(&str, &str)] = &[
+    ("abi", "handle of a freed object names the next one"),
+    ("abi", "request has the number of a former one in its slot"),
+    ("abi", "failure is said to be the end"),
+    ("abi", "failure has no cause"),
+];
+
+/// Plants each mistake in a process of its own, because it can leave agents that no input can use.
+/// Returns whether all are found.
+pub fn all() -> bool {
+    let mut missed = 0;
+    for (_, mistake) in ALL {
+        let program = env::current_exe().expect("this program has a path");
+        let ended = Command::new(program).args(["--plant", mistake]).output();
+        let ended = ended.expect("this program can be started again");
+        let words = String::from_utf8_lossy(&ended.stdout);
+        if ended.status.success() {
+            print!("{words}");
+        } else {
+            missed += 1;
+            eprintln!("MISSED: {mistake}: {words}{}", String::from_utf8_lossy(&ended.stderr));
+        }
+    }
+    missed == 0
+}
+
+/// Plants one mistake and runs its target. Returns whether it is found.
+pub fn search(mistake: &str, seed: u64) -> bool {
+    let Some(&(name, mistake)) = ALL.iter().find(|(_, known)| *known == mistake) else {
+        eprintln!("there is no such mistake");
+        return false;
+    };
+    let target = targets::ALL.iter().find(|(known, _)| *known == name).expect("a known target").1;
+    let inputs = mutate::inputs(name, seed).expect("the target has a corpus");
+    set_failpoint(Some(mistake));
+    for (number, input) in inputs.take(INPUTS).enumerate() {
+        if catch_unwind(|| crate::run(target, &input)).is_err() {
+            println!("{name} finds by input {}: {mistake}", number + 1);
+            return true;
+        }
+    }
+    false
+}

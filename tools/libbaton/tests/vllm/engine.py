@@ -132,6 +132,15 @@ class Pool:
         self.users[block] = 1
         return block
 
+    def take_all_but(self, kept):
+        """Other requests take all free blocks but these."""
+        taken = [block for block in self.free if block not in kept]
+        for block in taken:
+            self.free.remove(block)
+            self.free.appendleft(block)
+            self.take()
+        return taken
+
     def share(self, block):
         if self.users[block] == 0:
             self.free.remove(block)
@@ -422,7 +431,6 @@ class Engine:
 
     def _update(self, output, results):
         assert results.failed_recving <= results.finished_recving
-        self.connector.update_connector_output(results)
         errors = []
         for request_id in results.failed_recving:
             request = self.requests.get(request_id)
@@ -440,6 +448,7 @@ class Engine:
                 self._finish(request, "FINISHED_LENGTH_CAPPED")
         for request in errors:
             self._finish(request, "FINISHED_ERROR")
+        self.connector.update_connector_output(results)
         for request_id in results.finished_recving:
             self._take_received(request_id)
         for request_id in results.finished_sending:

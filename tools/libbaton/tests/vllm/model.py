@@ -147,6 +147,26 @@ class Pair(RuleBasedStateMachine):
             self.decode.add(request)
             self.loads.append((request, params, until, copy == 0))
 
+    @rule(prompt=PROMPTS, loads=st.booleans(), forgets=st.booleans(), leaves=st.booleans())
+    @needs("answered")
+    def ask_decode_without_room(self, prompt, loads, forgets, leaves):
+        """Only the cached blocks of the prompt are left."""
+        pool, params = self.decode.pool, None
+        if loads:
+            prompt, params, until = self.answered.pop(0)
+        held = pool.take_all_but(pool.hits(prompt))
+        request = self.request(prompt, 2, params)
+        self.decode.add(request)
+        if loads:
+            self.loads.append((request, params, until, True))
+        self.step(self.decode, 1, 0.0)
+        if forgets:
+            pool.forget()
+            self.step(self.decode, 1, 0.0)
+        if leaves and not request.is_finished:
+            self.decode.abort(request)
+        pool.give_back(held)
+
     @rule(which=st.integers(0, 99))
     @needs("loads")
     def use_a_room_again(self, which):

@@ -1,13 +1,16 @@
 //! Agents: the transfer engine under another engine, each with a thread of its own.
 
-use baton::agent::AgentConfig;
 use baton::agent::client::{AgentClient, AgentError};
 use baton::agent::requests::{AgentEventKind, AuxPayload};
 use baton::agent::thread::AgentThread;
+use baton::agent::{AgentConfig, DestinationAgent, SourceAgent};
 use baton::cause::Cause;
 use baton::ids::{PageId, Role, Room};
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
 use baton::kv::region::Region;
+use baton::link::handoff::{Source, prompt_of};
+use baton::net::Reactor;
+use baton::transfer::answer::TransferAnswer;
 use baton::transfer::aux::AUX_PAYLOAD_BYTES;
 use baton::transfer::manager::rooms::Slot;
 use baton::wire::auth::{ClusterKey, Keyring};
@@ -27,6 +30,26 @@ const DESTINATION: KvLayout = KvLayout::page_major(8, LAYERS, 1, 4, KvDtype::F16
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAYLOAD: AuxPayload = [7; AUX_PAYLOAD_BYTES];
 
+fn config(role: Role, transport: Transport, region: &Arc<Region>) -> AgentConfig {
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    AgentConfig {
+        slots: 4,
+        prompt_pages: 16,
+        sessions: 4,
+        transports: vec![transport],
+        ..AgentConfig::new(region.clone(), layout_of(role), PAGES, [1; 32], host)
+    }
+}
+
+fn layout_of(role: Role) -> KvLayout {
+    if role == Role::Prefill { SOURCE } else { DESTINATION }
+}
+
+fn memory(role: Role) -> Arc<Region> {
+    let bytes = u64::from(PAGES) * layout_of(role).page_bytes();
+    Arc::new(Region::new(c"kv", bytes as usize).unwrap())
+}
+
 /// An agent, its memory, and the events that it has told.
 struct Side {
     agent: AgentThread,
@@ -37,18 +60,8 @@ struct Side {
 
 impl Side {
     fn new(role: Role, transport: Transport, keys: Keyring) -> Side {
-        let layout = if role == Role::Prefill { SOURCE } else { DESTINATION };
-        let bytes = u64::from(PAGES) * layout.page_bytes();
-        let region = Arc::new(Region::new(c"kv", bytes as usize).unwrap());
-        let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let config = AgentConfig {
-            slots: 4,
-            prompt_pages: 16,
-            sessions: 4,
-            transports: vec![transport],
-            keys,
-            ..AgentConfig::new(region.clone(), layout, PAGES, [1; 32], host)
-        };
+        let (layout, region) = (layout_of(role), memory(role));
+        let config = AgentConfig { keys, ..config(role, transport, &region) };
         let agent = AgentThread::start(role, config).unwrap();
         Side { agent, region, layout, told: HashMap::new() }
     }
@@ -469,4 +482,36 @@ fn a_source_has_one_session_under_both_notations_of_its_address() {
     destination.await_met(second);
     assert_eq!(destination.client().status(first).unwrap().cause, None);
     drop(source);
+}
+
+/// The owner's thread can wait after one turn, so the turn must not leave a message behind.
+#[test]
+fn the_pages_of_a_destination_leave_with_its_next_turn() {
+    let (near, far) = (memory(Role::Prefill), memory(Role::Decode));
+    let config = |role, region| config(role, Transport::Shm, region);
+    let reactor = || Reactor::new().unwrap();
+    let mut source = SourceAgent::source(config(Role::Prefill, &near), reactor()).unwrap();
+    let far = config(Role::Decode, &far);
+    let mut destination = DestinationAgent::destination(far, reactor()).unwrap();
+    let (room, prompt, until) = (Room(1), prompt_of(&[1; 8]), Instant::now() + PATIENCE);
+    source.enter(room, prompt, None, until).unwrap();
+    let address = Source::Remote(source.address().unwrap());
+    let slot = destination.enter(room, prompt, Some(&address), until).unwrap();
+    let session = loop {
+        source.turn(false, |_| Ok(())).unwrap();
+        destination.turn(false, |_| Ok(())).unwrap();
+        if let Some(TransferAnswer::SessionReady { session, .. }) = destination.poll_answer() {
+            break session;
+        }
+        assert!(Instant::now() < until, "no session");
+    };
+    destination.expect(slot, (session, room), 0..8, &[PageId(3)]);
+    destination.turn(false, |_| Ok(())).unwrap();
+    loop {
+        source.turn(true, |_| Ok(())).unwrap();
+        if let Some(TransferAnswer::Granted { .. }) = source.poll_answer() {
+            break;
+        }
+        assert!(Instant::now() < until, "the pages have not left");
+    }
 }

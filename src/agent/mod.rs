@@ -520,7 +520,10 @@ impl<C: Cancel> Agent<C> {
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         let parks = can_park && self.mover.is_thread() && !self.handoff.has_events();
         let wait = if parks { TICK } else { Duration::ZERO };
-        self.reactor.poll(Some(self.reactor.now() + wait)).map_err(text)?;
+        let now = self.reactor.now();
+        // Messages of the owner's calls leave before the wait.
+        self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
+        self.reactor.poll(Some(now + wait)).map_err(text)?;
         let now = self.reactor.now();
         while let Some(event) = self.reactor.next_event() {
             if self.links.owns(&event) {

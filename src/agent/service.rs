@@ -67,6 +67,8 @@ impl<C: AgentRole> AgentService<C> {
     pub(crate) fn turn(&mut self, must_stop: impl FnOnce() -> bool) -> Result<(), String> {
         let AgentService { agent, requests, end } = self;
         let bell: Arc<EventCount> = agent.bell.clone();
+        // Orders that come during this look need no wake-up. After it, there is usually no work.
+        requests.turn(agent);
         bell.prepare_wait();
         // Work that comes after this look wakes the reactor.
         let is_busy = requests.turn(agent) || must_stop();

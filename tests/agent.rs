@@ -186,7 +186,7 @@ fn hand_over(
         computed = next;
     }
     source.client().send_last(from, &PAYLOAD).unwrap();
-    let landed = AgentEventKind::Landed(Some(Box::new(PAYLOAD)));
+    let landed = AgentEventKind::Landed(Some(PAYLOAD));
     let [met, ended] = [AgentEventKind::Met, AgentEventKind::Ended];
     assert_eq!(destination.end(to), [met.clone(), landed, ended.clone()]);
     assert_eq!(destination.wrong(room, prefix..tokens, &places), 0, "{room:?}");

@@ -375,8 +375,8 @@ pub unsafe extern "C" fn baton_lease(
         let entry = AGENTS.get(agent)?;
         // SAFETY: the caller's promise.
         let pages = unsafe { items(pages, len, CONTEXT_MAX as usize, "pages")? };
-        let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
-        entry.client.lease(slot_of(request), prefix, &pages).map_err(BatonError::from)?;
+        let pages = bytemuck::cast_slice::<u32, PageId>(pages);
+        entry.client.lease(slot_of(request), prefix, pages).map_err(BatonError::from)?;
         Ok(0)
     })
 }

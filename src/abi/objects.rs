@@ -292,7 +292,7 @@ pub(super) fn event_of(event: &AgentEvent) -> BatonEvent {
     let kind = match &event.kind {
         AgentEventKind::Met => BatonEventKind::Met,
         AgentEventKind::Landed(payload) => {
-            payload.iter().for_each(|payload| out.payload = **payload);
+            payload.iter().for_each(|payload| out.payload = *payload);
             BatonEventKind::Landed
         }
         AgentEventKind::Failed(_) if is_failpoint_active("failure is said to be the end") => {

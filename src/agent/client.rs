@@ -295,7 +295,7 @@ impl AgentClient {
     pub fn send_last(&self, slot: Slot, payload: &AuxPayload) -> Result<(), AgentError> {
         self.check_role(Role::Prefill)?;
         self.set(slot, LAST)?;
-        self.order(AgentOrder::Last { slot, payload: Box::new(*payload) })
+        self.order(AgentOrder::Last { slot, payload: *payload })
     }
 
     /// Ends the request, unless it has an outcome. Its events still come. The other end learns it

@@ -51,7 +51,7 @@ pub enum AgentOrder {
         /// The request.
         slot: Slot,
         /// The bytes.
-        payload: Box<AuxPayload>,
+        payload: AuxPayload,
     },
     /// The request is no longer wanted.
     Cancel {
@@ -74,7 +74,7 @@ pub enum AgentEventKind {
     /// session with the source is open.
     Met,
     /// Outcome: the KV is handed over. At a destination, with the bytes of the source.
-    Landed(Option<Box<AuxPayload>>),
+    Landed(Option<AuxPayload>),
     /// Outcome: the KV is not handed over.
     Failed(Cause),
     /// The pages can be used for something else. It follows the outcome.
@@ -174,7 +174,7 @@ pub(crate) struct SlotState {
     /// At a source: tokens that are handed over or that the destination has. At a destination:
     /// tokens that it has.
     handed: u32,
-    payload: Option<Box<AuxPayload>>,
+    payload: Option<AuxPayload>,
 }
 
 /// The part of the rules that depends on the role.
@@ -299,14 +299,14 @@ impl AgentRequests {
         if C::IS_DESTINATION {
             held.handed = progress.prefix.load(Ordering::Relaxed);
             let written = &held.pages[(held.handed / agent.memory.layout.page_size) as usize..];
-            let is_taken = |page: &PageId| self.written[page.index()];
-            let is_shared = written.iter().any(is_taken) || has_repeats(written);
-            if is_shared && !is_failpoint_active("pages of another transfer are taken") {
+            // A page that is in the list twice is taken, too.
+            let take = |page: &PageId| !std::mem::replace(&mut self.written[page.index()], true);
+            let free = written.iter().map(take).take_while(|&is_free| is_free).count();
+            if free < written.len() && !is_failpoint_active("pages of another transfer are taken") {
+                written[..free].iter().for_each(|page| self.written[page.index()] = false);
                 held.pages.clear();
                 agent.cancel(slot, Cause::Refused);
-                return;
             }
-            written.iter().for_each(|page| self.written[page.index()] = true);
         }
     }
 
@@ -342,7 +342,7 @@ impl AgentRequests {
         let Some(held) = self.find(slot) else { return };
         debug_assert_eq!(held.lease, LeaseState::Out, "a lease ends once");
         held.lease = LeaseState::Back;
-        held.payload = aux.map(|aux| Box::new(aux.payload));
+        held.payload = aux.map(|aux| aux.payload);
     }
 
     /// Advances a request as far as possible. Returns whether its engine got an event.
@@ -429,13 +429,6 @@ impl AgentRequests {
     }
 }
 
-/// Whether a page is in the list twice.
-fn has_repeats(pages: &[PageId]) -> bool {
-    let mut sorted = pages.to_vec();
-    sorted.sort_unstable();
-    sorted.windows(2).any(|pair| pair[0] == pair[1])
-}
-
 impl AgentRole for SourceCommand {
     const ROLE: Role = Role::Prefill;
 
@@ -455,7 +448,7 @@ impl AgentRole for SourceCommand {
         let due = if is_last { computed } else { whole_pages(agent, held, computed) };
         if held.lease == LeaseState::Out && held.handed < due && agent.has_room() {
             let payload = if is_last { held.payload.take() } else { None };
-            let aux = payload.map(|payload| AuxRecord::new(held.room, *payload));
+            let aux = payload.map(|payload| AuxRecord::new(held.room, payload));
             agent.chunk(held.slot, held.handed..due, aux);
             held.handed = due;
         }

@@ -51,7 +51,7 @@ fn await_landing(agent: &AgentThread, slot: Slot) -> Option<AuxPayload> {
         };
         match event.kind {
             AgentEventKind::Met => {}
-            AgentEventKind::Landed(bytes) => payload = bytes.map(|bytes| *bytes),
+            AgentEventKind::Landed(bytes) => payload = bytes,
             AgentEventKind::Failed(cause) => panic!("the KV is not handed over: {cause:?}"),
             AgentEventKind::Ended => {
                 client.release(slot).unwrap();

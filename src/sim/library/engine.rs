@@ -221,7 +221,7 @@ impl GuestEngine {
             (Stage::Open, AgentEventKind::Landed(payload)) => {
                 let is_destination = self.role == Role::Decode;
                 let expected = is_destination.then(|| payload_of(room));
-                if payload.as_deref().copied() != expected {
+                if *payload != expected {
                     return Err(format!("{room:?} has other bytes of its source"));
                 }
                 Stage::Landed(now)

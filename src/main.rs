@@ -19,6 +19,11 @@ use baton::sys::{files, names};
 use baton::{planner, process, say};
 use std::process::ExitCode;
 
+/// A debug build counts allocations, for `bench transfer --through-library`.
+#[cfg(debug_assertions)]
+#[global_allocator]
+static ALLOCATOR: baton::stdx::seal::SealingAllocator = baton::stdx::seal::SealingAllocator;
+
 fn main() -> ExitCode {
     names::use_built_in_services();
     let surroundings = HostInfo::of_this_process();

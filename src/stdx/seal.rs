@@ -1,8 +1,8 @@
-//! An allocator that counts allocations and frees of sealed threads. Tests show that there are
-//! none.
+//! An allocator that counts allocations, and allocations and frees of sealed threads. Tests show
+//! that sealed threads have none.
 //!
-//! Thread: the seal is a flag of the thread; the count is global. Without the allocator installed,
-//! a seal only sets the flag. A debugger's breakpoint on `violated` shows the caller.
+//! Thread: the seal is a flag of the thread; the counts are global. Without the allocator
+//! installed, a seal only sets the flag. A debugger's breakpoint on `violated` shows the caller.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -14,9 +14,10 @@ thread_local! {
 }
 
 static VIOLATIONS: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator with a check for sealed threads. Tests install it with
-/// `#[global_allocator]`.
+/// The system's allocator with a check for sealed threads. Tests and the program's debug builds
+/// install it with `#[global_allocator]`.
 #[derive(Debug)]
 pub struct SealingAllocator;
 
@@ -39,6 +40,12 @@ pub fn violations() -> usize {
     VIOLATIONS.load(Ordering::Relaxed)
 }
 
+/// Allocations of this process so far; `None` if the allocator is not installed.
+pub fn allocations() -> Option<u64> {
+    // Each process allocates before its first statement.
+    Some(ALLOCATIONS.load(Ordering::Relaxed) as u64).filter(|&count| count > 0)
+}
+
 impl Drop for ThreadSeal {
     fn drop(&mut self) {
         SEALED.set(self.before);
@@ -53,6 +60,12 @@ fn watch() {
     }
 }
 
+#[inline]
+fn count_allocation() {
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    watch();
+}
+
 #[cold]
 #[inline(never)]
 fn violated() {
@@ -62,13 +75,13 @@ fn violated() {
 // SAFETY: every call goes to `System` unchanged.
 unsafe impl GlobalAlloc for SealingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        watch();
+        count_allocation();
         // SAFETY: the caller's contract is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        watch();
+        count_allocation();
         // SAFETY: the caller's contract is the same.
         unsafe { System.alloc_zeroed(layout) }
     }
@@ -80,7 +93,7 @@ unsafe impl GlobalAlloc for SealingAllocator {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        watch();
+        count_allocation();
         // SAFETY: the caller's contract is the same.
         unsafe { System.realloc(memory, layout, size) }
     }

@@ -2,6 +2,7 @@
 //! files that the simulator replaces.
 
 pub mod affinity;
+pub mod call_counter;
 pub mod clock;
 pub mod event;
 pub mod file_access;

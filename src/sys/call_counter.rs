@@ -1,0 +1,135 @@
+//! Counts the system calls of this process. The kernel counts them, at its tracepoint `sys_enter`.
+//!
+//! Thread: any. Invariants: it counts the threads that run when it starts, and those that they
+//! start. Calls are slower meanwhile, so nothing is timed at the same time.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// Places of the number of the tracepoint. The file system `tracefs` is there, and usually only
+/// root can read it.
+const NUMBERS: [&str; 2] = [
+    "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id",
+    "/sys/kernel/debug/tracing/events/raw_syscalls/sys_enter/id",
+];
+
+/// `perf_event_attr` of the kernel, as in its first version.
+#[derive(Default)]
+#[repr(C)]
+struct EventAttributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    breakpoint_type: u32,
+    breakpoint_address: u64,
+}
+
+const PERF_TYPE_TRACEPOINT: u32 = 2;
+/// New threads are counted, too.
+const INHERIT: u64 = 1 << 1;
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
+
+/// A count that has begun: the name and the count of each thread. The counting thread is last.
+#[derive(Debug)]
+pub struct CallCounter(Vec<(String, File)>);
+
+impl CallCounter {
+    /// Begins to count.
+    ///
+    /// # Errors
+    /// The kernel has no such tracepoint, or this process cannot use it. The text names what is
+    /// missing.
+    pub fn start() -> io::Result<CallCounter> {
+        let number = NUMBERS.iter().find_map(|path| fs::read_to_string(path).ok());
+        let number = number.and_then(|number| number.trim().parse().ok());
+        let number = number.ok_or_else(|| {
+            io::Error::other(format!("{} cannot be read; is tracefs mounted?", NUMBERS[0]))
+        })?;
+        let own = fs::read_link("/proc/thread-self")?;
+        let own = own.file_name().ok_or(io::ErrorKind::InvalidData)?.to_owned();
+        let mut threads = Vec::new();
+        for thread in fs::read_dir("/proc/self/task")? {
+            threads.push(thread?.file_name());
+        }
+        threads.retain(|thread| *thread != own);
+        threads.push(own);
+        let mut counts = Vec::with_capacity(threads.len());
+        for thread in &threads {
+            let thread = thread.to_str().ok_or(io::ErrorKind::InvalidData)?;
+            let name = fs::read_to_string(format!("/proc/self/task/{thread}/comm"))?;
+            let thread = thread.parse().map_err(|_| io::ErrorKind::InvalidData)?;
+            counts.push((name.trim_end().to_owned(), open(number, thread)?));
+        }
+        Ok(CallCounter(counts))
+    }
+
+    /// The name of each thread and its calls since the start, without those of this counter.
+    ///
+    /// # Errors
+    /// The kernel does not tell a count.
+    pub fn finish(self) -> io::Result<Vec<(String, u64)>> {
+        // The counting thread's own count is read first, and has that read.
+        let mut reads = 1;
+        let read = |(name, mut thread): (String, File)| {
+            let mut count = [0; 8];
+            thread.read_exact(&mut count)?;
+            let calls = u64::from_ne_bytes(count).saturating_sub(reads);
+            reads = 0;
+            Ok((name, calls))
+        };
+        self.0.into_iter().rev().map(read).collect()
+    }
+}
+
+/// Begins to count the calls of one thread.
+fn open(tracepoint: u64, thread: libc::pid_t) -> io::Result<File> {
+    let attributes = EventAttributes {
+        kind: PERF_TYPE_TRACEPOINT,
+        size: size_of::<EventAttributes>() as u32,
+        config: tracepoint,
+        flags: INHERIT,
+        ..EventAttributes::default()
+    };
+    let (any_cpu, no_group): (libc::c_int, libc::c_int) = (-1, -1);
+    // SAFETY: the attributes are readable for their size, and the result is checked.
+    let descriptor = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attributes,
+            thread,
+            any_cpu,
+            no_group,
+            PERF_FLAG_FD_CLOEXEC,
+        )
+    };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor without another owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::event::EventFd;
+
+    #[test]
+    fn calls_are_counted() {
+        let event = EventFd::new().unwrap();
+        let counter = match CallCounter::start() {
+            Ok(counter) => counter,
+            Err(why) => return eprintln!("SKIPPED: {why}"),
+        };
+        (0..1000).for_each(|_| event.signal());
+        let counted = counter.finish().unwrap();
+        assert_eq!(counted[0].1, 1000, "{counted:?}");
+    }
+}

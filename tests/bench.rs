@@ -88,6 +88,31 @@ fn workers_of_other_layouts_and_ranks_fit_together() {
 }
 
 #[test]
+fn hand_offs_through_the_library_are_beside_direct_ones() {
+    let rows = rows("--case smol-128 --src-tp 3 --dst-tp 6 --through-library --duration 0 --json");
+    let of = |via: &str| rows.iter().filter(|row| row["transport"] == via).count();
+    assert_eq!((of("shm"), of("tcp")), (2, 2));
+    for row in &rows {
+        let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("{field}: {row}"));
+        assert_eq!(row["verified"], true, "{row}");
+        assert!(number("runs") >= 10.0, "{row}");
+        for field in ["direct_p50_us", "library_p50_us", "library_ratio"] {
+            assert!(number(field) > 0.0, "{field}: {row}");
+        }
+        assert!(number("direct_spread") >= 1.0, "{row}");
+        // The kernel counts system calls for root alone.
+        let calls = [&row["direct_system_calls"], &row["library_system_calls"]];
+        let is_counted = calls.map(|calls| calls.as_f64().is_some_and(|calls| calls > 1.0));
+        assert!(calls.iter().all(|calls| calls.is_null()) || is_counted == [true; 2], "{row}");
+        if cfg!(debug_assertions) {
+            // A mean of few hand-offs: a table that grows meanwhile is a part of it.
+            let most = number("direct_allocations") + 2.0;
+            assert!(number("library_allocations") < most, "{row}");
+        }
+    }
+}
+
+#[test]
 fn the_table_has_a_line_for_each_row() {
     let output = run("--case tiny-2k --layout page-major --duration 0");
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -18,7 +18,16 @@ Columns:
   limit     time of as many bytes over the bare transport; both are measured alternately
   ratio     p50 divided by the limit
 Up to 16 KiB the ratio shows wake-ups, not copies: a hand-off wakes three threads in turn, but the
-limit spins (with tcp it waits once). With --busy-poll the hand-off spins, too.";
+limit spins (with tcp it waits once). With --busy-poll the hand-off spins, too.
+
+Columns with --through-library:
+  direct    p50 of hand-offs by an agent that the bench drives in its own thread
+  A/A       the medians of two halves of these hand-offs, the larger divided by the smaller
+  library   p50 of hand-offs through the C library; its agent has a thread of its own
+  ratio     library divided by direct
+  calls     system calls of a hand-off in both processes, direct and through the library, without
+            the threads that move bytes; -: no count, which needs root and tracefs
+  allocs    allocations of a hand-off, as calls; only a debug build counts them";
 
 /// `baton bench`.
 #[derive(Subcommand, Debug)]
@@ -72,6 +81,10 @@ pub struct TransferBenchFlags {
     /// Spin instead of sleeping: each process does all of its work in one thread that never parks
     #[arg(long)]
     pub busy_poll: bool,
+    /// Compare hand-offs through the C library (libbaton) with those of an agent that the bench
+    /// drives itself. Both alternate, and the bare limit is not measured
+    #[arg(long, conflicts_with_all = ["busy_poll", "pieces", "data_threads", "report"])]
+    pub through_library: bool,
     /// Threads that post and poll RDMA work: the source's mover (fused), or two threads for each
     /// NIC (split) [default: fused]
     #[arg(long, value_enum, conflicts_with = "busy_poll")]

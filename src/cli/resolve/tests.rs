@@ -551,6 +551,7 @@ fn bench_listen_refuses_the_flags_of_the_connect_process() {
         "--lanes 1",
         "--duration 2",
         "--busy-poll",
+        "--through-library",
         "--data-threads fused",
         "--json",
         "--report page.html",

@@ -1,18 +1,20 @@
 //! The destination process. It runs the rows that the source process requests.
 
 use super::bytes::{self, touch};
-use super::case::{LISTS, TransferEnd};
+use super::case::TransferEnd;
+use super::count::CountStart;
+use super::library::LibraryAgent;
 use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
 use super::side::{BenchWorker, PATIENCE};
 use super::talk::{BenchMessage, BenchRow, LINE_MAX, Survey};
-use crate::ids::Room;
-use crate::link::handoff::Source;
+use super::way::{BenchPrompts, DestinationEnd, Way};
 use crate::sys::clock::{monotonic_ns, process_cpu_ns};
-use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::DestinationCommand;
 use crate::transfer::manager::identity::host_id;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
+use std::rc::Rc;
 
 /// Serves one row after the other until the process ends. An error goes to the source and to `log`.
 ///
@@ -65,12 +67,18 @@ fn first_line(stream: &TcpStream) -> Result<String, String> {
 /// A row in progress.
 struct Following {
     row: BenchRow,
+    /// The direct way, and the connection to the source.
     side: BenchWorker<DestinationCommand>,
-    source: Source,
+    /// The way through the library, if it is open.
+    library: Option<LibraryAgent>,
+    prompts: Rc<BenchPrompts>,
+    host: IpAddr,
     limit: Limit,
 }
 
 enum Limit {
+    /// The row has no bare runs.
+    Unused,
     Copy(Box<CopyLimit>),
     Listening(TcpListener),
     Streams(StreamLimit),
@@ -93,6 +101,7 @@ impl Following {
         touch(&side.agent.memory.region);
         let (mut bare_port, mut verbs) = (None, None);
         let limit = match row.transport.as_str() {
+            _ if row.through_library => Limit::Unused,
             "tcp" => {
                 let (listener, port) = StreamLimit::listen(host).map_err(text)?;
                 bare_port = Some(port);
@@ -106,14 +115,19 @@ impl Following {
             _ => Limit::Copy(Box::new(CopyLimit::new(&row.moved(), row.lanes).map_err(text)?)),
         };
         side.send(&BenchMessage::Prepared { bare_port, verbs, host: format!("{:?}", host_id()) })?;
-        Ok(Following { row, side, source: Source::Remote(control), limit })
+        let prompts = Rc::new(BenchPrompts::new(&row.case, TransferEnd::Destination));
+        Ok(Following { row, side, library: None, prompts, host, limit })
     }
 
     fn follow(mut self) -> Result<(), String> {
         loop {
             match self.side.receive()? {
                 BenchMessage::Ask => self.side.send(&BenchMessage::Time { at: monotonic_ns() })?,
-                BenchMessage::Expect { room, list, verify } => self.expect(room, list, verify)?,
+                BenchMessage::Open { source } => self.open_library(source)?,
+                BenchMessage::Expect { way, room, verify } => self.expect(way, room, verify)?,
+                BenchMessage::Count { way, room, rooms } => {
+                    self.count(way, room..room.saturating_add(rooms))?
+                }
                 BenchMessage::Bare { run } => self.bare(run)?,
                 BenchMessage::Connect { verbs } => {
                     let Limit::Verbs(limit) = &mut self.limit else {
@@ -131,33 +145,56 @@ impl Following {
         }
     }
 
-    fn expect(&mut self, room: u64, list: u32, verify: bool) -> Result<(), String> {
-        let (case, tokens) = (&self.row.case, self.row.case.tokens());
-        let pages = case.list(TransferEnd::Destination, list % LISTS);
-        let source_pages = verify.then(|| case.list(TransferEnd::Source, list % LISTS));
-        let slot = self.side.enter(room, tokens, Some(&self.source))?;
-        let session = self.side.answer("a session with the source", |answer| match *answer {
-            TransferAnswer::SessionReady { slot: id, session, .. } if id == slot.id => {
-                Some(session)
-            }
-            _ => None,
-        })?;
-        let begun = process_cpu_ns();
-        self.side.agent.expect(slot, (session, Room(room)), 0..tokens, &pages);
-        let (at, failure) = self.side.until("the KV", |side| {
-            let status = side.agent.status(slot);
-            Ok(status.state.is_terminal().then(|| (monotonic_ns(), status.cause)))
-        })?;
-        let cpu = process_cpu_ns() - begun;
-        if let Some(cause) = failure {
-            return Err(format!("the hand-off failed: {cause}"));
+    fn open_library(&mut self, source: SocketAddr) -> Result<(), String> {
+        let end = TransferEnd::Destination;
+        let agent = LibraryAgent::new(&self.row, end, self.host, Some(source))?;
+        touch(agent.region());
+        self.library = Some(agent);
+        self.side.send(&BenchMessage::Opened)
+    }
+
+    fn end_of(&mut self, way: Way) -> Result<&mut dyn DestinationEnd, String> {
+        match (way, &mut self.library) {
+            (Way::Direct, _) => Ok(&mut self.side),
+            (Way::Library, Some(library)) => Ok(library),
+            (Way::Library, None) => Err("the library is not open".into()),
         }
-        self.side.leave(slot)?;
-        if let Some(source_pages) = source_pages {
-            let memory = &self.side.agent.memory;
-            bytes::verify(&memory.region, &memory.layout, &source_pages, &pages)?;
+    }
+
+    fn expect(&mut self, way: Way, room: u64, verify: bool) -> Result<(), String> {
+        let prompts = Rc::clone(&self.prompts);
+        self.end_of(way)?.wish(room, &prompts.ids)?;
+        let begun = process_cpu_ns();
+        self.end_of(way)?.lease(prompts.pages(room))?;
+        let at = self.end_of(way)?.land()?;
+        let cpu = process_cpu_ns() - begun;
+        self.end_of(way)?.end()?;
+        if verify {
+            self.verify(way, room)?;
         }
         self.side.send(&BenchMessage::Landed { at, cpu })
+    }
+
+    /// Compares each byte of a prompt with those of the source.
+    fn verify(&self, way: Way, room: u64) -> Result<(), String> {
+        let memory = &self.side.agent.memory;
+        let region = match (way, &self.library) {
+            (Way::Library, Some(library)) => library.region(),
+            _ => &memory.region,
+        };
+        let source = BenchPrompts::new(&self.row.case, TransferEnd::Source);
+        bytes::verify(region, &memory.layout, source.pages(room), self.prompts.pages(room))
+    }
+
+    fn count(&mut self, way: Way, rooms: Range<u64>) -> Result<(), String> {
+        let (prompts, counted) = (Rc::clone(&self.prompts), CountStart::now());
+        for room in rooms {
+            self.end_of(way)?.wish(room, &prompts.ids)?;
+            self.end_of(way)?.lease(prompts.pages(room))?;
+            self.end_of(way)?.land()?;
+            self.end_of(way)?.end()?;
+        }
+        self.side.send(&BenchMessage::Counted(counted.finish()))
     }
 
     fn bare(&mut self, run: u32) -> Result<(), String> {
@@ -181,7 +218,7 @@ impl Following {
                 limit.receive().map_err(text)?;
                 monotonic_ns()
             }
-            Limit::Listening(_) => return Err("no bare sockets in this row".into()),
+            Limit::Listening(_) | Limit::Unused => return Err("no bare runs in this row".into()),
         };
         self.side.send(&BenchMessage::BareDone { at })
     }

@@ -2,13 +2,16 @@
 //! the bare limit of the transport.
 //!
 //! The hand-off uses production code from the control link to the mover. The bench replaces the
-//! schedulers. Source and destination are two processes, on one host or on two. The source controls
-//! the run and measures. The time runs from the source's call to the completion seen at the
-//! destination.
+//! schedulers. With `--through-library`, it compares two ways to a hand-off (`comparison`). Source
+//! and destination are two processes, on one host or on two. The source controls the run and
+//! measures. The time runs from the source's call to the completion seen at the destination.
 
 mod bytes;
 mod case;
+mod comparison;
+mod count;
 mod destination;
+mod library;
 mod limit;
 mod page;
 mod plan;
@@ -17,6 +20,7 @@ mod side;
 mod source;
 mod survey;
 mod talk;
+mod way;
 
 pub use plan::{BenchPlan, PeerMode};
 pub use talk::Survey;
@@ -24,7 +28,9 @@ pub use talk::Survey;
 use crate::obs::log;
 use crate::obs::log::{LogConfig, LogLevel};
 use crate::say;
+use comparison::Comparison;
 use report::Figures;
+use source::Leading;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
@@ -167,24 +173,31 @@ fn lead(plan: &BenchPlan, rows: &[BenchRow], peer: SocketAddr) -> Result<(), Ben
         eprintln!("{left_out}");
     }
     let mut shown = Progress::new(rows.len());
-    let (mut done, mut failures) = (Vec::new(), 0);
+    let (mut done, mut failures, mut uncounted) = (Vec::new(), 0, None);
     if !plan.json {
-        say!("{}", report::heading());
+        let heading = if plan.through_library { comparison::heading() } else { report::heading() };
+        say!("{heading}");
     }
     for row in rows {
         shown.begin(row);
-        let measured = source::measure(peer, row, plan.duration);
+        let measured = Measured::new(peer, row, plan);
         shown.end();
         match measured {
-            Ok(figures) => {
-                print(plan, &figures);
-                done.push(figures);
+            Ok(measured) => {
+                measured.print(plan.json);
+                match measured {
+                    Measured::Limit(figures) => done.push(*figures),
+                    Measured::Library(row) => uncounted = row.uncounted().map(str::to_owned),
+                }
             }
             Err(why) => {
                 failures += 1;
                 eprintln!("{} {} {}: {why}", row.case.name, row.layouts.name(), row.transport);
             }
         }
+    }
+    if let Some(why) = uncounted {
+        eprintln!("system calls are not counted: {why}");
     }
     if !plan.json && done.iter().any(Figures::tells_wake_ups) {
         say!("{}", report::OF_WAKE_UPS);
@@ -198,13 +211,34 @@ fn lead(plan: &BenchPlan, rows: &[BenchRow], peer: SocketAddr) -> Result<(), Ben
     Ok(())
 }
 
-fn print(plan: &BenchPlan, figures: &Figures) {
-    if plan.json {
-        say!("{}", figures.json());
-    } else {
-        say!("{figures}");
-        if figures.clock_error > 0 {
-            say!("{:<20} clock error at most {:.1} us", "", figures.clock_error as f64 / 1e3);
+/// The figures of a row.
+enum Measured {
+    /// A hand-off and the bare limit.
+    Limit(Box<Figures>),
+    /// Both ways to a hand-off.
+    Library(Box<Comparison>),
+}
+
+impl Measured {
+    fn new(peer: SocketAddr, row: &BenchRow, plan: &BenchPlan) -> Result<Measured, String> {
+        if row.through_library {
+            let compared = comparison::compare(peer, row, plan.duration)?;
+            return Ok(Measured::Library(Box::new(compared)));
+        }
+        let figures = Leading::new(peer, row)?.measure(plan.duration)?;
+        Ok(Measured::Limit(Box::new(figures)))
+    }
+
+    fn print(&self, json: bool) {
+        let (line, clock_error) = match self {
+            Measured::Limit(figures) if json => (figures.json(), 0),
+            Measured::Library(row) if json => (row.json(), 0),
+            Measured::Limit(figures) => (figures.to_string(), figures.clock_error),
+            Measured::Library(row) => (row.to_string(), row.clock_error),
+        };
+        say!("{line}");
+        if clock_error > 0 {
+            say!("{:<20} clock error at most {:.1} us", "", clock_error as f64 / 1e3);
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct BenchPlan {
     pub duration: Duration,
     /// Whether to print JSON.
     pub json: bool,
+    /// Whether all rows compare the C library with agents that the bench drives.
+    pub through_library: bool,
     /// File for the HTML page.
     pub report: Option<PathBuf>,
     /// Parts of `all` that the plan leaves out, with the reason.
@@ -115,6 +117,7 @@ impl BenchPlan {
             rows,
             duration,
             json: flags.json,
+            through_library: flags.through_library,
             report: flags.report.clone(),
             left_out,
         })
@@ -134,6 +137,7 @@ fn row(case: &Case, layouts: Layouts, transport: &str, flags: &TransferBenchFlag
         pieces: flags.pieces.unwrap_or(usual.pieces),
         busy_poll: flags.busy_poll,
         data_threads: flags.data_threads.unwrap_or_default(),
+        through_library: flags.through_library,
     }
 }
 
@@ -325,6 +329,8 @@ mod tests {
                 "--data-threads fused: only rdma uses this flag",
             ),
             ("--listen 127.0.0.1:1 --connect 127.0.0.1:1", "cannot be used with"),
+            ("--through-library --busy-poll", "cannot be used with"),
+            ("--through-library --report page.html", "cannot be used with"),
         ] {
             let error = plan(words).unwrap_err();
             assert!(error.contains(said), "{words}: {error}");

@@ -14,6 +14,12 @@ pub const OF_WAKE_UPS: &str = "Up to 16 KiB a ratio shows wake-ups, not copies: 
 
 const _: () = assert!(RING_BYTES_MAX == 16 << 10, "the note above names this size");
 
+/// An empty set of times in nanoseconds.
+pub fn no_times() -> Histogram<u64> {
+    // Three significant digits. No run lasts longer than one minute.
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid")
+}
+
 /// Times of one row, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct BenchSamples {
@@ -27,9 +33,7 @@ pub struct BenchSamples {
 impl BenchSamples {
     /// An empty set of samples.
     pub fn new() -> BenchSamples {
-        // Three significant digits. No run lasts longer than one minute.
-        let empty = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid");
-        BenchSamples { handed_over: empty.clone(), bare: empty, cpu: 0 }
+        BenchSamples { handed_over: no_times(), bare: no_times(), cpu: 0 }
     }
 
     /// Adds a hand-off, the bare run after it, and the CPU time of the hand-off, in nanoseconds.
@@ -200,12 +204,13 @@ impl fmt::Display for Figures {
     }
 }
 
-fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {
+/// A quantile of these times, in microseconds.
+pub fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     histogram.value_at_quantile(quantile) as f64 / 1e3
 }
 
 /// Rounds to four decimals, which keeps lines short.
-fn rounded(value: f64) -> f64 {
+pub fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
@@ -227,6 +232,7 @@ mod tests {
             pieces: 16,
             busy_poll: true,
             data_threads: DataThreadMode::Fused,
+            through_library: false,
         };
         let mut samples = BenchSamples::new();
         for (ours, bare) in [(3000, 2000), (5000, 2500), (4000, 1000)] {

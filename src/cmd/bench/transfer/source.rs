@@ -1,60 +1,31 @@
 //! The source process. It controls the run and measures. In each row, hand-offs and bare runs
 //! alternate.
+//!
+//! Not here: rows that compare two ways to a hand-off (`comparison`).
 
 use super::bytes::{fill, touch};
 use super::case::{LISTS, TransferEnd};
+use super::count::{BenchCounts, CountStart};
+use super::library::LibraryAgent;
 use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
 use super::report::{BenchSamples, Figures};
 use super::side::{BenchWorker, PATIENCE};
 use super::talk::{BenchMessage, BenchRow};
-use crate::ids::{PageId, Room};
-use crate::model::logprobs::{Sampled, TopLogprobs};
-use crate::sched::first_token::FirstTokenRecord;
+use super::way::{BenchPrompts, SourceEnd, Way};
+use crate::ids::PageId;
+use crate::kv::region::Region;
 use crate::sys::clock::{monotonic_ns, process_cpu_ns};
-use crate::transfer::answer::TransferAnswer;
 use crate::transfer::command::SourceCommand;
 use crate::transfer::manager::identity::host_id;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Minimum and maximum number of hand-offs in a row. A median needs several runs. Tiny cases would
 /// otherwise run a hundred thousand times in a few seconds.
-const RUNS: std::ops::RangeInclusive<u32> = 5..=2000;
+pub const RUNS: std::ops::RangeInclusive<u32> = 5..=2000;
 /// Number of clock comparisons; the one with the shortest answer is the most exact.
 const ASKS: u32 = 32;
-
-/// Measures one row with the destination at `peer`, for about `duration`.
-///
-/// # Errors
-/// The destination or the hand-off fails.
-pub fn measure(peer: SocketAddr, row: &BenchRow, duration: Duration) -> Result<Figures, String> {
-    let text = |error: std::io::Error| format!("{peer}: {error}");
-    let stream = TcpStream::connect_timeout(&peer, PATIENCE).map_err(text)?;
-    let host = stream.local_addr().map_err(text)?.ip();
-    let (mut side, control_port) = BenchWorker::source(row, stream, host)?;
-    let version = env!("CARGO_PKG_VERSION").to_string();
-    side.send(&BenchMessage::Prepare { version, row: row.clone(), control_port })?;
-    fill_lists(&side, row);
-    let BenchMessage::Prepared { bare_port, verbs, host: theirs } = side.receive()? else {
-        return Err("the other process did not prepare the row".into());
-    };
-    let same_host = theirs == format!("{:?}", host_id());
-    if row.transport == "shm" && !same_host {
-        return Err("shm: the other process is on another host".into());
-    }
-    let clock = if same_host { Clock::default() } else { Clock::compare(&mut side)? };
-    let bare = match (bare_port, verbs) {
-        (Some(port), _) => Bare::Unconnected(SocketAddr::new(peer.ip(), port)),
-        (None, Some(theirs)) => {
-            let (mut limit, ours) = VerbsLimit::new(&row.moved(), row.lanes, PATIENCE)?;
-            limit.connect(theirs).map_err(|error| format!("bare verbs: {error}"))?;
-            side.send(&BenchMessage::Connect { verbs: ours })?;
-            Bare::Verbs(Box::new(limit))
-        }
-        (None, None) => Bare::There,
-    };
-    Leading { row, side, clock, bare, runs: 0 }.measure(duration)
-}
 
 /// Difference between the destination's clock and this one.
 #[derive(Clone, Copy, Default, Debug)]
@@ -89,11 +60,17 @@ impl Clock {
 }
 
 /// A row in progress.
-struct Leading<'a> {
+pub struct Leading<'a> {
     row: &'a BenchRow,
+    /// The direct way, and the connection to the destination.
     side: BenchWorker<SourceCommand>,
+    /// The way through the library, if it is open.
+    library: Option<LibraryAgent>,
+    prompts: Rc<BenchPrompts>,
+    host: IpAddr,
     clock: Clock,
     bare: Bare,
+    /// Hand-offs so far. Each has a room of its own.
     runs: u32,
 }
 
@@ -106,22 +83,57 @@ enum Bare {
     Verbs(Box<VerbsLimit>),
 }
 
-impl Leading<'_> {
-    fn measure(mut self, duration: Duration) -> Result<Figures, String> {
+impl<'a> Leading<'a> {
+    /// Prepares a row with the destination at `peer`.
+    ///
+    /// # Errors
+    /// The destination does not take part.
+    pub fn new(peer: SocketAddr, row: &'a BenchRow) -> Result<Leading<'a>, String> {
+        let text = |error: std::io::Error| format!("{peer}: {error}");
+        let stream = TcpStream::connect_timeout(&peer, PATIENCE).map_err(text)?;
+        let host = stream.local_addr().map_err(text)?.ip();
+        let (mut side, control_port) = BenchWorker::source(row, stream, host)?;
+        let version = env!("CARGO_PKG_VERSION").to_string();
+        side.send(&BenchMessage::Prepare { version, row: row.clone(), control_port })?;
+        let prompts = Rc::new(BenchPrompts::new(&row.case, TransferEnd::Source));
+        fill_lists(&side.agent.memory.region, row)?;
+        let BenchMessage::Prepared { bare_port, verbs, host: theirs } = side.receive()? else {
+            return Err("the other process did not prepare the row".into());
+        };
+        let same_host = theirs == format!("{:?}", host_id());
+        if row.transport == "shm" && !same_host {
+            return Err("shm: the other process is on another host".into());
+        }
+        let clock = if same_host { Clock::default() } else { Clock::compare(&mut side)? };
+        let bare = match (bare_port, verbs) {
+            (Some(port), _) => Bare::Unconnected(SocketAddr::new(peer.ip(), port)),
+            (None, Some(theirs)) => {
+                let (mut limit, ours) = VerbsLimit::new(&row.moved(), row.lanes, PATIENCE)?;
+                limit.connect(theirs).map_err(|error| format!("bare verbs: {error}"))?;
+                side.send(&BenchMessage::Connect { verbs: ours })?;
+                Bare::Verbs(Box::new(limit))
+            }
+            (None, None) => Bare::There,
+        };
+        Ok(Leading { row, side, library: None, prompts, host, clock, bare, runs: 0 })
+    }
+
+    /// Measures hand-offs and the bare limit for about `duration`.
+    ///
+    /// # Errors
+    /// The destination or the hand-off fails.
+    pub fn measure(mut self, duration: Duration) -> Result<Figures, String> {
         let mut samples = BenchSamples::new();
         // The first hand-off touches all memory and is not measured. The destination checks every
         // byte.
-        self.hand_over(true)?;
+        self.hand_over(Way::Direct, true)?;
         self.bare_run()?;
         let begun = Instant::now();
         while self.runs <= *RUNS.start() || begun.elapsed() < duration && self.runs <= *RUNS.end() {
-            let (took, cpu) = self.hand_over(false)?;
+            let (took, cpu) = self.hand_over(Way::Direct, false)?;
             samples.add(took, self.bare_run()?, cpu);
         }
-        self.side.send(&BenchMessage::Finish)?;
-        let BenchMessage::Finished { work_requests, doorbells } = self.side.receive()? else {
-            return Err("the other process did not finish the row".into());
-        };
+        let (work_requests, doorbells) = self.finish()?;
         let ours = self.side.agent.memory.counters.counts();
         let each = |count: u64| count as f64 / f64::from(self.runs);
         Ok(Figures {
@@ -130,8 +142,48 @@ impl Leading<'_> {
             work_requests: each(ours.work_requests + work_requests),
             doorbells: each(ours.doorbells + doorbells),
             limit: self.limit(),
-            clock_error: self.clock.error,
+            clock_error: self.clock_error(),
         })
+    }
+
+    /// Ends the row. Returns the work requests and doorbells of the other process.
+    ///
+    /// # Errors
+    /// The destination fails.
+    pub fn finish(&mut self) -> Result<(u64, u64), String> {
+        self.side.send(&BenchMessage::Finish)?;
+        let BenchMessage::Finished { work_requests, doorbells } = self.side.receive()? else {
+            return Err("the other process did not finish the row".into());
+        };
+        Ok((work_requests, doorbells))
+    }
+
+    /// Starts an agent of the library at both ends.
+    ///
+    /// # Errors
+    /// An agent does not start.
+    pub fn open_library(&mut self) -> Result<(), String> {
+        let agent = LibraryAgent::new(self.row, TransferEnd::Source, self.host, None)?;
+        fill_lists(agent.region(), self.row)?;
+        self.side.send(&BenchMessage::Open { source: agent.address()? })?;
+        self.library = Some(agent);
+        match self.side.receive()? {
+            BenchMessage::Opened => Ok(()),
+            _ => Err("the other process did not start an agent of the library".into()),
+        }
+    }
+
+    fn end_of(&mut self, way: Way) -> Result<&mut dyn SourceEnd, String> {
+        match (way, &mut self.library) {
+            (Way::Direct, _) => Ok(&mut self.side),
+            (Way::Library, Some(library)) => Ok(library),
+            (Way::Library, None) => Err("the library is not open".into()),
+        }
+    }
+
+    /// The maximum error of each time, in nanoseconds.
+    pub fn clock_error(&self) -> u64 {
+        self.clock.error
     }
 
     fn limit(&self) -> String {
@@ -144,30 +196,54 @@ impl Leading<'_> {
 
     /// Runs one hand-off. Returns the nanoseconds from the call at the source to the completion
     /// seen at the destination, and the CPU time of both processes.
-    fn hand_over(&mut self, verify: bool) -> Result<(u64, u64), String> {
-        let (case, room, list) = (&self.row.case, u64::from(self.runs), self.runs % LISTS);
-        let tokens = case.tokens();
-        let pages = case.list(TransferEnd::Source, list);
+    ///
+    /// # Errors
+    /// The destination or the hand-off fails.
+    pub fn hand_over(&mut self, way: Way, verify: bool) -> Result<(u64, u64), String> {
+        let (room, prompts) = (u64::from(self.runs), Rc::clone(&self.prompts));
         self.runs += 1;
-        let slot = self.side.enter(room, tokens, None)?;
-        self.side.send(&BenchMessage::Expect { room, list, verify })?;
-        let target = self.side.answer("a Destination", |answer| match *answer {
-            TransferAnswer::Granted { target, .. } => Some(target),
-            _ => None,
-        })?;
-        self.side.agent.begin(slot, target, &pages);
-        let first = Sampled { token: 1, logprob: 0.0, top: TopLogprobs::EMPTY };
-        let aux = FirstTokenRecord::new(&first, 0).to_aux(Room(room));
+        self.end_of(way)?.offer(room, &prompts.ids)?;
+        self.side.send(&BenchMessage::Expect { way, room, verify })?;
+        self.end_of(way)?.meet(prompts.pages(room))?;
         let (cpu, begun) = (process_cpu_ns(), monotonic_ns());
-        self.side.agent.chunk(slot, 0..tokens, Some(aux));
-        let BenchMessage::Landed { at, cpu: theirs } = self.side.receive_during(slot)? else {
+        self.end_of(way)?.send()?;
+        self.end(way)?;
+        let BenchMessage::Landed { at, cpu: theirs } = self.side.receive()? else {
             return Err("the other process did not report the arrival of the KV".into());
         };
         let cpu = (process_cpu_ns() - cpu).saturating_add(theirs);
-        match self.side.leave(slot)? {
-            None => Ok((self.clock.since(begun, at), cpu)),
-            Some(cause) => Err(format!("the hand-off failed: {cause}")),
+        Ok((self.clock.since(begun, at), cpu))
+    }
+
+    /// Counts what so many hand-offs take from both processes.
+    ///
+    /// # Errors
+    /// The destination or a hand-off fails.
+    pub fn count(&mut self, way: Way, rooms: u64) -> Result<BenchCounts, String> {
+        let prompts = Rc::clone(&self.prompts);
+        let counted = CountStart::now();
+        self.side.send(&BenchMessage::Count { way, room: self.runs.into(), rooms })?;
+        for _ in 0..rooms {
+            let room = u64::from(self.runs);
+            self.runs += 1;
+            self.end_of(way)?.offer(room, &prompts.ids)?;
+            self.end_of(way)?.meet(prompts.pages(room))?;
+            self.end_of(way)?.send()?;
+            self.end(way)?;
         }
+        let ours = counted.finish();
+        match self.side.receive()? {
+            BenchMessage::Counted(theirs) => Ok(ours.and(theirs)),
+            _ => Err("the other process did not count".into()),
+        }
+    }
+
+    /// Waits for the end of a hand-off. The destination can know more about a failure.
+    fn end(&mut self, way: Way) -> Result<(), String> {
+        self.end_of(way)?.end().map_err(|why| match self.side.receive() {
+            Err(theirs) => format!("{why}; {theirs}"),
+            Ok(_) => why,
+        })
     }
 
     /// Runs the bare limit once. Returns nanoseconds.
@@ -202,14 +278,15 @@ impl Leading<'_> {
 }
 
 /// Writes the case's bytes into every page of all lists.
-fn fill_lists(side: &BenchWorker<SourceCommand>, row: &BenchRow) {
-    let region = &side.agent.memory.region;
+fn fill_lists(region: &Region, row: &BenchRow) -> Result<(), String> {
+    let layout = row.layout(TransferEnd::Source).ok_or("ranks that do not share the heads")?;
     touch(region);
     let mut pages: Vec<PageId> =
         (0..LISTS).flat_map(|list| row.case.list(TransferEnd::Source, list)).collect();
     pages.sort_unstable();
     pages.dedup();
-    pages.into_iter().for_each(|page| fill(region, &side.agent.memory.layout, page));
+    pages.into_iter().for_each(|page| fill(region, &layout, page));
+    Ok(())
 }
 
 fn plural(count: u16, what: &str) -> String {

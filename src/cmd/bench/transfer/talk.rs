@@ -2,12 +2,15 @@
 //! own TCP connection.
 
 use super::case::{Case, CaseError, Layouts, TransferEnd};
+use super::count::BenchCounts;
 use super::limit::VerbsEnds;
+use super::way::Way;
 use crate::config::DataThreadMode;
 use crate::kv::layout::KvLayout;
 use crate::limits::LANES_MAX;
 use crate::net::{ConnId, Reactor};
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// Maximum bytes of a line.
 pub const LINE_MAX: usize = 64 << 10;
@@ -47,6 +50,8 @@ pub struct BenchRow {
     pub busy_poll: bool,
     /// Threads that post and poll over rdma.
     pub data_threads: DataThreadMode,
+    /// Whether the row compares the C library with agents that the bench drives itself.
+    pub through_library: bool,
 }
 
 impl BenchRow {
@@ -99,10 +104,19 @@ pub enum BenchMessage {
     Ask,
     /// Destination: nanoseconds of its clock.
     Time { at: u64 },
-    /// Source: expect the KV of this room in the pages of this list; check every byte if `verify`.
-    Expect { room: u64, list: u32, verify: bool },
+    /// Source: start an agent of the library, for the source's agent at this address.
+    Open { source: SocketAddr },
+    /// Destination: the agent runs.
+    Opened,
+    /// Source: expect the KV of this room; check every byte if `verify`.
+    Expect { way: Way, room: u64, verify: bool },
     /// Destination: its clock when the KV arrived, and its CPU time since `Expect`.
     Landed { at: u64, cpu: u64 },
+    /// Source: expect the KV of this room and of the next ones, `rooms` in all, without a message
+    /// in between.
+    Count { way: Way, room: u64, rooms: u64 },
+    /// Destination: what these hand-offs took.
+    Counted(BenchCounts),
     /// Source: start a bare run.
     Bare { run: u32 },
     /// Destination: it reads its bare streams from now on.
@@ -170,6 +184,7 @@ mod tests {
             pieces: 16,
             data_threads: DataThreadMode::Fused,
             busy_poll: false,
+            through_library: false,
         };
         assert_eq!(good.check(), Ok(()));
         for (bad, said) in [

@@ -215,7 +215,7 @@ impl Parts {
             lanes: config.lanes,
         };
         let waiter = (!config.busy_poll).then_some(waiter);
-        let mover = MoverRunner::new(mover, waiter, memory.lists.clone()).map_err(text)?;
+        let mover = MoverRunner::new(mover, waiter, &memory).map_err(text)?;
         let entropy = reactor.entropy().clone();
         Ok(Agent {
             next_tick: reactor.now(),
@@ -520,9 +520,6 @@ impl<C: Cancel> Agent<C> {
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         let parks = can_park && self.mover.is_thread() && !self.handoff.has_events();
         let wait = if parks { TICK } else { Duration::ZERO };
-        let now = self.reactor.now();
-        // Messages of the owner's calls leave before the wait.
-        self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
         self.reactor.poll(Some(now + wait)).map_err(text)?;
         let now = self.reactor.now();
         while let Some(event) = self.reactor.next_event() {

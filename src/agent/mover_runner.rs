@@ -1,9 +1,11 @@
 //! The thread of an agent's mover, or the mover itself if the owner runs it.
 //!
-//! Invariant: after the runner is dropped, nothing of the mover reads or writes the pool, and a
-//! copy that a destination still makes over shm is void. The engine can use all pages again.
+//! Invariants: after the runner is dropped, nothing of the mover reads or writes the pool, and a
+//! copy that a destination still makes over shm is void. The engine can use all pages again. If the
+//! mover has panicked, a NIC may still access the pool, which then stays mapped.
 
 use crate::ids::SlotId;
+use crate::kv::region::Region;
 use crate::obs::log::event;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::panic_message::panic_message;
@@ -11,6 +13,7 @@ use crate::sys::last_resort;
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use crate::transfer::mover::Mover;
 use crate::transfer::pages::PageLists;
+use crate::transfer::transport::Memory;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -32,18 +35,18 @@ enum Runner {
 }
 
 impl MoverRunner {
-    /// Runs a mover over these page lists on a thread that parks at `waiter`. Without one, the
-    /// owner runs its steps.
+    /// Runs a mover over this memory on a thread that parks at `waiter`. Without one, the owner
+    /// runs its steps.
     pub(super) fn new(
         mover: Mover,
         waiter: Option<Waiter>,
-        lists: Arc<PageLists>,
+        memory: &Memory,
     ) -> io::Result<MoverRunner> {
         let mover = match waiter {
             None => Runner::Here(Box::new(mover)),
-            Some(waiter) => Runner::start(mover, waiter)?,
+            Some(waiter) => Runner::start(mover, waiter, memory.region.clone())?,
         };
-        Ok(MoverRunner { mover, lists })
+        Ok(MoverRunner { mover, lists: memory.lists.clone() })
     }
 
     /// Runs a step. Returns false if another thread runs the mover.
@@ -69,16 +72,20 @@ impl MoverRunner {
 }
 
 impl Runner {
-    fn start(mut mover: Mover, waiter: Waiter) -> io::Result<Runner> {
+    fn start(mut mover: Mover, waiter: Waiter, region: Arc<Region>) -> io::Result<Runner> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
         let stop_of_thread = stop.clone();
         let thread = thread::Builder::new().name("move-0".into()).spawn(move || {
             let run = || last_resort::as_guest(|| waiter.run(&mut mover, &stop_of_thread));
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            let ended = catch_unwind(AssertUnwindSafe(run));
+            let end = || last_resort::as_guest(|| drop(mover));
+            let dropped = catch_unwind(AssertUnwindSafe(end));
+            if let Err(panic) = ended.and(dropped) {
                 let why = panic_message(&*panic);
                 event!(Error, "agent", "the mover has ended", why = why);
+                // A NIC may still access the pool.
+                std::mem::forget(region);
             }
-            last_resort::as_guest(|| drop(mover));
         })?;
         Ok(Runner::Thread { stop, bell, thread })
     }
@@ -91,7 +98,7 @@ impl Drop for MoverRunner {
         {
             stop.store(true, Ordering::Release);
             bell.notify();
-            // A second panic, while the mover was dropped, has no other consequence.
+            // The thread has reported a panic.
             let _ = thread.join();
         }
         for slot in 0..self.lists.shape().slots {

@@ -2,7 +2,7 @@
 //!
 //! Owns: the thread, which owns the service of the agent. Thread: the caller starts and stops it.
 //! Invariants: it parks unless there is work. After the thread has ended, no event comes, and calls
-//! of the client fail.
+//! of the client fail. If it has panicked, the pool stays mapped.
 
 use super::client::AgentClient;
 use super::requests::AgentRole;
@@ -53,14 +53,17 @@ impl AgentThread {
     }
 
     fn run<C: AgentRole + Send + 'static>(agent: Agent<C>) -> Result<AgentThread, String> {
-        let address = agent.address();
+        let (address, region) = (agent.address(), agent.memory.region.clone());
         let (service, client) = AgentService::new(agent)?;
         let stop = Arc::new(AtomicBool::new(false));
         let is_stopped = stop.clone();
         let thread = Builder::new().name("baton-ctl".into()).spawn(move || {
             let run = || last_resort::as_guest(|| serve(service, &is_stopped));
-            let ended = catch_unwind(AssertUnwindSafe(run))
-                .unwrap_or_else(|panic| Err(panic_message(&*panic).to_owned()));
+            let ended = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+                // A NIC may still access the pool.
+                std::mem::forget(region);
+                Err(panic_message(&*panic).to_owned())
+            });
             if let Err(why) = ended {
                 event!(Error, "agent", "the agent has ended", why = why);
             }

@@ -3,9 +3,9 @@
 //! entries behind a doorbell. A step of the fabric executes them by copying.
 //!
 //! It injects faults that a NIC or soft-RoCE cannot offer: delayed packets, any order of queue
-//! pairs, chosen failures, lost completions, stalled posts. It checks keys, bounds, permissions,
-//! receives and resets as the standard requires. A simulator with its own network and clock moves
-//! each request step by step (`steps`).
+//! pairs, chosen failures, lost completions, stalled posts, broken devices. It checks keys, bounds,
+//! permissions, receives and resets as the standard requires. A simulator with its own network and
+//! clock moves each request step by step (`steps`).
 //! Not here: packets, loss on the wire, time.
 
 mod queue;
@@ -42,6 +42,15 @@ pub enum StepMode {
     Discarded = 2,
 }
 
+/// A fault of all devices at a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceFault {
+    /// Queue pairs are neither destroyed nor reset.
+    KeepsPairs = 1,
+    /// A poll reports more completions than there is room for.
+    Overreports = 2,
+}
+
 /// Counts of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePairCounts {
@@ -58,6 +67,8 @@ pub(super) struct Shared {
     region_max: AtomicU64,
     /// The place of devices opened from now on.
     place: AtomicU32,
+    /// The place of devices with a fault, and the fault; 0: no fault.
+    fault: AtomicU64,
     /// Posting threads block.
     stalls: AtomicBool,
     /// A thread is blocked.
@@ -73,6 +84,7 @@ impl Fabric {
             pace,
             region_max: AtomicU64::new(1 << 40),
             place: AtomicU32::new(0),
+            fault: AtomicU64::new(0),
             stalls: AtomicBool::new(false),
             has_stalled: AtomicBool::new(false),
         }))
@@ -128,6 +140,11 @@ impl Fabric {
         self.0.wire().held.remove(&number);
     }
 
+    /// From now on the devices at this place, and no others, have a fault.
+    pub fn break_devices(&self, place: u32, fault: DeviceFault) {
+        self.0.fault.store(fault_at(place, fault), Ordering::Release);
+    }
+
     /// From now on a posting thread blocks until this is reset. Then its request is posted.
     pub fn stall(&self, stalls: bool) {
         self.0.stalls.store(stalls, Ordering::Release);
@@ -174,7 +191,15 @@ impl fmt::Debug for Fabric {
     }
 }
 
+fn fault_at(place: u32, fault: DeviceFault) -> u64 {
+    u64::from(place) << 8 | fault as u64
+}
+
 impl Shared {
+    fn has_fault(&self, place: u32, fault: DeviceFault) -> bool {
+        self.fault.load(Ordering::Acquire) == fault_at(place, fault)
+    }
+
     fn wire(&self) -> MutexGuard<'_, Wire> {
         self.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }

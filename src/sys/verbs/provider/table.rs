@@ -5,9 +5,9 @@
 //! No panic unwinds through the C interface: it ends the process.
 #![allow(unsafe_code)]
 
-use super::Shared;
 use super::queue::{Room, WorkQueue};
 use super::wire::{Entries, Pair, Registered};
+use super::{DeviceFault, Shared};
 use crate::sys::verbs::abi::{
     self, CompChannel, Context, ContextOps, Cq, DeviceAttr, Gid, GidEntry, ListedDevice, Mr, Pd,
     PortAttr, Qp, QpAttr, QpInitAttr, RecvWr, SendWr, Wc,
@@ -109,6 +109,14 @@ unsafe fn device<'a>(context: *mut Context) -> &'a OpenDevice {
 unsafe fn shared<'a>(context: *mut Context) -> &'a Arc<Shared> {
     // SAFETY: by the caller.
     unsafe { &device(context).shared }
+}
+
+/// # Safety
+/// As for [`device`].
+unsafe fn has_fault(context: *mut Context, fault: DeviceFault) -> bool {
+    // SAFETY: by the caller.
+    let device = unsafe { device(context) };
+    device.shared.has_fault(device.place, fault)
 }
 
 /// A device is opened by the handle of its fabric, not from a list.
@@ -284,8 +292,12 @@ unsafe extern "C" fn create_cq(
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut Cq) -> c_int {
-    // SAFETY: created by `create_cq`, ended once.
-    unsafe { ended::<Queue, _>(cq) };
+    // SAFETY: created by `create_cq`, ended once. A queue pair that stays causes no event any more.
+    unsafe {
+        let own = &*cq.cast::<Queue>();
+        own.entries.armed.store(false, Ordering::Release);
+        ended::<Queue, _>(cq);
+    }
     0
 }
 
@@ -365,6 +377,11 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
 unsafe extern "C" fn modify_qp(qp: *mut Qp, attr: *mut QpAttr, _mask: c_int) -> c_int {
     // SAFETY: the queue pair lives, and the caller's attributes are readable.
     let (own, attr) = unsafe { (&*qp.cast::<ProviderQueuePair>(), &*attr) };
+    // SAFETY: the device of the queue pair is open.
+    let keeps = unsafe { has_fault(own.head.context, DeviceFault::KeepsPairs) };
+    if keeps && attr.qp_state == abi::QPS_RESET {
+        return libc::EIO;
+    }
     let number = own.head.qp_num;
     let mut wire = own.shared.wire();
     let Some(pair) = wire.pairs.get_mut(&number) else {
@@ -396,9 +413,12 @@ unsafe extern "C" fn modify_qp(qp: *mut Qp, attr: *mut QpAttr, _mask: c_int) -> 
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut Qp) -> c_int {
-    // SAFETY: created by `create_qp`, ended once.
+    // SAFETY: created by `create_qp`, ended once. Its device is open.
     unsafe {
         let own = &*qp.cast::<ProviderQueuePair>();
+        if has_fault(own.head.context, DeviceFault::KeepsPairs) {
+            return libc::EIO;
+        }
         let mut wire = own.shared.wire();
         wire.forget(own.head.qp_num);
         wire.pairs.remove(&own.head.qp_num);
@@ -459,6 +479,10 @@ unsafe extern "C" fn poll_cq(cq: *mut Cq, room: c_int, mut into: *mut Wc) -> c_i
     // SAFETY: the queue lives.
     let own = unsafe { &*cq.cast::<Queue>() };
     own.shared.polled();
+    // SAFETY: the device of the queue is open.
+    if unsafe { has_fault(own.head.context, DeviceFault::Overreports) } {
+        return room + 1;
+    }
     let put = |entry| {
         // SAFETY: the caller has room for `room` entries.
         unsafe {

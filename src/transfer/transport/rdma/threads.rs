@@ -9,6 +9,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// A thread ends after its turn, which takes microseconds. After this many milliseconds it hangs.
+/// They are counted one by one, so that a stopped process does not look like a hanging thread.
+const END_MAX_MS: u32 = 1000;
 
 /// Without one of its threads, all sessions of a NIC are lost, and no thread owns their work in
 /// flight.
@@ -82,8 +87,24 @@ impl Drop for DataThreads {
         self.stop.store(true, Ordering::Release);
         self.bells.iter().for_each(|bell| bell.notify());
         for thread in self.threads.drain(..) {
+            // In a guest, a thread that hangs goes on alone. It keeps its sessions, so their memory
+            // stays mapped.
+            if self.is_guest && !ends_in_time(&thread) {
+                continue;
+            }
             // A thread that panicked has reported it; sessions end without it.
             let _ = thread.join();
         }
     }
+}
+
+/// Waits for the end of a stopped thread. False: it hangs.
+fn ends_in_time(thread: &JoinHandle<()>) -> bool {
+    let is_finished = |_| {
+        thread.is_finished() || {
+            thread::sleep(Duration::from_millis(1));
+            false
+        }
+    };
+    (0..END_MAX_MS).any(is_finished)
 }

@@ -1,5 +1,7 @@
 //! Agents: the transfer engine under another engine, each with a thread of its own.
 
+mod last_resort;
+
 use baton::agent::client::{AgentClient, AgentError};
 use baton::agent::requests::{AgentEventKind, AuxPayload};
 use baton::agent::thread::AgentThread;
@@ -60,8 +62,16 @@ struct Side {
 
 impl Side {
     fn new(role: Role, transport: Transport, keys: Keyring) -> Side {
+        Side::with(role, transport, |config| AgentConfig { keys, ..config })
+    }
+
+    fn with(
+        role: Role,
+        transport: Transport,
+        change: impl FnOnce(AgentConfig) -> AgentConfig,
+    ) -> Side {
         let (layout, region) = (layout_of(role), memory(role));
-        let config = AgentConfig { keys, ..config(role, transport, &region) };
+        let config = change(config(role, transport, &region));
         let agent = AgentThread::start(role, config).unwrap();
         Side { agent, region, layout, told: HashMap::new() }
     }

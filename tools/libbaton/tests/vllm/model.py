@@ -20,7 +20,7 @@ import calls
 from engine import CALLS, OCCURRED, Engine, Request, note
 
 KEEP, LOAD, DRAIN = 0.5, 1.0, 20.0
-EXAMPLES_MORE = 1000
+EXAMPLES_MORE = 300
 EXTRA = {"keep_seconds": KEEP, "load_seconds": LOAD, "transports": "shm,tcp", "slots": 64}
 # Everything of this must occur in a run.
 WANTED = [

@@ -200,5 +200,5 @@ class Servers:
         return [self.running[setup].await_start() for setup in setups]
 
     def end(self):
-        for server in self.running.values():
-            server.end()
+        while self.running:
+            self.running.popitem()[1].end()

@@ -1,9 +1,9 @@
 """The order of the calls that an engine makes to a connector.
 
 `watch` notes each two successive calls about a request, and the calls of a worker's step. Notes of
-real engines are in `recordings`. The model must make each of these, so it is not narrower than
-vLLM. vLLM loads `RecordedConnector` by `kv_connector_module_path`; the folder `BATON_WITNESS` gets
-its notes.
+real engines are in `recordings`. The model prints which of these it has not made. The folder
+`BATON_WITNESS` gets the notes of `RecordedConnector`, which vLLM loads by
+`kv_connector_module_path`.
 """
 
 import os

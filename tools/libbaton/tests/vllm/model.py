@@ -332,9 +332,7 @@ def run(examples, phases=(Phase.generate,), **more):
 
 def missing():
     """What has not occurred yet."""
-    return [name for name in WANTED if not OCCURRED[name]] + [
-        f"{name}: {line}" for name, recorded in calls.recordings().items()
-        for line in sorted(recorded - CALLS)]
+    return [name for name in WANTED if not OCCURRED[name]]
 
 
 def main():
@@ -348,7 +346,8 @@ def main():
     for name, count in sorted(OCCURRED.items()):
         print(f"{count:7} {name}")
     for name, recorded in calls.recordings().items():
-        print(f"{len(recorded & CALLS):7} of {len(recorded)} orders of calls by {name}")
+        print(f"{len(recorded & CALLS):7} of {len(recorded)} orders of calls by {name}; not made: "
+              f"{sorted(recorded - CALLS) or 'none'}")
     print(f"{examples} examples, {time.monotonic() - began:.0f} s; "
           f"did not occur: {missing() or 'nothing'}")
     return bool(missing())

@@ -1,10 +1,12 @@
 """A storm of the library: two sources and a destination hand over, are killed and stand still.
 
-    python storm.py SECONDS [--transports shm,tcp] [--seed N] [--early]
+    python storm.py SECONDS [--transports shm,tcp] [--seed N] [--cancel-within S] [--early]
 
 Each process fills the pages that it gets back with a guard, and checks the guard before it uses
 them again. A destination checks all bytes of what has landed. `--early` plants a mistake: the
 processes use pages again when they cancel, without waiting for `ENDED`. Then the storm must fail.
+Requests are cancelled within S seconds of their start or of MET: about the time that a hand-over
+takes.
 Prints the outcomes; status 1 if a byte is wrong, or a request has no end.
 """
 
@@ -30,6 +32,7 @@ END_SECONDS = 15.0
 # Most attempts that one process has at a time, and the time between two of them.
 OPEN_MAX, PAUSE = 20, 0.004
 KILL_SECONDS, STOP_SECONDS = 2.5, 1.5
+START_SECONDS = 120.0
 
 
 def layout() -> Layout:
@@ -149,8 +152,9 @@ class Engine:
             if error.code is not ErrorCode.FULL:
                 raise
             return False
+        cancel_at = 1e9 if attempt["after_met"] else now + attempt["cancel"]
         attempt |= {"pages": pages, "began": now, "computed": 0, "landed": False, "end": None,
-                    "early": False}
+                    "early": False, "cancel_at": cancel_at}
         if self.role is Role.DESTINATION:
             self.agent.lease(request, pages)
         self.open[request] = attempt
@@ -163,8 +167,8 @@ class Engine:
             attempt["end"] = now
         if attempt["end"] is not None:
             return
-        if now > attempt["began"] + attempt["cancel"]:
-            attempt["cancel"] = 1e9
+        if now > attempt["cancel_at"]:
+            attempt["cancel_at"] = 1e9
             self.agent.cancel(request)
             if self.is_early:
                 self.memory.give_back(pages)
@@ -182,6 +186,8 @@ class Engine:
 
     def take(self, event: Any, now: float) -> None:
         attempt = self.open[event.request]
+        if event.kind is EventKind.MET and attempt["after_met"]:
+            attempt["cancel_at"] = now + attempt["cancel"]
         if event.kind is EventKind.LANDED:
             attempt["landed"], attempt["end"] = True, now
             payload = (event.payload or b"").rstrip(b"\0")
@@ -242,6 +248,7 @@ class Storm:
         self.outcomes: dict[str, int] = {}
         self.wrong: list[str] = []
         self.closed = 0
+        self.cancel_within = arguments.cancel_within
         words = ["1", f"--transports={arguments.transports}"]
         words += ["--early"] if arguments.early else []
         roles = ("source", "source", "destination")
@@ -269,12 +276,21 @@ class Storm:
         time.sleep(dice.uniform(0, STOP_SECONDS))
         child.process.send_signal(signal.SIGCONT)
 
+    def is_up(self) -> bool:
+        return all(child.address is not None for child in self.children)
+
     def run(self, seconds: float, dice: random.Random) -> None:
+        begun = time.monotonic()
+        while not self.is_up():
+            assert time.monotonic() < begun + START_SECONDS, "a process does not start"
+            time.sleep(PAUSE)
         until, hurts_at, room = time.monotonic() + seconds, time.monotonic() + KILL_SECONDS, 0
         *sources, destination = self.children
         while time.monotonic() < until:
             time.sleep(PAUSE)
-            if time.monotonic() > hurts_at:
+            if not self.is_up():
+                hurts_at = time.monotonic() + dice.uniform(0, 2 * KILL_SECONDS)
+            elif time.monotonic() > hurts_at:
                 self.hurt(dice)
                 hurts_at = time.monotonic() + dice.uniform(0, 2 * KILL_SECONDS)
             source = dice.choice(sources)
@@ -282,11 +298,12 @@ class Storm:
             if not source.address or destination.address is None or is_full:
                 continue
             room += 1
-            attempt = {"room": room, "tokens": dice.randint(1, TOKENS_MAX),
-                       "address": source.address, "chunk": dice.randint(1, TOKENS_MAX)}
+            tokens = dice.choice([dice.randint(1, TOKENS_MAX), TOKENS_MAX])
+            attempt = {"room": room, "tokens": tokens, "address": source.address,
+                       "chunk": dice.randint(1, TOKENS_MAX)}
             for child in dice.sample([source, destination], 2):
-                cancel = dice.uniform(0, 0.02) if dice.random() < 0.3 else 1e9
-                child.order({**attempt, "cancel": cancel})
+                cancel = dice.uniform(0, self.cancel_within) if dice.random() < 0.5 else 1e9
+                child.order({**attempt, "cancel": cancel, "after_met": dice.random() < 0.7})
         for child in self.children:
             child.process.stdin.close()
         for child in self.children:
@@ -300,6 +317,7 @@ def main() -> int:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--transports", default="shm,tcp")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cancel-within", type=float, default=0.004)
     parser.add_argument("--early", action="store_true")
     parser.add_argument("--role", choices=["source", "destination"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()

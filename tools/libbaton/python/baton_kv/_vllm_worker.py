@@ -155,7 +155,8 @@ class WorkerSide(KVConnectorBase_V1):
         """Frees all. It can be called twice."""
         parts: list[Agent | Region] = [*self._agents.values()]
         parts += [self._region] if self._region else []
-        self._agents, self._region = {}, None
+        # The numbers of the agents' descriptors become those of other files.
+        self._agents, self._region, self._events = {}, None, select.poll()
         for part in parts:
             try:
                 part.free()

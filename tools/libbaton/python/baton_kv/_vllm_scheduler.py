@@ -243,13 +243,21 @@ class SchedulerSide(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """What the workers do in this step."""
-        output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
+        output = scheduler_output
         for request_id in output.preempted_req_ids or ():
             self._next.preempted.append(request_id)
             prompt = self._prompts.get(request_id)
             if prompt is not None:
                 # The blocks are gone. The request gets a new room when it is resumed.
                 prompt.room, prompt.is_complete = None, False
+        if self._prompts:
+            self._plan_saves(output)
+        metadata, self._next = self._next, BatonMetadata()
+        metadata.is_idle = not output.num_scheduled_tokens
+        return metadata
+
+    def _plan_saves(self, output: Any) -> None:
+        cached = output.scheduled_cached_reqs
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         computed.update(zip(cached.req_ids, cached.num_computed_tokens))
         for request_id, count in output.num_scheduled_tokens.items():
@@ -257,9 +265,6 @@ class SchedulerSide(KVConnectorBase_V1):
             if prompt is not None and not prompt.is_complete:
                 table = output.kv_connector_block_state.get_block_ids(request_id)[0]
                 self._plan(request_id, prompt, table, computed[request_id] + count)
-        metadata, self._next = self._next, BatonMetadata()
-        metadata.is_idle = not output.num_scheduled_tokens
-        return metadata
 
     def _plan(self, request_id: str, prompt: _Prompt, table: Sequence[int], tokens: int) -> None:
         digests = None

@@ -171,25 +171,22 @@ class WorkerSide(KVConnectorBase_V1):
             self._kept[request_id] = time.monotonic() + self._settings.keep_seconds
             if is_given_up:
                 self._cancel(self._offers.get(request_id))
-        ending = [self._offers.pop(one) for one in kv_connector_metadata.preempted
-                  if one in self._offers]
-        for offer in ending:
-            self._cancel(offer)
-        self._wait_for(ending, PREEMPTION_SECONDS)
-        if any(offer.is_open for offer in ending):
-            raise RuntimeError("peers still use blocks that are overwritten next")
+        if kv_connector_metadata.preempted:
+            self._end_offers(kv_connector_metadata.preempted)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Starts the loads of this step, and ends those that are not needed."""
         metadata: Any = self._get_connector_metadata()
         for load in metadata.loads:
             self._start(load, "load")
-        for one in list(self._open.values()):
-            if one.kind == "load" and one.request_id in metadata.abandoned:
-                self._cancel(one)
-        drops = [self._start(load, "drop") for load in metadata.drops]
-        # A step can be the last one for long, so a drop is not left to the next.
-        self._wait_for([one for one in drops if one], _DROP_SECONDS)
+        if metadata.abandoned:
+            for one in list(self._open.values()):
+                if one.kind == "load" and one.request_id in metadata.abandoned:
+                    self._cancel(one)
+        if metadata.drops:
+            drops = [self._start(load, "drop") for load in metadata.drops]
+            # A step can be the last one for long, so a drop is not left to the next.
+            self._wait_for([one for one in drops if one], _DROP_SECONDS)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads end between steps."""
@@ -237,6 +234,14 @@ class WorkerSide(KVConnectorBase_V1):
         return stats
 
     # --- transfers -----------------------------------------------------------------------------
+
+    def _end_offers(self, request_ids: list[str]) -> None:
+        ending = [self._offers.pop(one) for one in request_ids if one in self._offers]
+        for offer in ending:
+            self._cancel(offer)
+        self._wait_for(ending, PREEMPTION_SECONDS)
+        if any(offer.is_open for offer in ending):
+            raise RuntimeError("peers still use blocks that are overwritten next")
 
     def _hand_over(self, save: Save) -> None:
         agent = self._agents[Role.SOURCE]

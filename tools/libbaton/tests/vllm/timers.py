@@ -1,4 +1,4 @@
-"""`BatonConnector` and `NixlConnector` with timers, for the figures of `tools/vllm-connector`.
+"""Connectors with timers: Baton's, NIXL's and an empty one, for `tools/vllm-connector --figures`.
 
 vLLM loads them by `kv_connector_module_path`. The folder `BATON_WITNESS` gets lines of JSON:
 `steps` has the CPU time of all calls so far, `alloc` the time of a load as the scheduler sees it.
@@ -107,8 +107,45 @@ def make_nixl():
     return with_timers(Waiting, base)
 
 
+def make_empty():
+    """Its calls do nothing, so their time is that of the timers."""
+    base = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+
+    class EmptyConnector(base.KVConnectorBase_V1):
+        def get_num_new_matched_tokens(self, request, num_computed_tokens):
+            return 0, False
+
+        def update_state_after_alloc(self, request, blocks, num_external_tokens):
+            pass
+
+        def build_connector_meta(self, scheduler_output):
+            return base.KVConnectorMetadata()
+
+        def start_load_kv(self, forward_context, **more):
+            pass
+
+        def wait_for_layer_load(self, layer_name):
+            pass
+
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **more):
+            pass
+
+        def wait_for_save(self):
+            pass
+
+        def get_transfer_results(self, finished_req_ids):
+            return base.KVConnectorTransferResults()
+
+    class Waiting(Timers):
+        def loads(self):
+            return []
+
+    return with_timers(Waiting, EmptyConnector)
+
+
 def __getattr__(name):
-    makers = {"TimedBatonConnector": make_baton, "TimedNixlConnector": make_nixl}
+    makers = {"TimedBatonConnector": make_baton, "TimedNixlConnector": make_nixl,
+              "TimedEmptyConnector": make_empty}
     if name not in makers:
         raise AttributeError(name)
     made = globals()[name] = makers[name]()

@@ -5,8 +5,8 @@
 Each process fills the pages that it gets back with a guard, and checks the guard before it uses
 them again. A destination checks all bytes of what has landed. `--early` plants a mistake: the
 processes use pages again when they cancel, without waiting for `ENDED`. Then the storm must fail.
-Requests are cancelled within S seconds of their start or of MET: about the time that a hand-over
-takes.
+Requests are cancelled within S seconds of their start, of MET or of the begin of their transfer:
+about the time that a hand-over takes.
 Prints the outcomes; status 1 if a byte is wrong, or a request has no end.
 """
 
@@ -24,7 +24,8 @@ import time
 from typing import Any
 
 from baton_kv import (
-    Agent, BatonError, Element, ErrorCode, EventKind, Layout, LogLevel, Region, Role, log_to)
+    Agent, BatonError, Element, ErrorCode, EventKind, Layout, LogLevel, Region, Role, State,
+    log_to)
 
 PAGES, LAYERS, BLOCK, TOKENS_MAX, SLOTS = 96, 2, 128 << 10, 24, 12
 SECONDS = 5.0
@@ -33,6 +34,8 @@ END_SECONDS = 15.0
 OPEN_MAX, PAUSE = 20, 0.004
 KILL_SECONDS, STOP_SECONDS = 2.5, 1.5
 START_SECONDS = 120.0
+# From when on the time of a cancel counts. The first one cancels at once.
+CANCELS = ["transfer", "transfer", "met", "start"]
 
 
 def layout() -> Layout:
@@ -152,7 +155,7 @@ class Engine:
             if error.code is not ErrorCode.FULL:
                 raise
             return False
-        cancel_at = 1e9 if attempt["after_met"] else now + attempt["cancel"]
+        cancel_at = now + attempt["cancel"] if attempt["since"] == "start" else 1e9
         attempt |= {"pages": pages, "began": now, "computed": 0, "landed": False, "end": None,
                     "early": False, "cancel_at": cancel_at}
         if self.role is Role.DESTINATION:
@@ -167,7 +170,11 @@ class Engine:
             attempt["end"] = now
         if attempt["end"] is not None:
             return
-        if now > attempt["cancel_at"]:
+        is_moving = self.agent.state(request) is State.TRANSFERRING
+        if is_moving and attempt["since"] == "transfer" and not attempt["early"]:
+            attempt["cancel_at"] = now + attempt["cancel"]
+            attempt["since"] = ""
+        if now >= attempt["cancel_at"]:
             attempt["cancel_at"] = 1e9
             self.agent.cancel(request)
             if self.is_early:
@@ -186,7 +193,7 @@ class Engine:
 
     def take(self, event: Any, now: float) -> None:
         attempt = self.open[event.request]
-        if event.kind is EventKind.MET and attempt["after_met"]:
+        if event.kind is EventKind.MET and attempt["since"] == "met":
             attempt["cancel_at"] = now + attempt["cancel"]
         if event.kind is EventKind.LANDED:
             attempt["landed"], attempt["end"] = True, now
@@ -303,7 +310,10 @@ class Storm:
                        "chunk": dice.randint(1, TOKENS_MAX)}
             for child in dice.sample([source, destination], 2):
                 cancel = dice.uniform(0, self.cancel_within) if dice.random() < 0.5 else 1e9
-                child.order({**attempt, "cancel": cancel, "after_met": dice.random() < 0.7})
+                since = dice.choice(CANCELS)
+                if since == "transfer" and cancel < 1e9:
+                    cancel = 0
+                child.order({**attempt, "cancel": cancel, "since": since})
         for child in self.children:
             child.process.stdin.close()
         for child in self.children:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import vllm
 
-# Files of weights, and how much of each is read.
+# Files of weights, and how much of each is read if nothing says where its tensors are.
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _SAMPLES, _SAMPLE_BYTES = 4096, 64
 # What differs from host to host, not from model to model.
@@ -15,22 +16,34 @@ _LOCAL_NAMES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def weights_of(model: Any) -> str:
-    """Which weights a model has: a digest of samples of its files, or the commit of a repository.
+    """Which weights a model has: a digest of samples of its files.
 
-    Two trainings differ in every sample, so a few samples of each tensor are enough.
+    Without files, it is the name of the model, with the commit or revision of its repository.
     """
     path, digest = Path(model.model), hashlib.sha256()
-    if not path.exists():
-        return str(getattr(model.hf_config, "_commit_hash", None) or model.revision)
     files = [path] if path.is_file() else sorted(
         one for kind in _WEIGHTS for one in path.glob(kind))
+    if not files:
+        commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
+        return f"{model.model_weights or model.model} {commit}"
     for file in files:
-        size = file.stat().st_size
         with open(file, "rb", buffering=0) as opened:
-            for offset in range(0, size, max(size // _SAMPLES, _SAMPLE_BYTES)):
+            for offset in _offsets_of(file, opened, digest):
                 opened.seek(offset)
                 digest.update(opened.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def _offsets_of(file: Path, opened: Any, digest: Any) -> Iterable[int]:
+    """Where samples are: at the start of each tensor, or in equal steps."""
+    size = file.stat().st_size
+    if file.suffix != ".safetensors":
+        return range(0, size, max(size // _SAMPLES, _SAMPLE_BYTES))
+    length = int.from_bytes(opened.read(8), "little")
+    header = opened.read(length)
+    digest.update(header)
+    return [8 + length + tensor["data_offsets"][0]
+            for name, tensor in json.loads(header).items() if name != "__metadata__"]
 
 
 def facts_of(vllm_config: Any, kv_cache_config: Any, dtype: str) -> str:
@@ -47,5 +60,5 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, dtype: str) -> str:
         "model": {name: value for name, value in model.hf_text_config.to_dict().items()
                   if name not in _LOCAL_NAMES},
         "weights": weights_of(model), "model_dtype": str(model.dtype),
-        "quantization": str(model.quantization), "lora": vllm_config.lora_config is not None,
+        "quantization": str(model.quantization),
     }, sort_keys=True, default=str)

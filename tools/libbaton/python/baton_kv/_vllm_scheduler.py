@@ -19,6 +19,12 @@ from vllm.logger import init_logger
 logger = init_logger("vllm.baton_kv.scheduler")
 
 _ROOMS = 1 << 63
+# The longest life of a request in the library.
+SECONDS_MAX = 1800.0
+# The type and the least value of each setting that is a number.
+_NUMBERS: dict[str, tuple[type, float]] = {
+    "keep_seconds": (float, 0.001), "load_seconds": (float, 0.001), "slots": (int, 1),
+    "sessions": (int, 1), "lanes": (int, 0)}
 # A block of one layer must be one run of bytes.
 _LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -39,6 +45,7 @@ class Settings:
     keep_seconds: float = 30.0
     load_seconds: float = 30.0
     slots: int = 1024
+    sessions: int = 256
 
     @classmethod
     def of(cls, extra: dict[str, Any]) -> "Settings":
@@ -50,8 +57,13 @@ class Settings:
         for name in {"transports", "allow", "devices", "cpus"} & set(values):
             parts = values[name].split(",") if isinstance(values[name], str) else values[name]
             values[name] = tuple(int(one) if name == "cpus" else one.strip() for one in parts)
-        for name in ("keep_seconds", "load_seconds", "slots"):
-            if not 0 < float(values.get(name, 1)) <= 86_400:
+        for name in _NUMBERS.keys() & values:
+            kind, least = _NUMBERS[name]
+            try:
+                number = values[name] = kind(values[name])
+            except (TypeError, ValueError):
+                number = -1
+            if not least <= number or (kind is float and number > SECONDS_MAX):
                 raise ValueError(f"kv_connector_extra_config: {name} is out of range")
         return cls(**values)
 
@@ -67,6 +79,7 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
         "context parallelism": (parallel.prefill_context_parallel_size > 1
                                 or parallel.decode_context_parallel_size > 1),
         "speculative decoding": vllm_config.speculative_config is not None,
+        "LoRA": vllm_config.lora_config is not None,
         "sleep mode": vllm_config.model_config.enable_sleep_mode,
         "MultiConnector": _is_child(),
         f"{len(groups)} KV cache groups": len(groups) != 1,
@@ -150,9 +163,9 @@ class _Fetch:
 
 def digests_of(request: Any, block_size: int) -> list[int]:
     """A digest of all that decides the KV up to the end of each block, the last one included."""
-    lora, features = request.lora_request, request.mm_features or ()
-    seed = [(one.identifier, one.mm_position.offset, one.mm_position.length) for one in features]
-    chain, digests = repr((lora and lora.lora_name, seed)).encode(), []
+    seed = [(one.identifier, one.mm_position.offset, one.mm_position.length)
+            for one in request.mm_features or ()]
+    chain, digests = repr(seed).encode(), []
     for start in range(0, len(request.prompt_token_ids), block_size):
         block = array("q", request.prompt_token_ids[start:start + block_size])
         chain = hashlib.sha256(chain + block.tobytes()).digest()
@@ -176,10 +189,14 @@ class SchedulerSide(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         refuse_unsupported(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._slots = Settings.of(extra).slots
         self._tp_size: int = vllm_config.parallel_config.tensor_parallel_size
         self._block_size: int = vllm_config.cache_config.block_size
         self._addresses: list[str] = []
         self._prompts: dict[str, _Prompt] = {}
+        # Requests of prefill that have a slot of their workers' agents.
+        self._offered: set[str] = set()
         self._fetches: dict[str, _Fetch] = {}
         self._rooms: set[int] = set()
         self._next = BatonMetadata()
@@ -198,6 +215,8 @@ class SchedulerSide(KVConnectorBase_V1):
         role, fault = self._kv_transfer_config, None
         if not request.prompt_token_ids:
             fault = "its prompt has no token ids"
+        elif request.prompt_embeds is not None:
+            fault = "its prompt has embeddings"
         elif not (role.is_kv_consumer if is_load else role.is_kv_producer):
             fault = "kv_role forbids it"
         elif is_load and not _are_valid(params, self._tp_size):
@@ -229,7 +248,6 @@ class SchedulerSide(KVConnectorBase_V1):
         if fetch is None or fetch.has_begun:
             return
         fetch.has_begun = True
-        request.kv_transfer_params["do_remote_prefill"] = False
         if num_external_tokens == 0:
             self._next.drops.append(fetch.load)
             return
@@ -250,6 +268,7 @@ class SchedulerSide(KVConnectorBase_V1):
             if prompt is not None:
                 # The blocks are gone. The request gets a new room when it is resumed.
                 prompt.room, prompt.is_complete = None, False
+                self._offered.discard(request_id)
         if self._prompts:
             self._plan_saves(output)
         metadata, self._next = self._next, BatonMetadata()
@@ -269,12 +288,21 @@ class SchedulerSide(KVConnectorBase_V1):
     def _plan(self, request_id: str, prompt: _Prompt, table: Sequence[int], tokens: int) -> None:
         digests = None
         if prompt.room is None:
+            if len(self._offered) == self._slots:
+                # A later step can have a slot.
+                return
+            self._offered.add(request_id)
             prompt.room, digests = secrets.randbelow(_ROOMS), prompt.digests
         total = len(prompt.digests)
         prompt.is_complete = tokens >= prompt.num_tokens
         valid = total if prompt.is_complete else tokens // self._block_size
         self._next.saves.append(Save(request_id, prompt.room, list(table[:total]), valid,
                                      prompt.is_complete, digests))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Offers that have ended give their slots back."""
+        if connector_output.finished_sending:
+            self._offered -= connector_output.finished_sending
 
     def request_finished(
         self, request: Any, block_ids: list[int],
@@ -288,9 +316,15 @@ class SchedulerSide(KVConnectorBase_V1):
             else:
                 self._next.drops.append(fetch.load)
         prompt = self._prompts.pop(request.request_id, None)
-        if prompt is None or prompt.room is None:
+        if prompt is None:
             return False, None
-        is_answered = prompt.is_complete and request.status.name in _ANSWERED
+        is_answered = request.status.name in _ANSWERED
+        if prompt.room is None:
+            if is_answered:
+                logger.warning("%s is not handed over: it has no slot, or has lost its blocks",
+                               request.request_id)
+            return False, None
+        is_answered = is_answered and prompt.is_complete
         self._next.kept[request.request_id] = not is_answered
         return True, {
             "do_remote_prefill": True, "do_remote_decode": False, "tp_size": self._tp_size,

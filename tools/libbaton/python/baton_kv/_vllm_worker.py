@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton_kv import Agent, BatonError, Element, Event, EventKind, Layout, LogLevel, Region, Role
-from baton_kv import log_to
+from baton_kv import (
+    Agent, BatonError, Element, ErrorCode, Event, EventKind, Layout, LogLevel, Region, Role, log_to)
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorRole, KVConnectorTransferResults)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
 
 from ._vllm_facts import facts_of
-from ._vllm_scheduler import Load, Save, Settings
+from ._vllm_scheduler import SECONDS_MAX, Load, Save, Settings
 
 logger = init_logger("vllm.baton_kv.worker")
 
@@ -31,8 +31,6 @@ _DROP_SECONDS = 0.05
 _POLL_SECONDS = 0.02
 # A request that arrives meanwhile is that late.
 IDLE_MILLISECONDS = 10
-# An offer begins before its prompt is computed, and that can take long.
-_COMPUTE_SECONDS = 3600.0
 
 
 @dataclass
@@ -73,7 +71,7 @@ class _Transfer:
     began: float = field(default_factory=time.monotonic)
     is_open: bool = True
     is_cancelled: bool = False
-    cause: str | None = "ended"
+    cause: str | None = "internal"
     """Why it has failed. None if it has not."""
 
 
@@ -88,6 +86,12 @@ def layout_of(kv_cache_config: Any) -> Layout:
         head_dim=block // 4, element=Element.F16, page_stride=tensor.block_stride,
         layer_stride=tensor.layer_stride, kv_stride=block // 2, head_stride=block,
         token_stride=block)
+
+
+def _raise_if_dead(error: BatonError) -> None:
+    """Without its agent, an engine would fail each request and look healthy."""
+    if error.code is ErrorCode.DEAD:
+        raise error
 
 
 def _log(level: LogLevel, line: str) -> None:
@@ -128,6 +132,8 @@ class WorkerSide(KVConnectorBase_V1):
         if role.is_kv_producer and "shm" in transports and size < REMAP_BYTES:
             logger.warning("A KV cache of %d bytes is too small to be shared: no shm", size)
             transports = tuple(name for name in transports if name != "shm")
+            if not transports:
+                raise ValueError("kv_connector_extra_config: transports needs another than shm")
         log_to(_log, LogLevel.INFO)
         self._region = Region.adopt(address + offset, size,
                                     remap=role.is_kv_producer and "shm" in transports)
@@ -143,7 +149,7 @@ class WorkerSide(KVConnectorBase_V1):
                     one, self._region, layout_of(config), hashlib.sha256(facts.encode()).digest(),
                     host=given.host, allow=given.allow, transports=transports, key=key,
                     devices=given.devices, cpus=given.cpus, slots=given.slots, lanes=given.lanes,
-                    prompt_pages=min(longest, config.num_blocks))
+                    sessions=given.sessions, prompt_pages=min(longest, config.num_blocks))
                 self._events.register(self._agents[one].event_fd(), select.POLLIN)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -184,9 +190,11 @@ class WorkerSide(KVConnectorBase_V1):
                 if one.kind == "load" and one.request_id in metadata.abandoned:
                     self._cancel(one)
         if metadata.drops:
+            is_alone = not any(one.kind == "drop" for one in self._open.values())
             drops = [self._start(load, "drop") for load in metadata.drops]
-            # A step can be the last one for long, so a drop is not left to the next.
-            self._wait_for([one for one in drops if one], _DROP_SECONDS)
+            # A step can be the last one for long, so a drop is not left to the next. A source that
+            # does not answer costs one such wait.
+            self._wait_for([one for one in drops if one and is_alone], _DROP_SECONDS)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads end between steps."""
@@ -201,6 +209,7 @@ class WorkerSide(KVConnectorBase_V1):
             try:
                 self._hand_over(save)
             except BatonError as error:
+                _raise_if_dead(error)
                 logger.warning("%s is not handed over: %s", save.request_id, error)
                 self._cancel(self._offers.get(save.request_id))
 
@@ -246,8 +255,8 @@ class WorkerSide(KVConnectorBase_V1):
     def _hand_over(self, save: Save) -> None:
         agent = self._agents[Role.SOURCE]
         if save.digests is not None:
-            handle = agent.offer(save.room, save.digests,
-                                 _COMPUTE_SECONDS + self._settings.keep_seconds)
+            # It begins before its prompt is computed, and that can take long.
+            handle = agent.offer(save.room, save.digests, SECONDS_MAX)
             self._offers[save.request_id] = self._open[Role.SOURCE, handle] = _Transfer(
                 "offer", save.request_id, Role.SOURCE, handle)
         offer = self._offers.get(save.request_id)
@@ -272,8 +281,10 @@ class WorkerSide(KVConnectorBase_V1):
             if kind == "load":
                 agent.lease(handle, load.blocks, load.prefix)
         except BatonError as error:
+            _raise_if_dead(error)
             logger.warning("The KV of %s cannot be loaded: %s", load.request_id, error)
             if one is not None:
+                one.cause = "not_started"
                 self._cancel(one)
             elif kind == "load":
                 self._end_load(load.request_id, "not_started")
@@ -305,8 +316,8 @@ class WorkerSide(KVConnectorBase_V1):
             self._cancel(one)
         elif event.kind is EventKind.LANDED:
             one.cause = None
-        elif event.kind is EventKind.FAILED:
-            one.cause = event.cause or one.cause
+        elif event.kind is EventKind.FAILED and one.cause != "not_started":
+            one.cause = event.cause
         elif event.kind is EventKind.ENDED:
             del self._open[one.role, one.handle]
             one.is_open = False

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics, KVConnectorStats)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from . import cause_name
 from ._vllm_scheduler import SchedulerSide
 from ._vllm_worker import BatonStats, WorkerSide
 
@@ -25,6 +26,7 @@ _COUNTERS = {
     "prompts_handed_over": "Prompts that decode engines have loaded from here.",
     "load_failures": "Loads that failed, by cause.",
 }
+_CAUSES = sorted({cause_name(number) for number in range(256)} | {"not_started"})
 
 
 class BatonPromMetrics(KVConnectorPromMetrics):
@@ -46,6 +48,9 @@ class BatonPromMetrics(KVConnectorPromMetrics):
         for labels in per_engine_labelvalues.values():
             for name in ("loaded_bytes", "prompts_handed_over"):
                 self._counters[name].labels(*labels)
+            for cause in _CAUSES:
+                # An alert sees only a counter that grows, not one that begins.
+                self._counters["load_failures"].labels(*labels, cause)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

@@ -1,7 +1,7 @@
 """The order of the calls that an engine makes to a connector.
 
 `watch` notes each two successive calls about a request, and the calls of a worker's step. Notes of
-real engines are in `recordings`. The model prints which of these it has not made. The folder
+real engines are in `recordings`, and the model must make all of these. The folder
 `BATON_WITNESS` gets the notes of `RecordedConnector`, which vLLM loads by
 `kv_connector_module_path`.
 """

@@ -1,5 +1,6 @@
 """The start of the connector, its counters, and hand-overs in a fixed order."""
 
+import json
 import logging
 import pathlib
 import random
@@ -7,9 +8,11 @@ import sys
 import tempfile
 import time
 from types import SimpleNamespace
+from unittest import mock
 
-from engine import Engine, FullAttentionSpec, Request, configuration
+from engine import Engine, FullAttentionSpec, Memory, Request, configuration
 
+from baton_kv import Agent, BatonError, ErrorCode, _vllm_worker
 from baton_kv._vllm_facts import weights_of
 from baton_kv._vllm_scheduler import KVConnectorRole, Settings, digests_of
 from baton_kv._vllm_worker import BatonStats
@@ -42,9 +45,9 @@ def until(engines, is_over, seconds=10.0):
         time.sleep(0.0005)
 
 
-def pair(policy="fail", **more):
-    return (Engine("kv_producer", extra=FAST, **more),
-            Engine("kv_consumer", extra=FAST, policy=policy, **more))
+def pair(policy="fail", extra=FAST, **more):
+    return (Engine("kv_producer", extra=extra, **more),
+            Engine("kv_consumer", extra=extra, policy=policy, **more))
 
 
 def prefilled(prefill, prompt, request_id="p"):
@@ -71,6 +74,7 @@ def check_what_is_not_supported_is_refused_by_name():
         "context parallelism": set_value("parallel_config", "decode_context_parallel_size", 2),
         "sleep mode": set_value("model_config", "enable_sleep_mode", True),
         "speculative decoding": lambda one, _: setattr(one, "speculative_config", "eagle"),
+        "LoRA": lambda one, _: setattr(one, "lora_config", "some"),
         "2 KV cache groups": lambda _, one: one.kv_cache_groups.append(one.kv_cache_groups[0]),
         "2 KV cache tensors": lambda _, one: one.kv_cache_tensors.append(None),
         "the KV cache layout LHBNC": lambda _, one: setattr(one, "kv_cache_layout", "LHBNC"),
@@ -87,23 +91,44 @@ def check_what_is_not_supported_is_refused_by_name():
     assert "MultiConnector" in refusal(MultiConnector)
 
 
+def check_memory_that_cannot_be_handed_over_is_refused():
+    def refuse(kinds, **more):
+        vllm_config, kv_cache_config = configuration("kv_producer", 8, more)
+        worker = BatonConnector(vllm_config, KVConnectorRole.WORKER, kv_cache_config)
+        caches = {f"layer.{number}": Memory(8) for number, _ in enumerate(kinds)}
+        for cache, kind in zip(caches.values(), kinds):
+            cache.device.type = kind
+        return refusal(worker.register_kv_caches, caches)
+
+    assert "1 KV storages of cuda" in refuse(["cuda"])
+    assert "2 KV storages" in refuse(["cpu", "cpu"])
+    with mock.patch.object(_vllm_worker, "REMAP_BYTES", 1 << 20):
+        assert "transports needs another than shm" in refuse(["cpu"], transports="shm")
+
+
 def check_settings():
     assert Settings.of({"transports": "tcp, rdma", "cpus": "1,2", "host": None}) == Settings(
         transports=("tcp", "rdma"), cpus=(1, 2))
     assert Settings.of({"allow": ["10.0.0.0/8"]}).allow == ("10.0.0.0/8",)
     assert "keep_secnds, x" in refusal(Settings.of, {"x": 1, "keep_secnds": 2, "slots": 3})
-    assert "load_seconds" in refusal(Settings.of, {"load_seconds": 0})
+    assert Settings.of({"keep_seconds": "5", "slots": "7"}) == Settings(keep_seconds=5.0, slots=7)
+    for name, value in {"load_seconds": 0, "keep_seconds": 1801, "slots": "many", "lanes": -1,
+                        "sessions": [1]}.items():
+        assert f"{name} is out of range" in refusal(Settings.of, {name: value})
+    nan = {"keep_seconds": float("nan")}
+    assert "keep_seconds is out of range" in refusal(Settings.of, nan)
 
 
 def check_digests_depend_on_all_before():
-    digests = lambda ids, lora=None: digests_of(SimpleNamespace(
-        prompt_token_ids=ids, lora_request=lora, mm_features=None), 4)
+    digests = lambda ids, *features: digests_of(SimpleNamespace(
+        prompt_token_ids=ids, mm_features=features), 4)
     right = digests(list(range(10)))
     assert len(right) == 3 and len(set(right)) == 3
     assert digests(list(range(8))) == right[:2]
     changed = digests([0, 1, 2, 3, 9, *range(5, 10)])
     assert changed[0] == right[0] and changed[1] != right[1] and changed[2] != right[2]
-    assert digests(list(range(10)), SimpleNamespace(lora_name="x"))[0] != right[0]
+    image = SimpleNamespace(identifier="x", mm_position=SimpleNamespace(offset=0, length=2))
+    assert digests(list(range(10)), image)[0] != right[0]
 
 
 def check_counters_add_up():
@@ -126,7 +151,7 @@ def check_unequal_facts_give_no_kv():
     prefill, decode = pair()
     decode.end()
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "model.safetensors").write_bytes(b"other weights")
+        pathlib.Path(folder, "model.bin").write_bytes(b"other weights")
         for number, other in enumerate(({"spec": FullAttentionSpec(head_size=2)},
                                         {"model": folder})):
             params = prefilled(prefill, range(10), f"p{number}")
@@ -137,24 +162,71 @@ def check_unequal_facts_give_no_kv():
     prefill.end()
 
 
-def check_weights_are_known_by_samples_or_a_commit():
-    hub = SimpleNamespace(model="no/folder", revision="main",
+def check_weights_are_known_by_a_name_and_a_commit():
+    hub = SimpleNamespace(model="no/folder", model_weights="", revision="main",
                           hf_config=SimpleNamespace(_commit_hash="c0ffee"))
-    assert weights_of(hub) == "c0ffee"
+    assert weights_of(hub) == "no/folder c0ffee"
     hub.hf_config._commit_hash = None
-    assert weights_of(hub) == "main"
+    assert weights_of(hub) == "no/folder main"
     with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, "model.safetensors")
-        one = bytearray(random.Random(1).randbytes(1 << 20))
+        # vLLM fetches everything but weights from object storage.
+        hub.model, hub.model_weights = folder, "s3://a/model"
+        assert weights_of(hub) == "s3://a/model main"
+
+
+def check_weights_are_known_by_samples():
+    """One small tensor among large ones that another training has changed."""
+    sizes = {"large": 4 << 20, "small": 256, "last": 4 << 20}
+    with tempfile.TemporaryDirectory() as folder:
         found = []
-        for place in (None, 0, 1 << 19, (1 << 20) - 256):
-            changed = bytearray(one)
-            if place is not None:
-                # A tensor that another training has changed.
-                changed[place:place + 256] = bytes(256)
-            file.write_bytes(changed)
+        for changed in (None, *sizes):
+            header, data = {"__metadata__": {"format": "pt"}}, b""
+            for name, size in sizes.items():
+                header[name] = {"dtype": "F32", "shape": [size // 4],
+                                "data_offsets": [len(data), len(data) + size]}
+                data += random.Random(name + (changed or "") * (name == changed)).randbytes(size)
+            text = json.dumps(header).encode()
+            file = pathlib.Path(folder, "model.safetensors")
+            file.write_bytes(len(text).to_bytes(8, "little") + text + data)
             found += [weights_of(SimpleNamespace(model=name)) for name in (folder, file)]
         assert len(set(found)) == 4 and found[0] == found[1], found
+
+
+def check_prompts_of_embeddings_are_not_handed_over():
+    prefill = Engine("kv_producer", extra=FAST)
+    request = Request("p", range(10), 1, {"do_remote_decode": True})
+    request.prompt_embeds = "one row for each token"
+    prefill.add(request)
+    until([prefill], lambda: request.is_finished)
+    assert request.answer is None
+    prefill.end()
+
+
+def check_a_prompt_without_a_slot_is_not_handed_over():
+    prefill = Engine("kv_producer", extra={**FAST, "slots": 2})
+    answers = [prefilled(prefill, range(10), f"p{number}") for number in range(3)]
+    assert answers[1] and answers[2] is None
+    until([prefill], lambda: not prefill.requests)
+    assert prefilled(prefill, range(10), "p3")
+    prefill.end()
+
+
+def check_an_engine_without_its_agent_ends():
+    for role in ("kv_producer", "kv_consumer"):
+        params = prefilled(other := Engine("kv_producer", extra=FAST), range(10))
+        engine = Engine(role, extra=FAST)
+        with mock.patch.object(Agent, "offer" if role == "kv_producer" else "wish",
+                               side_effect=BatonError(ErrorCode.DEAD, "the agent has ended")):
+            engine.add(Request("x", range(10), 1, {"do_remote_decode": True}
+                               if role == "kv_producer" else params))
+            try:
+                engine.step()
+            except BatonError as error:
+                assert error.code is ErrorCode.DEAD
+            else:
+                raise AssertionError(f"{role} goes on")
+        engine.end()
+        other.end()
 
 
 def check_kv_that_nobody_needs_is_freed_early():

@@ -1,9 +1,9 @@
 """A model of one vLLM engine around a real `BatonConnector`: scheduler, worker and memory.
 
-It calls the connector as vLLM 0.32 does, and holds it to the rules by which vLLM lives: an id that
-is reported twice or unknown ends the run. Each token writes a pattern of all tokens before it, and
-each step reads all KV of its requests, so wrong KV is found at the first step that uses it. Free
-blocks have a pattern of their own, so a late write is found as well.
+It calls the connector as vLLM 0.32 does. As in vLLM, an id that is unknown or reported twice ends
+the run. Each token writes a pattern of all tokens before it. Each step reads all KV of its
+requests, so the first step that uses wrong KV finds it. Free blocks have a pattern of their own, so
+a late write is found as well.
 """
 
 import ctypes
@@ -51,11 +51,11 @@ class Request:
         self.request_id = request_id
         self.prompt_token_ids = list(prompt)
         self.kv_transfer_params = pickle.loads(pickle.dumps(params))
-        self.lora_request, self.mm_features = None, []
+        self.prompt_embeds, self.mm_features = None, []
         self.tokens = list(prompt)
         self.max_tokens = max_tokens
         self.skips_cache, self.prefers_local = skips_cache, prefers_local
-        self.num_computed_tokens = self.num_preemptions = 0
+        self.num_computed_tokens = 0
         self.blocks = []
         self.is_delayed = self.was_loaded = self.has_failed = False
         self.answer = self.began = None
@@ -200,11 +200,12 @@ def configuration(role, blocks, extra, spec=FullAttentionSpec(), model="."):
             decode_context_parallel_size=1, tensor_parallel_size=1, rank=0),
         model_config=SimpleNamespace(
             enable_sleep_mode=False, max_model_len=blocks * BLOCK, dtype="bytes", model=model,
-            quantization=None, hf_text_config=SimpleNamespace(to_dict=dict)),
+            model_weights="", revision=None, quantization=None, hf_config=None,
+            hf_text_config=SimpleNamespace(to_dict=dict)),
         cache_config=SimpleNamespace(block_size=BLOCK), speculative_config=None, lora_config=None,
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, attention)),
     ), SimpleNamespace(
-        num_blocks=blocks, kv_cache_layout="LBHNC", transfer_group_ids=(0,),
+        num_blocks=blocks, kv_cache_layout="LBHNC",
         kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)],
         kv_cache_tensors=[SimpleNamespace(
             layers=layers, offset=0, layer_stride=blocks * BLOCK_BYTES, block_stride=BLOCK_BYTES)])
@@ -229,7 +230,6 @@ class Engine:
         self.requests, self.waiting, self.running = {}, [], []
         self.ready, self.failed_loads = set(), set()
         self.finished_ids, self.preempted, self.outputs = set(), set(), deque()
-        self.ended = {}
         self.seen = set()
 
     def end(self):
@@ -390,7 +390,6 @@ class Engine:
         self.running.remove(request)
         self.pool.give_back(request.blocks)
         request.blocks, request.num_computed_tokens = [], 0
-        request.num_preemptions += 1
         request.set_status("PREEMPTED")
         self.waiting.insert(0, request)
         self.preempted.add(request.request_id)
@@ -442,8 +441,9 @@ class Engine:
                     self.failed_loads.add(request_id)
                 else:
                     errors.append(request)
-        for request, *_ in output.work:
-            outputs = len(request.tokens) - request.num_prompt_tokens
+        for request, tokens, _, computed, count in output.work:
+            is_sampled = computed + count == len(tokens)
+            outputs = len(tokens) + is_sampled - request.num_prompt_tokens
             if not request.is_finished and outputs >= request.max_tokens:
                 self._finish(request, "FINISHED_LENGTH_CAPPED")
         for request in errors:
@@ -478,7 +478,6 @@ class Engine:
                 queue.remove(request)
         is_delayed, request.answer = self.connector.request_finished(request, list(request.blocks))
         self.finished_ids.add(request.request_id)
-        self.ended[request.request_id] = request
         request.is_delayed = is_delayed
         if not is_delayed and not was_loading:
             self._free(request)

@@ -68,6 +68,7 @@ class Setup:
     keep_seconds: int = 20
     length: int = 2048
     dtype: str = "float32"
+    ranks: int = 1
     more: tuple = ()
     environment: tuple = ()
 
@@ -102,21 +103,24 @@ class Server(Process):
 
     @staticmethod
     def words(setup, options, folder):
-        cpus = options.cpu or ("1" if setup.role == "kv_consumer" else "0")
+        first = int(setup.role == "kv_consumer")
+        # One of each rank.
+        cpus = [options.cpu or str((first + rank) % 2) for rank in range(setup.ranks)]
         environment = {
             "PYTHONPATH": f"{MODULES}:{TESTS}", "BATON_LIBRARY": options.library,
             "BATON_WITNESS": folder, "PYTHONDONTWRITEBYTECODE": 1, "VLLM_CPU_KVCACHE_SPACE": 1,
-            "VLLM_CPU_OMP_THREADS_BIND": cpus, "VLLM_NO_USAGE_STATS": 1, "DO_NOT_TRACK": 1,
-            "HF_HUB_OFFLINE": 1, "VLLM_NIXL_SIDE_CHANNEL_PORT": free_port(),
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(cpus), "VLLM_NO_USAGE_STATS": 1,
+            "DO_NOT_TRACK": 1, "HF_HUB_OFFLINE": 1, "VLLM_NIXL_SIDE_CHANNEL_PORT": free_port(),
             **dict(setup.environment)}
         transfer = ["--kv-transfer-config", json.dumps(setup.transfer())] if setup.connector else []
         return ["env", *(f"{name}={value}" for name, value in environment.items()),
-                "taskset", "-c", cpus,
+                "taskset", "-c", ",".join(cpus),
                 PYTHON, "-m", "vllm.entrypoints.openai.api_server",
                 "--model", make_model(setup.model), "--served-model-name", "model",
                 "--host", "127.0.0.1", "--enforce-eager", "--max-model-len", setup.length,
                 "--max-num-seqs", 16, "--dtype", setup.dtype, "--max-num-batched-tokens", 256,
-                "--block-size", setup.block, *transfer, *setup.more]
+                "--block-size", setup.block, "--tensor-parallel-size", setup.ranks,
+                *transfer, *setup.more]
 
     def start(self):
         with open(self.log, "ab") as log:
@@ -175,7 +179,7 @@ class Server(Process):
         """Failed loads by cause."""
         text = ask(self, "GET", "/metrics").body.decode()
         found = re.findall(r'^vllm:baton_load_failures_total{.*cause="(\w+)".*} (\S+)$', text, re.M)
-        return {cause: float(count) for cause, count in found}
+        return {cause: float(count) for cause, count in found if float(count)}
 
     def facts(self):
         """What both ends must have in common, from the log."""

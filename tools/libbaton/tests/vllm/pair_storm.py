@@ -64,6 +64,7 @@ def a_thousand_clients_that_leave_cost_nothing(pair):
     for seed in (1, 2, 3):
         storm = Storm(prefill, decode, seed)
         before, failures = counts_of(decode), decode.failures()
+        ended = decode.metric("baton_load_seconds_count")
         storm.run()
         expect_healthy(prefill, decode)
         seconds = max(expect_usage_zero(one, KEEP_SECONDS + 5) for one in (prefill, decode))
@@ -74,6 +75,9 @@ def a_thousand_clients_that_leave_cost_nothing(pair):
         loaded, asked, granted = (now - then for now, then in zip(counts_of(decode), before))
         assert asked == granted, f"decode has asked for {asked} tokens, {granted} were granted"
         assert 0 < loaded <= granted, (loaded, granted)
+        # The last block of a prompt is never in the prefix cache.
+        loads = decode.metric("baton_load_seconds_count") - ended
+        assert loads >= storm.ends["stays"], (loads, storm.ends)
         words.append(f"seed {seed}: {dict(storm.ends)}, {loaded:.0f} tokens loaded, "
                      f"failed loads {failed}, no KV after {seconds:.1f} s")
     return "\n       ".join(words)

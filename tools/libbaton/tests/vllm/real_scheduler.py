@@ -3,8 +3,8 @@
     real_scheduler.py MODEL ROUNDS [MISTAKE]
 
 vLLM 0.33 has no build for CPUs, but its scheduler is plain Python: PYTHONPATH names its sources.
-Each token writes a pattern of all tokens before it, and each step reads all KV of its requests, so
-wrong KV is found at the first step that uses it. The run ends with counts of what has occurred.
+Each token writes a pattern of all tokens before it. Each step reads all KV of its requests, so the
+first step that uses wrong KV finds it. The run ends with counts of what has occurred.
 With a mistake in the connector it must not end well.
 """
 

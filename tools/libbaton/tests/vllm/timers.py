@@ -1,9 +1,12 @@
 """Connectors with timers: Baton's, NIXL's and an empty one, for `tools/vllm-connector --figures`.
 
-vLLM loads them by `kv_connector_module_path`. The folder `BATON_WITNESS` gets lines of JSON:
-`steps` has the CPU time of all calls so far, `alloc` the time of a load as the scheduler sees it.
-The two calls of each layer are empty, and a timer would cost more than they do. While the folder
-has the file `wait`, a step waits for the loads that it starts, and `load` has their time.
+vLLM loads them by `kv_connector_module_path`. The folder `BATON_WITNESS` gets lines of JSON. A
+line `steps` has the CPU time of all calls so far. A line `alloc` has the time of a load as the
+scheduler sees it. The two calls of each layer are empty, and a timer would cost more than they do.
+
+While the folder has the file `wait`, a step waits for the loads that it starts, and a line `load`
+has their time. If it has the file `turn`, a step with loads writes `taken` into it, and waits until
+the file is gone.
 """
 import collections, importlib, json, os, pathlib, time
 
@@ -62,7 +65,12 @@ class Timers:
             note("alloc", seconds=time.monotonic() - began, steps=self.steps - step)
 
     def start_load_kv(self, forward_context, **more):
-        began, loads = time.monotonic(), self.loads()
+        loads, turn = self.loads(), FOLDER / "turn"
+        if loads and turn.exists():
+            turn.write_text("taken")
+            while turn.exists():
+                time.sleep(0.001)
+        began = time.monotonic()
         super().start_load_kv(forward_context, **more)
         if loads and (FOLDER / "wait").exists():
             self.wait(loads)

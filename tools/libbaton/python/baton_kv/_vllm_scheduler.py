@@ -264,11 +264,11 @@ class SchedulerSide(KVConnectorBase_V1):
         output = scheduler_output
         for request_id in output.preempted_req_ids or ():
             self._next.preempted.append(request_id)
+            self._offered.discard(request_id)
             prompt = self._prompts.get(request_id)
             if prompt is not None:
                 # The blocks are gone. The request gets a new room when it is resumed.
                 prompt.room, prompt.is_complete = None, False
-                self._offered.discard(request_id)
         if self._prompts:
             self._plan_saves(output)
         metadata, self._next = self._next, BatonMetadata()
@@ -319,7 +319,8 @@ class SchedulerSide(KVConnectorBase_V1):
         if prompt is None:
             return False, None
         is_answered = request.status.name in _ANSWERED
-        if prompt.room is None:
+        if prompt.room is None or not block_ids:
+            # A request that was preempted has no blocks. The next metadata ends its offers.
             if is_answered:
                 logger.warning("%s is not handed over: it has no slot, or has lost its blocks",
                                request.request_id)

@@ -255,8 +255,7 @@ class WorkerSide(KVConnectorBase_V1):
     def _hand_over(self, save: Save) -> None:
         agent = self._agents[Role.SOURCE]
         if save.digests is not None:
-            # It begins before its prompt is computed, and that can take long.
-            handle = agent.offer(save.room, save.digests, SECONDS_MAX)
+            handle = self._offer(save.room, save.digests)
             self._offers[save.request_id] = self._open[Role.SOURCE, handle] = _Transfer(
                 "offer", save.request_id, Role.SOURCE, handle)
         offer = self._offers.get(save.request_id)
@@ -269,6 +268,18 @@ class WorkerSide(KVConnectorBase_V1):
             agent.compute(offer.handle, save.valid)
         if save.is_complete:
             agent.send_last(offer.handle)
+
+    def _offer(self, room: int, digests: list[int]) -> int:
+        """A slot is free, or the agent is about to take it back."""
+        until = time.monotonic() + _POLL_SECONDS
+        while True:
+            try:
+                # It begins before its prompt is computed, and that can take long.
+                return self._agents[Role.SOURCE].offer(room, digests, SECONDS_MAX)
+            except BatonError as error:
+                if error.code is not ErrorCode.FULL or time.monotonic() > until:
+                    raise
+                time.sleep(0.0002)
 
     def _start(self, load: Load, kind: str) -> _Transfer | None:
         """Starts a load or a drop. A load that cannot start ends in this step, as failed."""

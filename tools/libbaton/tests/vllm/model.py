@@ -256,7 +256,7 @@ class Pair(RuleBasedStateMachine):
             elif request.has_status("FINISHED_LENGTH_CAPPED"):
                 # Its last token can come after it has lost its blocks, if the scheduler is ahead.
                 assert self.slots or self.lags[0], f"{request.request_id} has no answer"
-                note("no slot" if self.slots else "no blocks at the end")
+                note("no slot" if self.slots else "no blocks")
         for entry in [one for one in self.loads if one[0].is_finished]:
             self.loads.remove(entry)
             self.judge(*entry)

@@ -35,7 +35,7 @@ OPEN_MAX, PAUSE = 20, 0.004
 KILL_SECONDS, STOP_SECONDS = 2.5, 1.5
 START_SECONDS = 120.0
 # From when on the time of a cancel counts. The first one cancels at once.
-CANCELS = ["transfer", "transfer", "met", "start"]
+CANCELS = ["transfer", "met", "met", "start"]
 
 
 def layout() -> Layout:

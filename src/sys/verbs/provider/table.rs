@@ -295,7 +295,10 @@ unsafe extern "C" fn destroy_cq(cq: *mut Cq) -> c_int {
     // SAFETY: created by `create_cq`, ended once. A queue pair that stays causes no event any more.
     unsafe {
         let own = &*cq.cast::<Queue>();
+        // Events are written under this lock, so none is half written when the channel is closed.
+        let wire = own.shared.wire();
         own.entries.armed.store(false, Ordering::Release);
+        drop(wire);
         ended::<Queue, _>(cq);
     }
     0

@@ -63,9 +63,17 @@ impl CallCounter {
         let mut counts = Vec::with_capacity(threads.len());
         for thread in &threads {
             let thread = thread.to_str().ok_or(io::ErrorKind::InvalidData)?;
-            let name = fs::read_to_string(format!("/proc/self/task/{thread}/comm"))?;
+            let name = match fs::read_to_string(format!("/proc/self/task/{thread}/comm")) {
+                Err(error) if has_ended(&error) || error.kind() == io::ErrorKind::NotFound => {
+                    continue;
+                }
+                name => name?,
+            };
             let thread = thread.parse().map_err(|_| io::ErrorKind::InvalidData)?;
-            counts.push((name.trim_end().to_owned(), open(number, thread)?));
+            match open(number, thread) {
+                Err(error) if has_ended(&error) => {}
+                count => counts.push((name.trim_end().to_owned(), count?)),
+            }
         }
         Ok(CallCounter(counts))
     }
@@ -86,6 +94,11 @@ impl CallCounter {
         };
         self.0.into_iter().rev().map(read).collect()
     }
+}
+
+/// Whether a call failed because its thread has ended.
+fn has_ended(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// Begins to count the calls of one thread.

@@ -13,6 +13,7 @@ use crate::sys::last_resort;
 use crate::transfer::event_loop::{LoopTask, Waiter};
 use crate::transfer::mover::Mover;
 use crate::transfer::pages::PageLists;
+use crate::transfer::thread_names::MOVER;
 use crate::transfer::transport::Memory;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,7 +76,7 @@ impl Runner {
     fn start(mut mover: Mover, waiter: Waiter, region: Arc<Region>) -> io::Result<Runner> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
         let stop_of_thread = stop.clone();
-        let thread = thread::Builder::new().name("move-0".into()).spawn(move || {
+        let thread = thread::Builder::new().name(MOVER.into()).spawn(move || {
             let run = || last_resort::as_guest(|| waiter.run(&mut mover, &stop_of_thread));
             let ended = catch_unwind(AssertUnwindSafe(run));
             let end = || last_resort::as_guest(|| drop(mover));

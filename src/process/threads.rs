@@ -47,6 +47,7 @@ use crate::transfer::mover::source::SourceMover;
 use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
+use crate::transfer::thread_names::MOVER;
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{DataThreads, Rails, Split};
 use crate::wire::message::Transport;
@@ -398,10 +399,8 @@ impl RoleThreads for Threads {
         };
         let engine = start_on(plan, &plan.engine, || builder.spawn(run)).map_err(io)?;
         let (mover_bell, stopped) = (waiter.bell.clone(), stop.clone());
-        let (run, builder) = (
-            move || waiter.run(&mut mover, &stopped),
-            thread::Builder::new().name("move-0".into()),
-        );
+        let (run, builder) =
+            (move || waiter.run(&mut mover, &stopped), thread::Builder::new().name(MOVER.into()));
         let mover = start_on(plan, &plan.mover, || builder.spawn(run)).map_err(io)?;
         let (bell, stopped) = (mask_bell.clone(), stop.clone());
         let run = move || {

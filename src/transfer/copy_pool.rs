@@ -4,6 +4,7 @@
 //! joined. A thread that joins late or not at all delays no other. The threads own nothing, and no
 //! part of a copy outlives the call.
 
+use super::thread_names::COPY;
 use crate::stdx::disjoint_parts::Count;
 use crate::stdx::team::Team;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,7 @@ impl CopyPool {
         if lanes < 2 {
             return Ok(CopyPool(None));
         }
-        Ok(CopyPool(Some(Arc::new(Mutex::new(Team::new("copy", lanes, |_| ())?)))))
+        Ok(CopyPool(Some(Arc::new(Mutex::new(Team::new(COPY, lanes, |_| ())?)))))
     }
 
     /// Whether the pool has more than one lane.

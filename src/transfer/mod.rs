@@ -15,4 +15,5 @@ pub mod plan;
 pub mod rings;
 pub mod status;
 pub mod target;
+pub mod thread_names;
 pub mod transport;

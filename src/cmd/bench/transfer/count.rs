@@ -5,16 +5,14 @@
 
 use crate::stdx::seal::allocations;
 use crate::sys::call_counter::CallCounter;
+use crate::transfer::thread_names::moves_bytes;
 use serde::{Deserialize, Serialize};
-
-/// Names of the threads that move bytes. They do the same work in both ways. Before they park, they
-/// look for work some hundred times, and over tcp each look is a system call.
-const DATA_THREADS: [&str; 4] = ["move-", "copy-", "post-", "poll-"];
 
 /// System calls by kind of thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CallCounts {
-    /// Those of the threads that move bytes.
+    /// Those of the threads that move bytes. They do the same work in both ways. Before they park,
+    /// they look for work some hundred times, and over tcp each look is a system call.
     pub data: u64,
     /// Those of the engine and of `ctl`.
     pub control: u64,
@@ -67,8 +65,7 @@ impl CountStart {
 fn sum(threads: Vec<(String, u64)>) -> CallCounts {
     let mut counts = CallCounts::default();
     for (name, calls) in threads {
-        let is_data = DATA_THREADS.iter().any(|data| name.starts_with(data));
-        *(if is_data { &mut counts.data } else { &mut counts.control }) += calls;
+        *(if moves_bytes(&name) { &mut counts.data } else { &mut counts.control }) += calls;
     }
     counts
 }

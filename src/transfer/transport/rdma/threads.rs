@@ -5,6 +5,7 @@ use super::split::Split;
 use crate::stdx::event_count::EventCount;
 use crate::sys::{affinity, last_resort};
 use crate::transfer::event_loop::{LoopTask, Waiter};
+use crate::transfer::thread_names::{POLL, POST};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,8 +56,8 @@ impl DataThreads {
         let number = self.threads.len() / 2;
         let Split { poster: (poster, posting), poller: (poller, polling), .. } = split;
         let [post, poll] = cpus.map_or([None; 2], |cpus| cpus.map(Some));
-        self.spawn(format!("post-{number}"), poster, posting, post)?;
-        self.spawn(format!("poll-{number}"), poller, polling, poll)
+        self.spawn(format!("{POST}-{number}"), poster, posting, post)?;
+        self.spawn(format!("{POLL}-{number}"), poller, polling, poll)
     }
 
     fn spawn(

@@ -1,7 +1,7 @@
 //! `baton bench transfer` as users run it: rows, two separate processes, and errors.
 
 use baton::cmd::bench::transfer::Survey;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
@@ -355,6 +355,39 @@ fn strangers_to_the_bench_cost_it_nothing() {
     }
     let arguments = format!("--connect {} --case tiny-2k --duration 0 --json", follower.1);
     assert_eq!(rows(&arguments).len(), 4);
+}
+
+/// A row that a stranger asks for.
+fn row_of_a_stranger(through_library: bool) -> Value {
+    json!({
+        "case": {
+            "name": "own", "pages": 1, "buffers": 2, "item_bytes": 64, "kv_heads": 1,
+            "page_size": 1, "pool": 4, "spread": "Contiguous",
+        },
+        "layouts": { "source": "page-major", "destination": "page-major" },
+        "source_ranks": 1, "destination_ranks": 1, "transport": "tcp", "lanes": 1, "pieces": 1,
+        "busy_poll": false, "data_threads": "fused", "through_library": through_library,
+    })
+}
+
+/// The process dials the one that asks, and no other address.
+#[test]
+fn a_stranger_to_the_bench_names_no_address_that_it_dials() {
+    let follower = Follower::start();
+    for (through_library, open) in
+        [(true, json!({ "source": "127.0.0.2:9" })), (false, json!({ "port": 9 }))]
+    {
+        let (version, row) = (env!("CARGO_PKG_VERSION"), row_of_a_stranger(through_library));
+        let prepare = json!({ "version": version, "row": row, "control_port": 9 });
+        let mut stream = TcpStream::connect(&follower.1).unwrap();
+        let mut answers = BufReader::new(stream.try_clone().unwrap()).lines();
+        writeln!(stream, "{}", json!({ "Prepare": prepare })).unwrap();
+        let prepared = answers.next().unwrap().unwrap();
+        assert!(prepared.contains("Prepared"), "{prepared}");
+        writeln!(stream, "{}", json!({ "Open": open })).unwrap();
+        let said = answers.next().unwrap().unwrap();
+        assert!(said.contains("Failed"), "{said}");
+    }
 }
 
 #[test]

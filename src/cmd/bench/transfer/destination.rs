@@ -73,6 +73,8 @@ struct Following {
     library: Option<LibraryAgent>,
     prompts: Rc<BenchPrompts>,
     host: IpAddr,
+    /// The address of the source. No message can name another one.
+    source: IpAddr,
     limit: Limit,
 }
 
@@ -96,7 +98,8 @@ impl Following {
         }
         let text = |error: std::io::Error| error.to_string();
         let host = stream.local_addr().map_err(text)?.ip();
-        let control = SocketAddr::new(stream.peer_addr().map_err(text)?.ip(), control_port);
+        let source = stream.peer_addr().map_err(text)?.ip();
+        let control = SocketAddr::new(source, control_port);
         let mut side = BenchWorker::destination(&row, stream, host, control)?;
         touch(&side.agent.memory.region);
         let (mut bare_port, mut verbs) = (None, None);
@@ -116,14 +119,14 @@ impl Following {
         };
         side.send(&BenchMessage::Prepared { bare_port, verbs, host: format!("{:?}", host_id()) })?;
         let prompts = Rc::new(BenchPrompts::new(&row.case, TransferEnd::Destination));
-        Ok(Following { row, side, library: None, prompts, host, limit })
+        Ok(Following { row, side, library: None, prompts, host, source, limit })
     }
 
     fn follow(mut self) -> Result<(), String> {
         loop {
             match self.side.receive()? {
                 BenchMessage::Ask => self.side.send(&BenchMessage::Time { at: monotonic_ns() })?,
-                BenchMessage::Open { source } => self.open_library(source)?,
+                BenchMessage::Open { port } => self.open_library(port)?,
                 BenchMessage::Expect { way, room, verify } => self.expect(way, room, verify)?,
                 BenchMessage::Count { way, room, rooms } => {
                     self.count(way, room..room.saturating_add(rooms))?
@@ -145,8 +148,11 @@ impl Following {
         }
     }
 
-    fn open_library(&mut self, source: SocketAddr) -> Result<(), String> {
-        let end = TransferEnd::Destination;
+    fn open_library(&mut self, port: u16) -> Result<(), String> {
+        if !self.row.through_library {
+            return Err("no library in this row".into());
+        }
+        let (end, source) = (TransferEnd::Destination, SocketAddr::new(self.source, port));
         let agent = LibraryAgent::new(&self.row, end, self.host, Some(source))?;
         touch(agent.region());
         self.library = Some(agent);

@@ -165,7 +165,7 @@ impl<'a> Leading<'a> {
     pub fn open_library(&mut self) -> Result<(), String> {
         let agent = LibraryAgent::new(self.row, TransferEnd::Source, self.host, None)?;
         fill_lists(agent.region(), self.row)?;
-        self.side.send(&BenchMessage::Open { source: agent.address()? })?;
+        self.side.send(&BenchMessage::Open { port: agent.address()?.port() })?;
         self.library = Some(agent);
         match self.side.receive()? {
             BenchMessage::Opened => Ok(()),

@@ -10,7 +10,6 @@ use crate::kv::layout::KvLayout;
 use crate::limits::LANES_MAX;
 use crate::net::{ConnId, Reactor};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
 
 /// Maximum bytes of a line.
 pub const LINE_MAX: usize = 64 << 10;
@@ -104,8 +103,8 @@ pub enum BenchMessage {
     Ask,
     /// Destination: nanoseconds of its clock.
     Time { at: u64 },
-    /// Source: start an agent of the library, for the source's agent at this address.
-    Open { source: SocketAddr },
+    /// Source: start an agent of the library, for the source's agent at this port.
+    Open { port: u16 },
     /// Destination: the agent runs.
     Opened,
     /// Source: expect the KV of this room; check every byte if `verify`.

@@ -168,17 +168,29 @@ impl Following {
     }
 
     fn expect(&mut self, way: Way, room: u64, verify: bool) -> Result<(), String> {
-        let prompts = Rc::clone(&self.prompts);
-        self.end_of(way)?.wish(room, &prompts.ids)?;
-        let begun = process_cpu_ns();
-        self.end_of(way)?.lease(prompts.pages(room))?;
-        let at = self.end_of(way)?.land()?;
-        let cpu = process_cpu_ns() - begun;
-        self.end_of(way)?.end()?;
+        let (at, [before, after]) = self.take_prompt(way, room, process_cpu_ns)?;
         if verify {
             self.verify(way, room)?;
         }
-        self.side.send(&BenchMessage::Landed { at, cpu })
+        self.side.send(&BenchMessage::Landed { at, cpu: after - before })
+    }
+
+    /// Takes the prompt of this room. Returns the time at which its KV has landed, and what `read`
+    /// returns before the lease and then.
+    fn take_prompt<T>(
+        &mut self,
+        way: Way,
+        room: u64,
+        read: impl Fn() -> T,
+    ) -> Result<(u64, [T; 2]), String> {
+        let prompts = Rc::clone(&self.prompts);
+        self.end_of(way)?.wish(room, &prompts.ids)?;
+        let before = read();
+        self.end_of(way)?.lease(prompts.pages(room))?;
+        let at = self.end_of(way)?.land()?;
+        let after = read();
+        self.end_of(way)?.end()?;
+        Ok((at, [before, after]))
     }
 
     /// Compares each byte of a prompt with those of the source.
@@ -193,12 +205,9 @@ impl Following {
     }
 
     fn count(&mut self, way: Way, rooms: Range<u64>) -> Result<(), String> {
-        let (prompts, counted) = (Rc::clone(&self.prompts), CountStart::now());
+        let counted = CountStart::now();
         for room in rooms {
-            self.end_of(way)?.wish(room, &prompts.ids)?;
-            self.end_of(way)?.lease(prompts.pages(room))?;
-            self.end_of(way)?.land()?;
-            self.end_of(way)?.end()?;
+            self.take_prompt(way, room, || ())?;
         }
         self.side.send(&BenchMessage::Counted(counted.finish()))
     }

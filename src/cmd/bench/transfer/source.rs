@@ -200,14 +200,8 @@ impl<'a> Leading<'a> {
     /// # Errors
     /// The destination or the hand-off fails.
     pub fn hand_over(&mut self, way: Way, verify: bool) -> Result<(u64, u64), String> {
-        let (room, prompts) = (u64::from(self.runs), Rc::clone(&self.prompts));
-        self.runs += 1;
-        self.end_of(way)?.offer(room, &prompts.ids)?;
-        self.side.send(&BenchMessage::Expect { way, room, verify })?;
-        self.end_of(way)?.meet(prompts.pages(room))?;
-        let (cpu, begun) = (process_cpu_ns(), monotonic_ns());
-        self.end_of(way)?.send()?;
-        self.end(way)?;
+        self.side.send(&BenchMessage::Expect { way, room: self.runs.into(), verify })?;
+        let (cpu, begun) = self.send_prompt(way, || (process_cpu_ns(), monotonic_ns()))?;
         let BenchMessage::Landed { at, cpu: theirs } = self.side.receive()? else {
             return Err("the other process did not report the arrival of the KV".into());
         };
@@ -220,16 +214,10 @@ impl<'a> Leading<'a> {
     /// # Errors
     /// The destination or a hand-off fails.
     pub fn count(&mut self, way: Way, rooms: u64) -> Result<BenchCounts, String> {
-        let prompts = Rc::clone(&self.prompts);
         let counted = CountStart::now();
         self.side.send(&BenchMessage::Count { way, room: self.runs.into(), rooms })?;
         for _ in 0..rooms {
-            let room = u64::from(self.runs);
-            self.runs += 1;
-            self.end_of(way)?.offer(room, &prompts.ids)?;
-            self.end_of(way)?.meet(prompts.pages(room))?;
-            self.end_of(way)?.send()?;
-            self.end(way)?;
+            self.send_prompt(way, || ())?;
         }
         let ours = counted.finish();
         match self.side.receive()? {
@@ -238,9 +226,22 @@ impl<'a> Leading<'a> {
         }
     }
 
-    /// Waits for the end of a hand-off. The destination can know more about a failure.
-    fn end(&mut self, way: Way) -> Result<(), String> {
-        self.end_of(way)?.end().map_err(|why| match self.side.receive() {
+    /// Hands a prompt over in the next room. Returns what `begin` returns before the KV leaves.
+    fn send_prompt<T>(&mut self, way: Way, begin: impl FnOnce() -> T) -> Result<T, String> {
+        let (room, prompts) = (u64::from(self.runs), Rc::clone(&self.prompts));
+        self.runs += 1;
+        self.end_of(way)?.offer(room, &prompts.ids)?;
+        self.end_of(way)?.meet(prompts.pages(room))?;
+        let begun = begin();
+        self.end_of(way)?.send()?;
+        let ended = self.end_of(way)?.end();
+        self.with_theirs(ended)?;
+        Ok(begun)
+    }
+
+    /// Adds what the destination tells: it can know more about a failure.
+    fn with_theirs(&mut self, ours: Result<(), String>) -> Result<(), String> {
+        ours.map_err(|why| match self.side.receive() {
             Err(theirs) => format!("{why}; {theirs}"),
             Ok(_) => why,
         })

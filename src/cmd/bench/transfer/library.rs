@@ -211,10 +211,11 @@ impl LibraryAgent {
     fn wait_for(&mut self, kind: BatonEventKind) -> Result<(), String> {
         let until = Instant::now() + PATIENCE;
         while self.seen & bit(kind as u32) == 0 {
-            if Instant::now() > until {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return Err(format!("{kind:?}: not within {} s", PATIENCE.as_secs()));
             }
-            checked(baton_wait(self.agent.0, PATIENCE.as_micros() as u64))?;
+            checked(baton_wait(self.agent.0, left.as_micros() as u64))?;
             self.take_events()?;
         }
         Ok(())

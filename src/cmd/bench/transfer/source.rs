@@ -231,7 +231,8 @@ impl<'a> Leading<'a> {
         let (room, prompts) = (u64::from(self.runs), Rc::clone(&self.prompts));
         self.runs += 1;
         self.end_of(way)?.offer(room, &prompts.ids)?;
-        self.end_of(way)?.meet(prompts.pages(room))?;
+        let met = self.end_of(way)?.meet(prompts.pages(room));
+        self.with_theirs(met)?;
         let begun = begin();
         self.end_of(way)?.send()?;
         let ended = self.end_of(way)?.end();

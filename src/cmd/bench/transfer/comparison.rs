@@ -100,9 +100,10 @@ fn warm_count(leading: &mut Leading<'_>, way: Way) -> Result<BenchCounts, String
 }
 
 impl Comparison {
-    /// Why there is no count of system calls, if there is none.
+    /// Why a count of system calls is missing, if one is.
     pub fn uncounted(&self) -> Option<&str> {
-        self.direct_counts.system_calls.as_ref().err().map(String::as_str)
+        let both = [&self.direct_counts, &self.library_counts];
+        both.into_iter().find_map(|counts| counts.system_calls.as_ref().err()).map(String::as_str)
     }
 
     /// The median through the library divided by the direct one.

@@ -187,7 +187,9 @@ fn lead(plan: &BenchPlan, rows: &[BenchRow], peer: SocketAddr) -> Result<(), Ben
                 measured.print(plan.json);
                 match measured {
                     Measured::Limit(figures) => done.push(*figures),
-                    Measured::Library(row) => uncounted = row.uncounted().map(str::to_owned),
+                    Measured::Library(row) => {
+                        uncounted = uncounted.or(row.uncounted().map(str::to_owned));
+                    }
                 }
             }
             Err(why) => {

@@ -175,7 +175,8 @@ fn lead(plan: &BenchPlan, rows: &[BenchRow], peer: SocketAddr) -> Result<(), Ben
     let mut shown = Progress::new(rows.len());
     let (mut done, mut failures, mut uncounted) = (Vec::new(), 0, None);
     if !plan.json {
-        let heading = if plan.through_library { comparison::heading() } else { report::heading() };
+        let is_compared = rows.iter().any(|row| row.through_library);
+        let heading = if is_compared { comparison::heading() } else { report::heading() };
         say!("{heading}");
     }
     for row in rows {

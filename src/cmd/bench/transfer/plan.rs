@@ -41,8 +41,6 @@ pub struct BenchPlan {
     pub duration: Duration,
     /// Whether to print JSON.
     pub json: bool,
-    /// Whether all rows compare the C library with agents that the bench drives.
-    pub through_library: bool,
     /// File for the HTML page.
     pub report: Option<PathBuf>,
     /// Parts of `all` that the plan leaves out, with the reason.
@@ -117,7 +115,6 @@ impl BenchPlan {
             rows,
             duration,
             json: flags.json,
-            through_library: flags.through_library,
             report: flags.report.clone(),
             left_out,
         })

@@ -19,7 +19,7 @@ use crate::cause::Cause;
 use crate::ids::{PageId, Room};
 use crate::kv::region::Region;
 use crate::limits::{ABI_WAIT_MAX, CLUSTER_KEY_MAX, CONTEXT_MAX};
-use crate::obs::log::{self, LogConfig, LogFormat, LogLevel};
+use crate::obs::log::LogLevel;
 use crate::stdx::sync::AtomicU64;
 use crate::sys::affinity::CPUS_MAX;
 use std::ffi::{c_char, c_void};
@@ -68,8 +68,11 @@ pub unsafe extern "C" fn baton_cause_name(cause: u32, out: *mut c_char, bytes: u
 /// Sends log lines of `level` and more severe ones to `callback`, or to standard error if it is
 /// null. It is for the whole process. Before the first call, warnings go to standard error. A
 /// thread of its own calls `callback`. If the callback is slow, lines are left out, and one line
-/// says how many. After the call, no thread is in the former callback. A callback can call each
-/// function but this one.
+/// says how many. It must not throw an exception. It can call every function except this one.
+///
+/// The former callback still gets the lines that wait, for a second at most. This call waits until
+/// it has returned, and it is not called any more. Before the end of the program, a call with null
+/// gets the last lines.
 ///
 /// # Safety
 /// `callback` can be called with `data` by any thread until it is replaced.
@@ -88,14 +91,14 @@ pub unsafe extern "C" fn baton_log(
             other => return Err(Failure::argument(format!("there is no log level {other}"))),
         };
         let data = CallbackData(data);
-        log_thread::set(callback.map(|callback| -> log_thread::Callback {
+        let callback = callback.map(|callback| -> log_thread::Callback {
             Box::new(move |level, line| {
                 let data = &data;
                 // SAFETY: the caller of `baton_log` promised that any thread can call it.
                 unsafe { callback(level as u32, line.as_ptr(), data.0) };
             })
-        }))?;
-        log::configure(LogConfig { level, format: LogFormat::Text });
+        });
+        log_thread::set(callback, level)?;
         Ok(0)
     })
 }

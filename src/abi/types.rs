@@ -168,9 +168,7 @@ pub enum BatonLogLevel {
     Debug = 3,
 }
 
-/// Gets log lines. `line` is valid during the call. Threads of the library call the function, and
-/// threads that call the library. It must not wait, call the library, or throw an exception. A
-/// thread that holds a lock of the function must not call the library.
+/// Gets the lines of `baton_log`. `line` is valid during the call.
 pub type BatonLogCallback =
     Option<unsafe extern "C" fn(level: u32, line: *const c_char, data: *mut c_void)>;
 

@@ -33,6 +33,9 @@ pub const ABI_SLOTS_MAX: usize = 4096;
 /// Most log lines that wait for the callback of a program. A longer pause of the callback loses
 /// lines, because the threads of an agent never wait for it.
 pub const LOG_LINES_MAX: usize = 1024;
+/// How long a callback still gets lines that wait when another one follows: long enough for most
+/// logs, and as long as an agent that ends.
+pub const LOG_END_TIME: Duration = Duration::from_secs(1);
 /// Pages in the lists of all slots of an agent, through the library: 256 MiB of page numbers. A
 /// million pages for each of 64 requests are as many.
 pub const ABI_LISTED_PAGES_MAX: usize = 1 << 26;

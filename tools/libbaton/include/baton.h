@@ -4,7 +4,8 @@
  *
  * A call returns 0 or a count, or a negative baton_error. No call ends the process or unwinds. No
  * call waits for a peer, except baton_wait and the second at most of baton_agent_free. Calls that
- * copy or register memory, or that wait for a copy, can take seconds. Any thread can call.
+ * copy or register memory, or that wait for a copy or a log callback, can take seconds. Any thread
+ * can call.
  *
  * A request has one outcome, BATON_EVENT_KIND_LANDED or BATON_EVENT_KIND_FAILED, and then one
  * BATON_EVENT_KIND_ENDED. The outcome says whether the KV can be used. The end says that the pages
@@ -213,9 +214,7 @@ typedef uint32_t baton_log_level;
 #endif // __cplusplus
 
 /**
- * Gets log lines. `line` is valid during the call. Threads of the library call the function, and
- * threads that call the library. It must not wait, call the library, or throw an exception. A
- * thread that holds a lock of the function must not call the library.
+ * Gets the lines of `baton_log`. `line` is valid during the call.
  */
 typedef void (*baton_log_callback)(uint32_t level, const char *line, void *data);
 
@@ -470,8 +469,11 @@ size_t baton_cause_name(uint32_t cause, char *out, size_t bytes);
  * Sends log lines of `level` and more severe ones to `callback`, or to standard error if it is
  * null. It is for the whole process. Before the first call, warnings go to standard error. A
  * thread of its own calls `callback`. If the callback is slow, lines are left out, and one line
- * says how many. After the call, no thread is in the former callback. A callback can call each
- * function but this one.
+ * says how many. It must not throw an exception. It can call every function except this one.
+ *
+ * The former callback still gets the lines that wait, for a second at most. This call waits until
+ * it has returned, and it is not called any more. Before the end of the program, a call with null
+ * gets the last lines.
  *
  * # Safety
  * `callback` can be called with `data` by any thread until it is replaced.

@@ -457,8 +457,18 @@ impl<C: Cancel> Agent<C> {
     /// # Errors
     /// The reactor failed.
     pub fn close(mut self, until: Instant) -> Result<(), String> {
-        while self.handoff.unconfirmed() > 0 && self.reactor.now() < until {
-            self.turn(true, |_| Ok(()))?;
+        let (bell, now) = (self.bell.clone(), self.reactor.now());
+        // A peer that stands still leaves time for the last messages.
+        let confirm_until = now + until.saturating_duration_since(now) * 3 / 4;
+        while self.handoff.unconfirmed() > 0 {
+            let left = confirm_until.saturating_duration_since(self.reactor.now());
+            if left.is_zero() {
+                break;
+            }
+            self.step_mover();
+            bell.prepare_wait();
+            self.turn_within(left.min(TICK), |_| Ok(()))?;
+            bell.cancel_wait();
         }
         let now = self.reactor.now();
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
@@ -513,13 +523,22 @@ impl<C: Cancel> Agent<C> {
     pub fn turn(
         &mut self,
         can_park: bool,
+        foreign: impl FnMut(Event) -> Result<(), String>,
+    ) -> Result<(), String> {
+        self.turn_within(if can_park { TICK } else { Duration::ZERO }, foreign)
+    }
+
+    /// As [`Agent::turn`], with a wait of `wait_max` at most.
+    fn turn_within(
+        &mut self,
+        wait_max: Duration,
         mut foreign: impl FnMut(Event) -> Result<(), String>,
     ) -> Result<(), String> {
         // What the owner has asked for since the last turn leaves before the wait.
         let now = self.reactor.now();
         self.links.run_remote_actions(&mut self.reactor, &mut self.handoff, now);
-        let parks = can_park && self.mover.is_thread() && !self.handoff.has_events();
-        let wait = if parks { TICK } else { Duration::ZERO };
+        let can_wait = self.mover.is_thread() && !self.handoff.has_events();
+        let wait = if can_wait { wait_max } else { Duration::ZERO };
         self.reactor.poll(Some(now + wait)).map_err(text)?;
         let now = self.reactor.now();
         while let Some(event) = self.reactor.next_event() {

@@ -1,16 +1,17 @@
-//! The calls of the C ABI, in any order and with any arguments, on a source and a destination of
-//! this process, and on agents and memory of one input. Each request has one outcome and then one
-//! end, no call panics inside, and every request ends after a cancel. A wait for events ends when
-//! they come. A wrong call has the error of its mistake.
+//! The calls of the C ABI, in any order and with any arguments. They are made on a source and a
+//! destination of this process, and on agents and memory of one input. Each request has one outcome
+//! and then one end, no call panics inside, and every request ends after a cancel. A wait for
+//! events ends when they come. A wrong call has the error of its mistake. A log callback gets no
+//! line after its successor has come.
 
 use crate::memory;
 use baton::abi::*;
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGES: u32 = 16;
@@ -29,6 +30,49 @@ struct World {
     /// The region of other agents, and those of the two agents.
     regions: [u64; 3],
     address: CString,
+}
+
+/// The numbers of log callbacks.
+struct Callbacks {
+    /// The callback of the log.
+    present: AtomicUsize,
+    /// The last one that a call had.
+    last: AtomicUsize,
+    is_wrong: AtomicBool,
+}
+
+static CALLBACKS: Callbacks = Callbacks {
+    present: AtomicUsize::new(0),
+    last: AtomicUsize::new(0),
+    is_wrong: AtomicBool::new(false),
+};
+
+impl Callbacks {
+    /// The number of a new callback, which can get lines from now on.
+    fn take_number(&self) -> usize {
+        self.last.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// The call with this callback has returned, so no other one can get lines.
+    fn has_come(&self, callback: usize) {
+        self.present.store(callback, Ordering::SeqCst);
+        assert!(!self.is_wrong.load(Ordering::SeqCst), "a log callback was called wrongly");
+    }
+}
+
+/// A log callback. A panic would end the process without a word, so it notes what is wrong.
+unsafe extern "C" fn take_line(level: u32, line: *const c_char, data: *mut c_void) {
+    let is_known = [&CALLBACKS.present, &CALLBACKS.last]
+        .iter()
+        .any(|callback| callback.load(Ordering::SeqCst) == data as usize);
+    // SAFETY: the line ends with a zero.
+    let is_text = unsafe { CStr::from_ptr(line) }.to_str().is_ok_and(|line| !line.is_empty());
+    // SAFETY: there is no callback.
+    let replaced = unsafe { baton_log(None, ptr::null_mut(), 0) };
+    let is_refused = replaced == BatonError::Argument as i32;
+    if !is_known || !is_text || !is_refused || level > BatonLogLevel::Debug as u32 {
+        CALLBACKS.is_wrong.store(true, Ordering::SeqCst);
+    }
 }
 
 /// What the events have told about a request.
@@ -177,7 +221,7 @@ pub fn run(data: &[u8]) {
 impl Run<'_> {
     fn call(&mut self) {
         let kind = self.arguments.byte();
-        match kind % 13 {
+        match kind % 14 {
             0 | 1 => self.enter(0),
             2 | 3 => self.enter(1),
             4 => self.lease(),
@@ -197,8 +241,21 @@ impl Run<'_> {
             }
             10 => self.call_with_garbage(),
             11 => self.start_with_garbage(),
-            _ => self.adopt(),
+            12 => self.adopt(),
+            _ => self.log(),
         }
+    }
+
+    /// The log goes to another callback, at any level.
+    fn log(&mut self) {
+        let (level, callback) = (u32::from(self.arguments.byte() % 6), CALLBACKS.take_number());
+        // SAFETY: any thread can call the callback with any number.
+        let result = unsafe { baton_log(Some(take_line), callback as *mut c_void, level) };
+        if level > BatonLogLevel::Debug as u32 {
+            return assert_eq!(checked(result), BatonError::Argument as i32, "no such level");
+        }
+        assert_eq!(checked(result), 0);
+        CALLBACKS.has_come(callback);
     }
 
     /// A known request, or any number.
@@ -343,7 +400,7 @@ impl Run<'_> {
                 baton_address(handle, ptr::null_mut(), 9),
             ];
             assert_eq!(arguments, [BatonError::Argument as i32; 13]);
-            assert_eq!(handles, [BatonError::Handle as i32; 7]);
+            assert_eq!(handles, [BatonError::Handle as i32; 7], "such a handle names nothing");
             assert!(baton_status(handle, ptr::null_mut()).is_null());
             baton_cause_name(handle as u32, ptr::null_mut(), 5);
         }
@@ -403,7 +460,8 @@ impl Run<'_> {
     /// A new agent can have the entry of one that was freed, but not its handle.
     fn look_at_freed(&self) {
         if let Some(freed) = self.freed {
-            assert_eq!(baton_event_fd(freed), BatonError::Handle as i32);
+            let found = baton_event_fd(freed);
+            assert_eq!(found, BatonError::Handle as i32, "a freed handle names nothing");
         }
     }
 
@@ -445,7 +503,7 @@ impl Run<'_> {
         assert!(is_same, "the memory keeps its content");
     }
 
-    /// Ends all requests of the input.
+    /// Ends all requests of the input, and its log.
     fn end(&mut self) {
         for &(agent, request) in &self.known {
             checked(baton_cancel(self.world.agents[agent], request));
@@ -464,5 +522,10 @@ impl Run<'_> {
         for &(agent, request) in &self.known {
             assert_eq!(checked(baton_release(self.world.agents[agent], request)), 0);
         }
+        let none = CALLBACKS.take_number();
+        // SAFETY: there is no callback.
+        let ended = unsafe { baton_log(None, ptr::null_mut(), BatonLogLevel::Error as u32) };
+        assert_eq!(checked(ended), 0);
+        CALLBACKS.has_come(none);
     }
 }

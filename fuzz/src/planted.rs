@@ -2,25 +2,30 @@
 
 use crate::{mutate, targets};
 use baton::stdx::failpoint::set_failpoint;
+use baton::stdx::panic_message::panic_message;
 use std::env;
 use std::panic::catch_unwind;
 use std::process::Command;
 
 /// Inputs within which a target finds its mistake.
 const INPUTS: usize = 400;
-/// The target, and the mistake that it must find.
-const ALL: &[(&str, &str)] = &[
-    ("abi", "handle of a freed object names the next one"),
-    ("abi", "request has the number of a former one in its slot"),
-    ("abi", "failure is said to be the end"),
-    ("abi", "failure has no cause"),
+/// The target, the mistake that it must find, and a part of its message.
+const ALL: &[(&str, &str, &str)] = &[
+    ("abi", "handle of a freed object names the next one", "handle names nothing"),
+    (
+        "abi",
+        "request has the number of a former one in its slot",
+        "a cancelled request does not end",
+    ),
+    ("abi", "failure is said to be the end", "an outcome comes before the end"),
+    ("abi", "failure has no cause", "a failure has a cause"),
 ];
 
 /// Plants each mistake in a process of its own, because it can leave agents that no input can use.
 /// Returns whether all are found.
 pub fn all() -> bool {
     let mut missed = 0;
-    for (_, mistake) in ALL {
+    for (_, mistake, _) in ALL {
         let program = env::current_exe().expect("this program has a path");
         let ended = Command::new(program).args(["--plant", mistake]).output();
         let ended = ended.expect("this program can be started again");
@@ -37,7 +42,7 @@ pub fn all() -> bool {
 
 /// Plants one mistake and runs its target. Returns whether it is found.
 pub fn search(mistake: &str, seed: u64) -> bool {
-    let Some(&(name, mistake)) = ALL.iter().find(|(_, known)| *known == mistake) else {
+    let Some(&(name, mistake, message)) = ALL.iter().find(|known| known.1 == mistake) else {
         eprintln!("there is no such mistake");
         return false;
     };
@@ -45,9 +50,9 @@ pub fn search(mistake: &str, seed: u64) -> bool {
     let inputs = mutate::inputs(name, seed).expect("the target has a corpus");
     set_failpoint(Some(mistake));
     for (number, input) in inputs.take(INPUTS).enumerate() {
-        if catch_unwind(|| crate::run(target, &input)).is_err() {
+        if let Err(panic) = catch_unwind(|| crate::run(target, &input)) {
             println!("{name} finds by input {}: {mistake}", number + 1);
-            return true;
+            return panic_message(&*panic).contains(message);
         }
     }
     false

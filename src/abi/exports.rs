@@ -187,7 +187,8 @@ pub unsafe extern "C" fn baton_region_base(
 }
 
 /// Frees a region that no agent uses. If adopted memory cannot be made private again, the error is
-/// `System`: the region stays as it is, and the call can be repeated.
+/// `System`: the region stays as it is, and the call can be repeated. If `baton-ctl` or `move-0` of
+/// an agent has panicked, its region stays mapped, and the error is `Busy`.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_region_free(region: u64) -> i32 {
     call(|| {

@@ -519,7 +519,8 @@ int32_t baton_region_base(uint64_t region, void **base, size_t *bytes);
 
 /**
  * Frees a region that no agent uses. If adopted memory cannot be made private again, the error is
- * `System`: the region stays as it is, and the call can be repeated.
+ * `System`: the region stays as it is, and the call can be repeated. If `baton-ctl` or `move-0` of
+ * an agent has panicked, its region stays mapped, and the error is `Busy`.
  */
 int32_t baton_region_free(uint64_t region);
 

@@ -1,7 +1,7 @@
 //! The thread of an agent's mover, or the mover itself if the owner runs it.
 //!
-//! Invariants: after the runner is dropped, nothing of the mover reads or writes the pool, and a
-//! copy that a destination still makes over shm is void. The engine can use all pages again. If the
+//! Invariants: after the runner is dropped, nothing of the mover reads or writes the pool. A copy
+//! that a destination still makes over shm is void. The engine can use all pages again. If the
 //! mover has panicked, a NIC may still access the pool, which then stays mapped.
 
 use crate::ids::SlotId;

@@ -2,8 +2,8 @@
 //!
 //! Owns: the [`Agent`], the table of its requests, and the sign of its end. Thread: the owner's.
 //! Invariant: the engine learns that the agent has ended after the last event, and when nothing
-//! moves any more. Only a NIC or a thread that nothing stops can go on. The leases of its pages do
-//! not end. Not here: the loop of the thread (`thread`).
+//! moves any more. A NIC or thread that cannot be stopped may go on. The pages that it uses stay
+//! leased. Not here: the loop of the thread (`thread`).
 
 use super::Agent;
 use super::client::{AgentClient, ClientParts};

@@ -13,9 +13,8 @@ use baton::kv::region::Region;
 use baton::link::handoff::{Source, prompt_of};
 use baton::net::Reactor;
 use baton::transfer::answer::TransferAnswer;
-use baton::transfer::aux::{AUX_PAYLOAD_BYTES, AuxRecord};
+use baton::transfer::aux::AUX_PAYLOAD_BYTES;
 use baton::transfer::manager::rooms::Slot;
-use baton::transfer::target::Target;
 use baton::wire::auth::{ClusterKey, Keyring};
 use baton::wire::message::Transport;
 use std::collections::HashMap;
@@ -31,8 +30,6 @@ const LAYERS: u32 = 2;
 const SOURCE: KvLayout = KvLayout::layer_major(4, LAYERS, 1, 4, KvDtype::F16, PAGES);
 const DESTINATION: KvLayout = KvLayout::page_major(8, LAYERS, 1, 4, KvDtype::F16);
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The room of agents that a test drives.
-const ROOM: Room = Room(1);
 const PAYLOAD: AuxPayload = [7; AUX_PAYLOAD_BYTES];
 
 fn config(role: Role, transport: Transport, region: &Arc<Region>) -> AgentConfig {
@@ -497,17 +494,19 @@ fn a_source_has_one_session_under_both_notations_of_its_address() {
     drop(source);
 }
 
-/// Agents that the test drives, and a request of both that has leased pages at the destination.
-/// After its lease, the destination has had one turn.
-fn meet(transport: Transport) -> (SourceAgent, DestinationAgent, Slot, Target) {
-    let config = |role| config(role, transport, &memory(role));
+/// The owner's thread can wait after one turn, so the turn must not leave a message behind.
+#[test]
+fn the_pages_of_a_destination_leave_with_its_next_turn() {
+    let (near, far) = (memory(Role::Prefill), memory(Role::Decode));
+    let config = |role, region| config(role, Transport::Shm, region);
     let reactor = || Reactor::new().unwrap();
-    let mut source = SourceAgent::source(config(Role::Prefill), reactor()).unwrap();
-    let mut destination = DestinationAgent::destination(config(Role::Decode), reactor()).unwrap();
-    let (prompt, until) = (prompt_of(&[1; 8]), Instant::now() + PATIENCE);
-    let from = source.enter(ROOM, prompt, None, until).unwrap();
+    let mut source = SourceAgent::source(config(Role::Prefill, &near), reactor()).unwrap();
+    let far = config(Role::Decode, &far);
+    let mut destination = DestinationAgent::destination(far, reactor()).unwrap();
+    let (room, prompt, until) = (Room(1), prompt_of(&[1; 8]), Instant::now() + PATIENCE);
+    source.enter(room, prompt, None, until).unwrap();
     let address = Source::Remote(source.address().unwrap());
-    let slot = destination.enter(ROOM, prompt, Some(&address), until).unwrap();
+    let slot = destination.enter(room, prompt, Some(&address), until).unwrap();
     let session = loop {
         source.turn(false, |_| Ok(())).unwrap();
         destination.turn(false, |_| Ok(())).unwrap();
@@ -516,43 +515,13 @@ fn meet(transport: Transport) -> (SourceAgent, DestinationAgent, Slot, Target) {
         }
         assert!(Instant::now() < until, "no session");
     };
-    destination.expect(slot, (session, ROOM), 0..8, &[PageId(3)]);
+    destination.expect(slot, (session, room), 0..8, &[PageId(3)]);
     destination.turn(false, |_| Ok(())).unwrap();
     loop {
         source.turn(true, |_| Ok(())).unwrap();
-        if let Some(TransferAnswer::Granted { target, .. }) = source.poll_answer() {
-            return (source, destination, from, target);
+        if let Some(TransferAnswer::Granted { .. }) = source.poll_answer() {
+            break;
         }
         assert!(Instant::now() < until, "the pages have not left");
     }
-}
-
-/// The owner's thread can wait after one turn, so the turn must not leave a message behind.
-#[test]
-fn the_pages_of_a_destination_leave_with_its_next_turn() {
-    meet(Transport::Shm);
-}
-
-/// A destination that stands still confirms nothing, and the agent does not wait past its time.
-#[test]
-fn an_agent_that_ends_keeps_its_time_if_a_destination_stands_still() {
-    const TIME: Duration = Duration::from_millis(5);
-    let close = |_| {
-        let (mut source, _destination, slot, target) = meet(Transport::Tcp);
-        source.begin(slot, target, &[PageId(0), PageId(1)]);
-        source.chunk(slot, 0..8, Some(AuxRecord::new(ROOM, PAYLOAD)));
-        let until = Instant::now() + PATIENCE;
-        while source.poll_end().is_none() {
-            source.turn(true, |_| Ok(())).unwrap();
-            assert!(Instant::now() < until, "no end");
-        }
-        source.leave(slot, None);
-        assert!(source.check_idle().is_err(), "the destination has confirmed it");
-        let begun = Instant::now();
-        source.close(begun + TIME).unwrap();
-        begun.elapsed()
-    };
-    // Other work of the host can disturb some of them.
-    let shortest = (0..5).map(close).min().unwrap();
-    assert!(shortest < 6 * TIME, "{shortest:?}");
 }

@@ -347,12 +347,12 @@ def missing():
 def main():
     logging.disable(logging.ERROR)
     began, examples = time.monotonic(), 0
+    orders.run()
     least = int(sys.argv[1]) if len(sys.argv) > 1 else 150
     # Examples are random, so a few more are needed now and then.
     while examples < least or (missing() and examples < least + EXAMPLES_MORE):
         run(50, (Phase.generate, Phase.shrink))
         examples += 50
-    orders.run()
     for name, count in sorted(OCCURRED.items()):
         print(f"{count:7} {name}")
     unmade = set()

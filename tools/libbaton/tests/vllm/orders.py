@@ -78,6 +78,18 @@ def load_a_part():
     end(prefill, decode)
 
 
+def prefer_the_cache():
+    """vLLM can use the part that is cached, and throw the connector's answer away."""
+    prefill, decode = pair(extra=SHORT)
+    params = prefilled(prefill, PROMPT)
+    compute(decode)
+    request = Request("prefers", PROMPT, 2, params, prefers_local=True)
+    decode.add(request)
+    until([prefill, decode], lambda: request.is_finished)
+    assert not request.was_loaded
+    end(prefill, decode)
+
+
 def fail_a_load(is_cached):
     """The load of a room that prefill does not know ends, and decode computes the prompt."""
     prefill, decode = pair("recompute", SHORT)
@@ -132,6 +144,7 @@ def run():
     ask_again_with_a_load()
     ask_again_without_a_load()
     load_a_part()
+    prefer_the_cache()
     fail_a_load(is_cached=False)
     fail_a_load(is_cached=True)
     leave_a_load()

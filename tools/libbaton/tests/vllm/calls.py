@@ -21,13 +21,14 @@ def recordings():
 
 
 def compare(name, found, is_recording):
-    """Notes that a recording lacks are added to it, or are an error."""
-    path = RECORDINGS / f"{name}.txt"
-    known = set(path.read_text().splitlines()) if path.exists() else set()
+    """Notes that a recording lacks are added to it. Those that all of them lack are an error."""
+    notes = recordings()
     if is_recording:
-        path.write_text("".join(f"{line}\n" for line in sorted(known | found)))
+        lines = sorted(notes.get(name, set()) | found)
+        (RECORDINGS / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
     else:
-        assert found <= known, f"{name} lacks (--record adds them): {sorted(found - known)}"
+        unknown = sorted(found.difference(*notes.values()))
+        assert not unknown, f"no recording has (--record adds them to {name}): {unknown}"
     return len(found)
 
 

@@ -19,8 +19,7 @@ def twenty_prompts_are_answered_as_by_one_vllm(pair):
     texts = [prompt(number, 2 + number) for number in range(20)]
     right = [ids_of(post(alone, text)) for text in texts]
     prefill, decode = pair.need(*both)
-    params = [prefilled(prefill, text) for text in texts]
-    said = [ids_of(post(decode, text, each)) for text, each in zip(texts, params)]
+    said = [ids_of(post(decode, text, prefilled(prefill, text))) for text in texts]
     wrong = [number for number in range(20) if said[number] != right[number]]
     assert not wrong, f"other answers to prompts {wrong}"
     return loaded_all(decode, sum(len(prompt_ids(prefill, text)) for text in texts), 20)

@@ -3,7 +3,6 @@ from behind import check
 from pair_requests import expect_usage_zero, ids_of, post, prefilled, prompt, prompt_ids
 from pair_servers import DECODE, PREFILL
 
-# Four workers spin on two CPUs, so a rank can be silent for the 2 seconds after which it is lost.
 PROMPTS = 12
 
 
@@ -16,6 +15,7 @@ def two_ranks_hand_over_to_two(pair):
         assert ids_of(post(decode, text, prefilled(prefill, text))) == right, text
         counts.append((decode.loaded_tokens() - before, len(prompt_ids(prefill, text))))
     expect_usage_zero(prefill, PREFILL.keep_seconds + 10)
+    # Four workers spin on two CPUs here. A rank that is silent for 2 seconds is lost.
     whole = [loaded for loaded, tokens in counts if loaded > tokens / 2]
     assert len(whole) >= PROMPTS / 2, (counts, decode.failures())
     return f"{len(whole)} of {PROMPTS} prompts loaded, failures {decode.failures()}"

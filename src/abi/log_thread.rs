@@ -230,9 +230,7 @@ mod tests {
             event!(Info, "test", "a line");
         }
         let (callback, lines) = collect();
-        let begun = Instant::now();
         set(Some(callback), LogLevel::Info).unwrap();
-        assert!(begun.elapsed() < 5 * LOG_END_TIME, "{:?}", begun.elapsed());
         let left_out = LOG_LINES_MAX - all(former).len();
         let text = format!("WARN  log lines were left out count={left_out}");
         let report = next(&lines);

@@ -225,7 +225,10 @@ class Pair:
         if len(self.open) < 8 and chance.random() < 0.3:
             self.begin()
         if chance.random() < 0.05 and self.open:
-            number = chance.choice(list(self.open))
+            # Few requests are between two chunks of their prompt.
+            running = [int(one.request_id[1:]) for one in self.prefill.scheduler.running]
+            among = running if running and chance.random() < 0.3 else list(self.open)
+            number = chance.choice(among)
             self.prefill.abort(f"p{number}"), self.decode.abort(f"d{number}")
         for engine in (self.prefill, self.decode):
             engine.step()
@@ -239,7 +242,7 @@ class Pair:
             del self.open[number]
         elif ended is not None:
             params, kind = dict(ended[1]), self.chance.random()
-            if kind < 0.05:
+            if kind < 0.1:
                 params["bootstrap_room"] = self.chance.getrandbits(62)
                 COUNTS["unknown room"] += 1
             if kind > 0.95:

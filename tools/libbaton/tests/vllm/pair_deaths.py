@@ -82,7 +82,7 @@ def prefill_dies(pair, part):
     loaded = [one.loaded_tokens() for one in decodes]
     hold(pair, True)
     ready = [prefilled(prefill, texts["after"]) for _ in decodes]
-    tokens = len(prompt_ids(prefill, texts["after"]))
+    longest = max(len(prompt_ids(prefill, text)) for text in texts.values())
     after = [Asked(post, one, texts["after"], params, max_tokens=450)
              for one, params in zip(decodes, ready)]
     await_true(lambda: all(one.loaded_tokens() > old for one, old in zip(decodes, loaded)),
@@ -112,10 +112,11 @@ def prefill_dies(pair, part):
     causes = [new_failures(one, old) for one, old in zip(decodes, failures)]
     for one, old, found in zip(decodes, loaded, causes):
         count = sum(found.values())
-        assert part == "api" or count == 2, (one.name, found)
-        if count == 2:
-            # Only the request before the death has brought KV.
-            assert one.loaded_tokens() - old <= tokens, (one.name, one.loaded_tokens() - old)
+        # A worker lives on for a moment after its engine, and its agent still serves a load that
+        # needs no more computing. The held one fails.
+        assert part == "api" or 1 <= count <= 2, (one.name, found)
+        # The request before the death has brought KV, and each of the two that has not failed.
+        assert one.loaded_tokens() - old <= (3 - count) * longest, (one.name, found)
     words = (f"loads ended after {min(ends):.2f} to {max(ends):.2f} s with {causes[0]}, "
              f"or were computed after {max(computed):.2f} s, "
              f"prefill's own request after {before.at - died:.2f} s")

@@ -169,6 +169,13 @@ class Clients:
             self.answers.append((text, ids_of(post(self.decode, text, params))))
             time.sleep(0.05)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        # Also after a failed check, because the program waits for its threads.
+        self.is_over = True
+
     def end(self):
         """All of them, with right ids. Returns how many."""
         self.is_over = True
@@ -201,12 +208,13 @@ def await_freed(prefill, usage):
 @check
 def a_decode_that_is_killed_costs_prefill_nothing(pair):
     prefill, dying, requests, usage, clients = open_loads(pair, 3000)
-    dying.kill()
-    seconds = await_freed(prefill, usage)
-    for one in requests:
-        one.wait()
-    time.sleep(2)
-    count = clients.end()
+    with clients:
+        dying.kill()
+        seconds = await_freed(prefill, usage)
+        for one in requests:
+            one.wait()
+        time.sleep(2)
+        count = clients.end()
     hold(pair, False)
     expect_healthy(prefill)
     return (f"{HELD_REQUESTS} prompts freed after {seconds:.2f} s, "
@@ -217,12 +225,13 @@ def a_decode_that_is_killed_costs_prefill_nothing(pair):
 @check
 def a_decode_that_stops_for_10_seconds_costs_prefill_nothing(pair):
     prefill, stopped, requests, usage, clients = open_loads(pair, 13000)
-    stopped.signal(signal.SIGSTOP)
-    seconds = await_freed(prefill, usage)
-    time.sleep(10 - seconds)
-    stopped.signal(signal.SIGCONT)
-    statuses = [one.wait().status for one in requests]
-    count = clients.end()
+    with clients:
+        stopped.signal(signal.SIGSTOP)
+        seconds = await_freed(prefill, usage)
+        time.sleep(10 - seconds)
+        stopped.signal(signal.SIGCONT)
+        statuses = [one.wait().status for one in requests]
+        count = clients.end()
     hold(pair, False)
     text = prompt(13500)
     before = stopped.loaded_tokens()

@@ -123,9 +123,11 @@ class Server(Process):
                 *transfer, *setup.more]
 
     def start(self):
+        # A session of its own would be a scheduling group of its own. Linux 6.18 let one starve
+        # for a minute after SIGCONT, beside engines that spin.
         with open(self.log, "ab") as log:
             self.child = subprocess.Popen([str(word) for word in self.command], stdout=log,
-                                          stderr=log, start_new_session=True)
+                                          stderr=log, process_group=0)
         return self
 
     def await_start(self):

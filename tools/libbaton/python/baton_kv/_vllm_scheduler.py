@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -21,14 +21,43 @@ logger = init_logger("vllm.baton_kv.scheduler")
 _ROOMS = 1 << 63
 # The longest life of a request in the library.
 SECONDS_MAX = 1800.0
-# The type and the least value of each setting that is a number.
-_NUMBERS: dict[str, tuple[type, float]] = {
-    "keep_seconds": (float, 0.001), "load_seconds": (float, 0.001), "slots": (int, 1),
-    "sessions": (int, 1), "lanes": (int, 0)}
 # A block of one layer must be one run of bytes.
 _LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 _ANSWERED = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+
+
+def _list_of(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read_all(value: Any) -> tuple[Any, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise ValueError("it is no list")
+        return tuple(read(one) for one in parts)
+    return read_all
+
+
+def _number_from(least: int) -> Callable[[Any], Any]:
+    def read(value: Any) -> int:
+        text = str(value).strip()
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise ValueError(f"it is no whole number from {least} on")
+        return int(text)
+    return read
+
+
+def _read_seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0.001 <= seconds <= SECONDS_MAX:
+        raise ValueError(f"it is not 0.001 to {SECONDS_MAX:.0f}")
+    return seconds
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("transports", "allow", "devices"), _list_of(lambda one: str(one).strip())),
+    **dict.fromkeys(("keep_seconds", "load_seconds"), _read_seconds),
+    # The library has the upper limits.
+    **dict.fromkeys(("slots", "sessions", "lanes"), _number_from(1)),
+    "cpus": _list_of(_number_from(0))}
 
 
 @dataclass(frozen=True)
@@ -54,17 +83,12 @@ class Settings:
         if unknown:
             raise ValueError(f"kv_connector_extra_config has unknown keys: {', '.join(unknown)}")
         values = {name: value for name, value in extra.items() if value is not None}
-        for name in {"transports", "allow", "devices", "cpus"} & set(values):
-            parts = values[name].split(",") if isinstance(values[name], str) else values[name]
-            values[name] = tuple(int(one) if name == "cpus" else one.strip() for one in parts)
-        for name in _NUMBERS.keys() & values:
-            kind, least = _NUMBERS[name]
+        for name in _READERS.keys() & values:
             try:
-                number = values[name] = kind(values[name])
-            except (TypeError, ValueError):
-                number = -1
-            if not least <= number or (kind is float and number > SECONDS_MAX):
-                raise ValueError(f"kv_connector_extra_config: {name} is out of range")
+                values[name] = _READERS[name](values[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"kv_connector_extra_config: {name} is {values[name]!r:.100}: "
+                                 f"{error}") from None
         return cls(**values)
 
 

@@ -112,11 +112,18 @@ def check_settings():
     assert Settings.of({"allow": ["10.0.0.0/8"]}).allow == ("10.0.0.0/8",)
     assert "keep_secnds, x" in refusal(Settings.of, {"x": 1, "keep_secnds": 2, "slots": 3})
     assert Settings.of({"keep_seconds": "5", "slots": "7"}) == Settings(keep_seconds=5.0, slots=7)
-    for name, value in {"load_seconds": 0, "keep_seconds": 1801, "slots": "many", "lanes": -1,
-                        "sessions": [1]}.items():
-        assert f"{name} is out of range" in refusal(Settings.of, {name: value})
-    nan = {"keep_seconds": float("nan")}
-    assert "keep_seconds is out of range" in refusal(Settings.of, nan)
+    for name, value, why in [
+            ("load_seconds", 0, "0: it is not 0.001 to 1800"),
+            ("keep_seconds", float("nan"), "nan: it is not 0.001 to 1800"),
+            ("keep_seconds", "long", "'long': could not convert string to float: 'long'"),
+            ("slots", "0", "'0': it is no whole number from 1 on"),
+            ("slots", 1.7, "1.7: it is no whole number from 1 on"),
+            ("lanes", True, "True: it is no whole number from 1 on"),
+            ("sessions", [1], "[1]: it is no whole number from 1 on"),
+            ("cpus", "0-1", "'0-1': it is no whole number from 0 on"),
+            ("transports", 5, "5: it is no list")]:
+        words = f"kv_connector_extra_config: {name} is {why}"
+        assert refusal(Settings.of, {name: value}) == words, (words, name)
 
 
 def check_digests_depend_on_all_before():

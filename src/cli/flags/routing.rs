@@ -153,9 +153,9 @@ pub(in crate::cli) struct RequestFlags {
     /// order of arrival. Workers need the same flag for this field
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::cli) scheduling_policy: SchedulingPolicy,
-    /// Order in which the router calls the workers of a request. Flows other than dual need Baton's
-    /// own workers: the prefill worker keeps the KV for up to 30 s, until the decode
-    /// worker claims it
+    /// Order in which the router calls the workers of a request. In flows other than dual, the
+    /// prefill worker keeps the KV until the decode worker claims it, for up to 30 s.
+    /// prefill-first also works with vLLM, decode-first needs Baton's own workers
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::cli) flow: Flow,
     /// Worker that sends the first token of a stream. prefill sends it as soon as it is sampled,

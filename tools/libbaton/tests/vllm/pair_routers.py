@@ -22,7 +22,8 @@ def vllm_router(prefill, decode):
 
 def baton_router(prefill, decode):
     built = [ROOT / "target" / profile / "baton" for profile in ("release", "debug")]
-    baton = next(path for path in built if path.exists())
+    baton = next((path for path in built if path.exists()), None)
+    assert baton, "baton is not built: cargo build --release"
     return [baton, "router", "--host", "127.0.0.1", "--flow", "prefill-first",
             "--prefill", f"http://127.0.0.1:{prefill.port}", "none",
             "--decode", f"http://127.0.0.1:{decode.port}"], "/readiness"

@@ -520,7 +520,8 @@ impl Run<'_> {
             }
         }
         for &(agent, request) in &self.known {
-            assert_eq!(checked(baton_release(self.world.agents[agent], request)), 0);
+            let released = checked(baton_release(self.world.agents[agent], request));
+            assert_eq!(released, 0, "a cancelled request is not released");
         }
         let none = CALLBACKS.take_number();
         // SAFETY: there is no callback.

@@ -12,6 +12,7 @@ import time
 from unittest import mock
 
 import model
+import orders
 
 from baton_kv import _vllm_scheduler, _vllm_worker
 from baton_kv._vllm_scheduler import SchedulerSide
@@ -157,10 +158,15 @@ def the_first_blocks_are_offered_last(right, worker, save):
 
 
 def is_found(plant):
-    """The words of the first failure of the model, or nothing."""
+    """The words of the first failure, or nothing."""
     model.FAILURES.clear()
     with contextlib.ExitStack() as stack:
         stack.enter_context(plant())
+        # Random runs seldom have two prompts that differ in their last block alone.
+        try:
+            orders.load_another_prompt()
+        except Exception as error:
+            return str(error)[:80]
         # hypothesis raises something of its own when a failure does not come again.
         with contextlib.suppress(Exception, BaseExceptionGroup):
             model.run(EXAMPLES, report_multiple_bugs=False)

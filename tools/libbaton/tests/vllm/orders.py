@@ -104,6 +104,21 @@ def fail_a_load(is_cached):
     end(prefill, decode)
 
 
+def load_another_prompt():
+    """It has other tokens in one block, the last and partial one too. Its load fails."""
+    with contextlib.ExitStack() as ends:
+        # A mistake in the connector ends this early, and other runs follow.
+        prefill, decode = engines = pair("recompute", SHORT)
+        for one in engines:
+            ends.callback(one.end)
+        for at in range(len(PROMPT)):
+            other = [99 if index == at else token for index, token in enumerate(PROMPT)]
+            request = Request(f"other {at}", other, 2, prefilled(prefill, PROMPT, f"p{at}"))
+            decode.add(request)
+            until(engines, lambda: request.is_finished)
+            assert request.has_failed, f"the prompt with another token {at} was loaded"
+
+
 def leave_a_load():
     prefill, decode = pair(extra=SHORT, lag=1)
     params = [prefilled(prefill, PROMPT, f"p{number}") for number in range(3)]
@@ -147,5 +162,6 @@ def run():
     prefer_the_cache()
     fail_a_load(is_cached=False)
     fail_a_load(is_cached=True)
+    load_another_prompt()
     leave_a_load()
     preempt()

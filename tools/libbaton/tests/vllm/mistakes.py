@@ -166,7 +166,7 @@ def is_found(plant):
         try:
             orders.load_another_prompt()
         except Exception as error:
-            return str(error)[:80]
+            return f"{type(error).__name__}: {error}"[:80]
         # hypothesis raises something of its own when a failure does not come again.
         with contextlib.suppress(Exception, BaseExceptionGroup):
             model.run(EXAMPLES, report_multiple_bugs=False)

@@ -1,4 +1,4 @@
-//! Agents: the transfer engine under another engine, each with a thread of its own.
+//! Agents: the transfer engine under another engine, with a thread of its own or driven by a test.
 
 mod last_resort;
 
@@ -12,16 +12,18 @@ use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::link::handoff::{Source, prompt_of};
 use baton::net::Reactor;
+use baton::obs::log;
 use baton::transfer::answer::TransferAnswer;
-use baton::transfer::aux::AUX_PAYLOAD_BYTES;
+use baton::transfer::aux::{AUX_PAYLOAD_BYTES, AuxRecord};
 use baton::transfer::manager::rooms::Slot;
+use baton::transfer::target::Target;
 use baton::wire::auth::{ClusterKey, Keyring};
 use baton::wire::message::Transport;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const PAGES: u32 = 32;
@@ -494,17 +496,26 @@ fn a_source_has_one_session_under_both_notations_of_its_address() {
     drop(source);
 }
 
-/// The owner's thread can wait after one turn, so the turn must not leave a message behind.
-#[test]
-fn the_pages_of_a_destination_leave_with_its_next_turn() {
-    let (near, far) = (memory(Role::Prefill), memory(Role::Decode));
-    let config = |role, region| config(role, Transport::Shm, region);
-    let reactor = || Reactor::new().unwrap();
-    let mut source = SourceAgent::source(config(Role::Prefill, &near), reactor()).unwrap();
-    let far = config(Role::Decode, &far);
-    let mut destination = DestinationAgent::destination(far, reactor()).unwrap();
-    let (room, prompt, until) = (Room(1), prompt_of(&[1; 8]), Instant::now() + PATIENCE);
-    source.enter(room, prompt, None, until).unwrap();
+/// An agent that the test drives, of each role.
+fn driven_source() -> SourceAgent {
+    let config = config(Role::Prefill, Transport::Tcp, &memory(Role::Prefill));
+    SourceAgent::source(config, Reactor::new().unwrap()).unwrap()
+}
+
+fn driven_destination() -> DestinationAgent {
+    let config = config(Role::Decode, Transport::Tcp, &memory(Role::Decode));
+    DestinationAgent::destination(config, Reactor::new().unwrap()).unwrap()
+}
+
+/// Both ends enter a request, and the destination leases pages. After its lease, the destination
+/// has one turn.
+fn meet(
+    source: &mut SourceAgent,
+    destination: &mut DestinationAgent,
+    room: Room,
+) -> (Slot, Target) {
+    let (prompt, until) = (prompt_of(&[1; 8]), Instant::now() + PATIENCE);
+    let from = source.enter(room, prompt, None, until).unwrap();
     let address = Source::Remote(source.address().unwrap());
     let slot = destination.enter(room, prompt, Some(&address), until).unwrap();
     let session = loop {
@@ -519,9 +530,49 @@ fn the_pages_of_a_destination_leave_with_its_next_turn() {
     destination.turn(false, |_| Ok(())).unwrap();
     loop {
         source.turn(true, |_| Ok(())).unwrap();
-        if let Some(TransferAnswer::Granted { .. }) = source.poll_answer() {
-            break;
+        if let Some(TransferAnswer::Granted { target, .. }) = source.poll_answer() {
+            return (from, target);
         }
         assert!(Instant::now() < until, "the pages have not left");
     }
+}
+
+/// The owner's thread can wait after one turn, so the turn must not leave a message behind.
+#[test]
+fn the_pages_of_a_destination_leave_with_its_next_turn() {
+    meet(&mut driven_source(), &mut driven_destination(), Room(1));
+}
+
+/// One destination stands still and confirms nothing. The end of the source leaves time to say Bye
+/// to the other one.
+#[test]
+fn a_source_that_ends_says_bye_although_a_destination_stands_still() {
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (logged, this_thread) = (lines.clone(), std::thread::current().id());
+    log::set_sink(Some(Box::new(move |_, line| {
+        // Other tests of this process log, too.
+        if std::thread::current().id() == this_thread {
+            logged.lock().unwrap().push(line.to_owned());
+        }
+    })));
+    let mut source = driven_source();
+    let (mut still, mut live) = (driven_destination(), driven_destination());
+    let (slot, target) = meet(&mut source, &mut still, Room(1));
+    meet(&mut source, &mut live, Room(2));
+    source.begin(slot, target, &[PageId(0), PageId(1)]);
+    source.chunk(slot, 0..8, Some(AuxRecord::new(Room(1), PAYLOAD)));
+    let until = Instant::now() + PATIENCE;
+    while source.poll_end().is_none() {
+        source.turn(true, |_| Ok(())).unwrap();
+        assert!(Instant::now() < until, "no end");
+    }
+    source.leave(slot, None);
+    assert!(source.check_idle().is_err(), "the destination has confirmed it");
+    source.close(Instant::now() + Duration::from_secs(2)).unwrap();
+    let said = |words| lines.lock().unwrap().iter().any(|line: &String| line.contains(words));
+    while !said("control link closed after Bye") {
+        live.turn(true, |_| Ok(())).unwrap();
+        assert!(!said("link is down") && Instant::now() < until, "{:?}", lines.lock().unwrap());
+    }
+    log::set_sink(None);
 }

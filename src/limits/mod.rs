@@ -208,10 +208,12 @@ pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
 /// Longest JSON file of a model directory, except the tokenizer. The indices of large models reach
 /// some megabytes.
 pub const MODEL_JSON_MAX: usize = 64 << 20;
-/// Most layers of a model with dummy weights. The deepest published models have under two hundred.
-pub const DUMMY_LAYERS_MAX: usize = 1024;
-/// Elements of the largest tensor of such a model, which is held in memory. Embeddings of the
-/// largest published models have two billion.
+/// Most layers of a model. The deepest published models have under two hundred.
+pub const MODEL_LAYERS_MAX: usize = 1024;
+/// Most experts of a layer. The largest published ones have under six hundred.
+pub const EXPERTS_MAX: usize = 1024;
+/// Elements of the largest tensor of a model with dummy weights, which is held in memory.
+/// Embeddings of the largest published models have two billion.
 pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 
 // config

@@ -6,10 +6,40 @@
 pub enum Architecture {
     /// Llama, SmolLM2, Mistral without a window.
     Llama,
+    /// Like Llama, with experts in each layer.
+    Mixtral,
     /// Like Llama, with biases on q, k and v.
     Qwen2,
+    /// Like Qwen2, with experts, and a shared expert beside them.
+    Qwen2Moe,
     /// Like Llama, with RMS norms over each head of q and k.
     Qwen3,
+    /// Like Qwen3, with experts.
+    Qwen3Moe,
+}
+
+impl Architecture {
+    /// Whether q and k have RMS norms over each head.
+    pub const fn has_head_norms(self) -> bool {
+        matches!(self, Architecture::Qwen3 | Architecture::Qwen3Moe)
+    }
+}
+
+/// The experts of a model: MLPs of which each token uses some. An expert router chooses them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExpertConfig {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that one token uses; at most `count`.
+    pub used: usize,
+    /// Width inside one expert.
+    pub intermediate: usize,
+    /// Width inside the shared expert, which each token uses with a weight of its own.
+    pub shared_intermediate: Option<usize>,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub normalised: bool,
+    /// Layers without experts, ascending.
+    pub dense_layers: Vec<usize>,
 }
 
 /// How rotary frequencies are scaled beyond the context of the first training.
@@ -65,7 +95,7 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Elements of one head; `heads * head_dim` can differ from `hidden`.
     pub head_dim: usize,
-    /// Width inside the MLP.
+    /// Width inside the MLP of a layer without experts.
     pub intermediate: usize,
     /// Rows of the embedding and of the head.
     pub vocab: usize,
@@ -89,4 +119,13 @@ pub struct ModelConfig {
     pub bos: Option<u32>,
     /// Ids that end a generation.
     pub eos: Vec<u32>,
+    /// The experts, if there are any.
+    pub experts: Option<ExpertConfig>,
+}
+
+impl ModelConfig {
+    /// The experts of a layer; `None` if it has one MLP for all tokens.
+    pub fn layer_experts(&self, layer: usize) -> Option<&ExpertConfig> {
+        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
+    }
 }

@@ -7,7 +7,7 @@ use super::config::ModelConfig;
 use super::inventory;
 use super::tensor::{RowOrder, TensorType, TensorView};
 use super::weights::{LoadError, WeightSource};
-use crate::limits::{DUMMY_ELEMENTS_MAX, DUMMY_LAYERS_MAX};
+use crate::limits::{DUMMY_ELEMENTS_MAX, MODEL_LAYERS_MAX};
 use crate::stdx::rng::{INCREMENT, finalize, mix};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ impl DummyWeights {
         dtype: TensorType,
         file: &Path,
     ) -> Result<DummyWeights, LoadError> {
-        if config.layers > DUMMY_LAYERS_MAX {
-            let expected = format!("at most {DUMMY_LAYERS_MAX}");
+        if config.layers > MODEL_LAYERS_MAX {
+            let expected = format!("at most {MODEL_LAYERS_MAX}");
             return Err(LoadError::field(file, "num_hidden_layers", expected, config.layers));
         }
         let (mut tensors, mut largest, mut widest) = (BTreeMap::new(), 0, 0);
@@ -120,6 +120,9 @@ mod tests {
                 "{name}"
             );
         }
+        let sparse = HfDirectory::open(&fixture("qwen2-moe-f32")).unwrap();
+        let weights = make(sparse.config()).unwrap();
+        inventory::check(sparse.config(), &weights, sparse.names(), file).unwrap();
         let key = |part| {
             one.tensor(&format!("model.layers.0.self_attn.{part}_proj.weight")).unwrap().unwrap()
         };

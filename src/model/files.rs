@@ -233,7 +233,7 @@ mod tests {
             assert!(files.file_bytes > 50_000);
             count += 1;
         }
-        assert_eq!(count, 24);
+        assert_eq!(count, 29);
     }
 
     #[test]
@@ -244,6 +244,7 @@ mod tests {
             ("qwen3.Q5_1.gguf", "qwen3-f16"),
             ("llama-mqa-yarn.Q8_0.gguf", "llama-mqa-yarn-f32"),
             ("llama-mha-llama3.F16.gguf", "llama-mha-llama3-bf16"),
+            ("mixtral.F32.gguf", "mixtral-f32"),
         ] {
             let [file, directory] = [file, directory]
                 .map(|name| ModelFiles::open(&fixture(name), WeightFormat::Auto).unwrap());

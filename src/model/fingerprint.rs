@@ -50,7 +50,7 @@ impl ModelFingerprint {
             }
         }
         Ok(ModelFingerprint {
-            config: identity(Sha256::new().chain_update(format!("{config:?}"))),
+            config: identity(Sha256::new().chain_update(config_text(config))),
             weights: identity(hash),
             tokenizer: identity(Sha256::new().chain_update(tokenizer.rules())),
             template: identity(
@@ -60,8 +60,29 @@ impl ModelFingerprint {
     }
 }
 
+/// The configuration as text. Earlier versions know no experts, so a model without experts has the
+/// text that they hash.
+fn config_text(config: &ModelConfig) -> String {
+    format!("{config:?}").replace(", experts: None }", " }")
+}
+
 fn identity(hash: Sha256) -> PartHash {
     let mut identity = PartHash::default();
     identity.copy_from_slice(&hash.finalize()[..32]);
     identity
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::hf::config;
+    use crate::model::testing::fixture;
+
+    #[test]
+    fn a_dense_model_has_the_text_of_versions_without_experts() {
+        let dense = config_text(&config::read(&fixture("qwen3-f32")).unwrap());
+        assert!(dense.ends_with("bos: Some(0), eos: [2] }"), "{dense}");
+        let sparse = config_text(&config::read(&fixture("qwen3-moe-f32")).unwrap());
+        assert!(sparse.contains("eos: [2], experts: Some(ExpertConfig { count: 5,"), "{sparse}");
+    }
 }

@@ -1,7 +1,7 @@
 //! The tensors that a model of a given configuration must have. A model with a missing or an extra
 //! tensor is refused when it is opened.
 
-use super::config::{Architecture, ModelConfig};
+use super::config::ModelConfig;
 use super::tensor::RowOrder;
 use super::weights::{LoadError, WeightSource};
 use std::collections::BTreeSet;
@@ -18,7 +18,8 @@ pub struct Expected {
     pub cols: usize,
 }
 
-/// All tensors of a model, first those outside layers, then layer by layer.
+/// All tensors of a model, first those outside layers, then layer by layer. The fingerprint hashes
+/// them in this order, so another order makes workers of other versions refuse each other.
 pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
     let ends = [
         Expected {
@@ -37,7 +38,7 @@ pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
 }
 
 fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
-    let (hidden, inner) = (config.hidden, config.intermediate);
+    let hidden = config.hidden;
     let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let mut list = Vec::with_capacity(16);
     let mut add = |part: &str, rows, cols| {
@@ -45,22 +46,41 @@ fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
     };
     add("input_layernorm.weight", 1, hidden);
     add("post_attention_layernorm.weight", 1, hidden);
-    let matrices = [
+    let attention = [
         ("self_attn.q_proj", q, hidden, config.attention_bias),
         ("self_attn.k_proj", kv, hidden, config.attention_bias),
         ("self_attn.v_proj", kv, hidden, config.attention_bias),
         ("self_attn.o_proj", hidden, q, config.output_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
     ];
-    for (part, rows, cols, bias) in matrices {
+    for (part, rows, cols, bias) in attention {
         add(&format!("{part}.weight"), rows, cols);
         if bias {
             add(&format!("{part}.bias"), 1, rows);
         }
     }
-    if config.architecture == Architecture::Qwen3 {
+    let mut add_mlp = |prefix: &str, inner, bias| {
+        let parts = [("gate_proj", inner, hidden), ("up_proj", inner, hidden)];
+        for (part, rows, cols) in parts.into_iter().chain([("down_proj", hidden, inner)]) {
+            add(&format!("{prefix}.{part}.weight"), rows, cols);
+            if bias {
+                add(&format!("{prefix}.{part}.bias"), 1, rows);
+            }
+        }
+    };
+    match config.layer_experts(index) {
+        None => add_mlp("mlp", config.intermediate, config.mlp_bias),
+        Some(experts) => {
+            for expert in 0..experts.count {
+                add_mlp(&format!("mlp.experts.{expert}"), experts.intermediate, false);
+            }
+            if let Some(inner) = experts.shared_intermediate {
+                add_mlp("mlp.shared_expert", inner, false);
+                add("mlp.shared_expert_gate.weight", 1, hidden);
+            }
+            add("mlp.gate.weight", experts.count, hidden);
+        }
+    }
+    if config.architecture.has_head_norms() {
         add("self_attn.q_norm.weight", 1, config.head_dim);
         add("self_attn.k_norm.weight", 1, config.head_dim);
     }

@@ -5,6 +5,7 @@ pub mod answer;
 pub mod chat;
 pub mod config;
 pub mod dummy;
+pub mod expert_stack;
 pub mod files;
 pub mod fingerprint;
 pub mod forward;

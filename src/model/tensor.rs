@@ -76,6 +76,16 @@ pub struct TensorPlace {
     pub data: Range<usize>,
 }
 
+impl TensorPlace {
+    /// The place of these rows, as a matrix of their own.
+    pub fn of_rows(&self, rows: Range<usize>) -> TensorPlace {
+        let (elements, bytes) = self.dtype.block();
+        let row = self.cols / elements * bytes;
+        let data = self.data.start + rows.start * row..self.data.start + rows.end * row;
+        TensorPlace { dtype: self.dtype, rows: rows.len(), cols: self.cols, data }
+    }
+}
+
 /// A checked tensor in a mapped file: `bytes` has exactly the length of type and shape.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {

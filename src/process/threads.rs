@@ -522,8 +522,11 @@ fn about(
 ) -> ServerDescription {
     let (model_type, architecture) = match files.config.architecture {
         Architecture::Llama => ("llama", "LlamaForCausalLM"),
+        Architecture::Mixtral => ("mixtral", "MixtralForCausalLM"),
         Architecture::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+        Architecture::Qwen2Moe => ("qwen2_moe", "Qwen2MoeForCausalLM"),
         Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+        Architecture::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
     };
     let (usual, advised) = (Sampling::default(), &files.sampling);
     ServerDescription {

@@ -566,6 +566,7 @@ fn model_files() -> Result<ModelFiles, LoadError> {
         mlp_bias: false,
         bos: None,
         eos: vec![END],
+        experts: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
     let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;

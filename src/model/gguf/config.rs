@@ -5,12 +5,13 @@
 use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
-use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
+use crate::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 
 /// Keys below the architecture that change the computation and are not supported.
-const REFUSED: [&str; 15] = [
+const REFUSED: [&str; 22] = [
     "attention.sliding_window",
     "attention.scale",
     "attention.clamp_kqv",
@@ -20,7 +21,14 @@ const REFUSED: [&str; 15] = [
     "embedding_scale",
     "residual_scale",
     "logit_scale",
-    "expert_count",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_group_scale",
+    "experts_per_group",
+    "expert_chunk_feed_forward_length",
+    "moe_every_n_layers",
+    "moe_latent_size",
+    "leading_dense_block_count",
     "attention.layer_norm_epsilon",
     "rope.scale_linear",
     "rope.scaling.yarn_ext_factor",
@@ -35,6 +43,11 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     reader.refuse_unserved()?;
 
     let hidden = reader.size("embedding_length")?;
+    let layers = reader.size("block_count")?;
+    if layers > MODEL_LAYERS_MAX {
+        let expected = format!("at most {MODEL_LAYERS_MAX}");
+        return Err(reader.wrong("block_count", expected, layers));
+    }
     let heads = reader.size("attention.head_count")?;
     let kv_heads = match reader.optional_size("attention.head_count_kv")? {
         Some(n) => n,
@@ -67,7 +80,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     Ok(ModelConfig {
         architecture,
         hidden,
-        layers: reader.size("block_count")?,
+        layers,
         heads,
         kv_heads,
         head_dim,
@@ -83,18 +96,23 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         mlp_bias: has("blk.0.ffn_up.bias"),
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         eos: eos(metadata)?,
+        experts: reader.experts(architecture, layers)?,
     })
 }
 
 /// The architecture, and its name in the file, which is the prefix of its keys.
 fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architecture), LoadError> {
     const KEY: &str = "general.architecture";
-    const SERVED: &str = "llama, qwen2 or qwen3";
+    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3 or qwen3moe";
     let name = metadata.string(KEY)?.ok_or_else(|| metadata.missing(KEY, SERVED))?;
     let architecture = match name {
+        // Mixtral has no name of its own.
+        "llama" if metadata.u32("llama.expert_count")?.unwrap_or(0) > 0 => Architecture::Mixtral,
         "llama" => Architecture::Llama,
         "qwen2" => Architecture::Qwen2,
+        "qwen2moe" => Architecture::Qwen2Moe,
         "qwen3" => Architecture::Qwen3,
+        "qwen3moe" => Architecture::Qwen3Moe,
         _ => return Err(LoadError::field(metadata.file, KEY, SERVED, name)),
     };
     Ok((name, architecture))
@@ -151,14 +169,64 @@ impl Reader<'_> {
     }
 
     fn refuse_unserved(&self) -> Result<(), LoadError> {
-        for part in REFUSED {
-            match self.metadata.header.metadata.get(&self.key(part)) {
-                None | Some(Value::Unsigned(0) | Value::Signed(0)) => {}
-                Some(Value::Float(x)) if *x == 0.0 => {}
-                Some(found) => return Err(self.wrong(part, "no such field", format!("{found:?}"))),
-            }
+        REFUSED.iter().try_for_each(|part| self.refuse(part))
+    }
+
+    /// Checks that `part` is not present, or zero.
+    fn refuse(&self, part: &str) -> Result<(), LoadError> {
+        match self.metadata.header.metadata.get(&self.key(part)) {
+            None | Some(Value::Unsigned(0) | Value::Signed(0)) => Ok(()),
+            Some(Value::Float(x)) if *x == 0.0 => Ok(()),
+            Some(found) => Err(self.wrong(part, "no such field", format!("{found:?}"))),
         }
-        Ok(())
+    }
+
+    /// The experts of an architecture that has them. Layers without an expert router are dense.
+    fn experts(
+        &self,
+        architecture: Architecture,
+        layers: usize,
+    ) -> Result<Option<ExpertConfig>, LoadError> {
+        let shared_intermediate = match architecture {
+            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => {
+                self.refuse("expert_count")?;
+                return Ok(None);
+            }
+            Architecture::Qwen2Moe => Some(self.size("expert_shared_feed_forward_length")?),
+            Architecture::Mixtral | Architecture::Qwen3Moe => None,
+        };
+        let (count, used) = (self.size("expert_count")?, self.size("expert_used_count")?);
+        if count > EXPERTS_MAX {
+            return Err(self.wrong("expert_count", format!("at most {EXPERTS_MAX}"), count));
+        }
+        if used > count {
+            let expected = format!("at most the {count} of expert_count");
+            return Err(self.wrong("expert_used_count", expected, used));
+        }
+        // 1 is the softmax.
+        self.equal("expert_gating_func", 1)?;
+        let scale = self.metadata.f32(&self.key("expert_weights_scale"))?;
+        if let Some(scale) = scale.filter(|&scale| scale != 0.0 && scale != 1.0) {
+            return Err(self.wrong("expert_weights_scale", 1, scale));
+        }
+        let intermediate = match self.optional_size("expert_feed_forward_length")? {
+            None if architecture == Architecture::Mixtral => self.size("feed_forward_length")?,
+            None => self.size("expert_feed_forward_length")?,
+            Some(intermediate) => intermediate,
+        };
+        // Without the key, llama.cpp normalises the weights of all but one architecture.
+        let normalised = self.metadata.bool(&self.key("expert_weights_norm"))?;
+        let is_dense = |layer: &usize| {
+            !self.metadata.header.tensors.contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"))
+        };
+        Ok(Some(ExpertConfig {
+            count,
+            used,
+            intermediate,
+            shared_intermediate,
+            normalised: normalised.unwrap_or(architecture != Architecture::Qwen2Moe),
+            dense_layers: (0..layers).filter(is_dense).collect(),
+        }))
     }
 
     fn rope_scaling(&self) -> Result<RopeScaling, LoadError> {

@@ -15,6 +15,7 @@ mod tests;
 pub(crate) mod writer;
 
 use super::config::{Architecture, ModelConfig};
+use super::expert_stack;
 use super::inventory;
 use super::mapped_file::Mapped;
 use super::tensor::{RowOrder, TensorPlace, TensorType, TensorView};
@@ -49,14 +50,20 @@ impl GgufFile {
             Header::parse(mapped.bytes()).map_err(|error| LoadError::malformed(path, error))?;
         let metadata = Metadata { file: path, bytes: mapped.bytes(), header: &header };
         let config = config::read(&metadata)?;
-        let tensors = header
-            .tensors
-            .iter()
-            .filter(|(name, _)| *name != names::ROPE_FACTORS)
-            .map(|(name, info)| {
-                (names::canonical(name), entry(&config, name, info, mapped.bytes()))
-            })
-            .collect();
+        let mut tensors = BTreeMap::new();
+        for (name, info) in header.tensors.iter().filter(|(name, _)| *name != names::ROPE_FACTORS) {
+            let ours = names::canonical(name);
+            match expert_stack::split(&ours, info, &config) {
+                None => drop(tensors.insert(ours, entry(&config, name, info, mapped.bytes()))),
+                Some(Ok(matrices)) => tensors.extend(matrices.into_iter().map(|(name, info)| {
+                    (name, Entry { info, order: RowOrder::Natural, natural: None })
+                })),
+                Some(Err(expected)) => {
+                    let found = format!("shape [{}, {}]", info.rows, info.cols);
+                    return Err(LoadError::tensor(path, name, expected, found));
+                }
+            }
+        }
         let file = GgufFile { mapped, header, config, tensors };
         inventory::check(&file.config, &file, file.tensors.keys().map(String::as_str), path)?;
         Ok(file)
@@ -96,7 +103,7 @@ impl WeightSource for GgufFile {
 fn entry(config: &ModelConfig, name: &str, info: &TensorPlace, bytes: &[u8]) -> Entry {
     let mut entry = Entry { info: info.clone(), order: RowOrder::Natural, natural: None };
     let rotated = ["attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias"];
-    let interleaved = config.architecture == Architecture::Llama
+    let interleaved = matches!(config.architecture, Architecture::Llama | Architecture::Mixtral)
         && rotated.iter().any(|part| name.strip_prefix("blk.").is_some_and(|n| n.ends_with(part)));
     let head_dim = config.head_dim;
     if interleaved && info.rows.is_multiple_of(head_dim) {

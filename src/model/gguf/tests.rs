@@ -2,31 +2,40 @@
 
 use super::writer::GgufWriter;
 use super::*;
-use crate::model::config::RopeScaling;
+use crate::model::config::{ExpertConfig, RopeScaling};
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
 
-/// A complete model of one layer: two heads of two elements, four ids.
-fn writer() -> GgufWriter {
+/// A model of some layers without their MLPs: two heads of two elements, four ids.
+fn attention_layers(count: u32) -> GgufWriter {
     let matrix = [0; 64];
     let mut writer = GgufWriter::default()
         .string("general.architecture", "llama")
         .u32("llama.embedding_length", 4)
-        .u32("llama.block_count", 1)
+        .u32("llama.block_count", count)
         .u32("llama.feed_forward_length", 4)
         .u32("llama.attention.head_count", 2)
         .u32("llama.context_length", 16)
         .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
         .tensor("token_embd.weight", &[4, 4], 0, &matrix)
         .tensor("output_norm.weight", &[4], 0, &matrix[..16]);
-    for part in ["attn_norm", "ffn_norm"] {
-        writer = writer.tensor(&format!("blk.0.{part}.weight"), &[4], 0, &matrix[..16]);
-    }
-    for part in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"] {
-        writer = writer.tensor(&format!("blk.0.{part}.weight"), &[4, 4], 0, &matrix);
+    for layer in 0..count {
+        for part in ["attn_norm", "ffn_norm"] {
+            writer = writer.tensor(&format!("blk.{layer}.{part}.weight"), &[4], 0, &matrix[..16]);
+        }
+        for part in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+            writer = writer.tensor(&format!("blk.{layer}.{part}.weight"), &[4, 4], 0, &matrix);
+        }
     }
     writer
+}
+
+/// A model of one layer without its last tensor.
+fn writer() -> GgufWriter {
+    ["ffn_gate", "ffn_up"].iter().fold(attention_layers(1), |writer, part| {
+        writer.tensor(&format!("blk.0.{part}.weight"), &[4, 4], 0, &[0; 64])
+    })
 }
 
 fn whole() -> GgufWriter {
@@ -65,7 +74,10 @@ fn an_unsupported_gguf_model_is_refused_by_name() {
             ["gemma3", "llama"],
         ),
         (open(GgufWriter::default()).unwrap_err(), ["general.architecture", "nothing"]),
-        (open(whole().u32("llama.expert_count", 8)).unwrap_err(), ["llama.expert_count", "8"]),
+        (
+            open(whole().u32("llama.expert_count", 8)).unwrap_err(),
+            ["llama.expert_used_count", "nothing"],
+        ),
         (
             open(whole().f32("llama.attention.scale", 0.1)).unwrap_err(),
             ["llama.attention.scale", "0.1"],
@@ -102,6 +114,63 @@ fn an_unsupported_gguf_model_is_refused_by_name() {
     }
 }
 
+/// A complete Mixtral of two layers with three experts, of which the first layer has none.
+fn sparse(used: u32) -> GgufWriter {
+    let matrix = [0; 64];
+    let mut writer = attention_layers(2).u32("llama.expert_count", 3);
+    writer = writer.u32("llama.expert_used_count", used);
+    writer = writer.u32("llama.expert_feed_forward_length", 2);
+    for part in ["ffn_gate", "ffn_up", "ffn_down"] {
+        writer = writer.tensor(&format!("blk.0.{part}.weight"), &[4, 4], 0, &matrix);
+    }
+    let experts: Vec<u8> = (0..24u8).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+    writer
+        .tensor("blk.1.ffn_gate_inp.weight", &[4, 3], 0, &matrix[..48])
+        .tensor("blk.1.ffn_gate_exps.weight", &[4, 2, 3], 0, &experts)
+        .tensor("blk.1.ffn_up_exps.weight", &[4, 2, 3], 0, &experts)
+        .tensor("blk.1.ffn_down_exps.weight", &[2, 4, 3], 0, &experts)
+}
+
+#[test]
+fn experts_are_matrices_of_one_tensor() {
+    let file = open(sparse(2)).unwrap();
+    let experts = ExpertConfig {
+        count: 3,
+        used: 2,
+        intermediate: 2,
+        shared_intermediate: None,
+        normalised: true,
+        dense_layers: vec![0],
+    };
+    assert_eq!(file.config().architecture, Architecture::Mixtral);
+    assert_eq!(file.config().experts, Some(experts));
+    for (expert, part, shape) in [(0, "gate_proj", (2, 4)), (2, "down_proj", (4, 2))] {
+        let name = format!("model.layers.1.mlp.experts.{expert}.{part}.weight");
+        let tensor = file.tensor(&name).unwrap().unwrap();
+        assert_eq!((tensor.rows, tensor.cols), shape);
+        let mut row = vec![0.0; tensor.cols];
+        dequantise_row(&tensor, 1, &mut row);
+        let first = (8 * expert + tensor.cols) as f32;
+        assert_eq!(row, (0..tensor.cols).map(|n| first + n as f32).collect::<Vec<_>>());
+    }
+    let order = |name| file.tensor(name).unwrap().unwrap().order;
+    let interleaved = RowOrder::RopeInterleaved { head_dim: 2 };
+    assert_eq!(order("model.layers.0.self_attn.k_proj.weight"), interleaved);
+
+    for (writer, parts) in [
+        (sparse(4), ["llama.expert_used_count", "the 3"]),
+        (sparse(2).u32("llama.expert_gating_func", 2), ["expert_gating_func", "found 2"]),
+        (sparse(2).f32("llama.expert_weights_scale", 2.5), ["expert_weights_scale", "2.5"]),
+        (sparse(2).u32("llama.expert_group_count", 4), ["expert_group_count", "no such field"]),
+        (sparse(2).tensor("blk.1.ffn_up_shexp.weight", &[4, 4], 0, &[0; 64]), ["up_proj", "only"]),
+    ] {
+        let message = open(writer).unwrap_err();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+    let unnormalised = open(sparse(2).bool("llama.expert_weights_norm", false)).unwrap();
+    assert!(!unnormalised.config().experts.as_ref().unwrap().normalised);
+}
+
 #[test]
 fn rope_scaling_is_read() {
     let linear =
@@ -121,9 +190,12 @@ fn tensors_are_those_of_the_directory() {
         ("llama-mha-llama3.F16.gguf", "llama-mha-llama3-bf16", 0.02),
         ("qwen2.Q8_0.gguf", "qwen2-f32", 0.02),
         ("qwen3.Q5_1.gguf", "qwen3-f32", 0.2),
+        ("mixtral.F32.gguf", "mixtral-f32", 0.0),
+        ("qwen2-moe.F32.gguf", "qwen2-moe-f32", 0.0),
     ] {
         let file = GgufFile::open(&fixture(file)).unwrap();
         let directory = HfDirectory::open(&fixture(directory)).unwrap();
+        assert_eq!(file.config(), directory.config());
         for name in directory.names() {
             let [ours, theirs] = [&file as &dyn WeightSource, &directory].map(|source| {
                 let tensor = source.tensor(name).unwrap().unwrap();

@@ -2,11 +2,12 @@
 //! refuses features that change results and are not supported, and names them. A model without them
 //! would write fluent but wrong text.
 
-use crate::limits::MODEL_JSON_MAX;
-use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::limits::{EXPERTS_MAX, MODEL_JSON_MAX, MODEL_LAYERS_MAX};
+use crate::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
@@ -90,20 +91,14 @@ pub fn read_json(path: &Path) -> Result<Value, LoadError> {
 }
 
 fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
-    let architecture = match config.string("model_type")? {
-        Some("llama") => Architecture::Llama,
-        Some("qwen2") => Architecture::Qwen2,
-        Some("qwen3") => Architecture::Qwen3,
-        other => {
-            return Err(config.wrong(
-                "model_type",
-                "llama, qwen2 or qwen3",
-                other.unwrap_or("nothing"),
-            ));
-        }
-    };
+    let architecture = architecture(config)?;
     config.refuse_unserved(architecture)?;
     let hidden = config.size("hidden_size")?;
+    let layers = config.size("num_hidden_layers")?;
+    if layers > MODEL_LAYERS_MAX {
+        let expected = format!("at most {MODEL_LAYERS_MAX}");
+        return Err(config.wrong("num_hidden_layers", expected, layers));
+    }
     let heads = config.size("num_attention_heads")?;
     let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
     let default_head = if architecture == Architecture::Qwen3 { 128 } else { hidden / heads };
@@ -114,12 +109,14 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(config.wrong("head_dim", "an even number", head_dim));
     }
-    let attention_bias = config.bool("attention_bias")?;
-    let (rope_theta, rope_scaling) = rope(config)?;
+    let (attention_bias, output_bias) = attention_biases(config, architecture)?;
+    // The default of Mixtral, and that of all others.
+    let default_theta = if architecture == Architecture::Mixtral { 1e6 } else { 1e4 };
+    let (rope_theta, rope_scaling) = rope(config, default_theta)?;
     Ok(ModelConfig {
         architecture,
         hidden,
-        layers: config.size("num_hidden_layers")?,
+        layers,
         heads,
         kv_heads,
         head_dim,
@@ -132,16 +129,100 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         rope_theta,
         rope_scaling,
         tied_head: config.bool("tie_word_embeddings")?.unwrap_or(false),
-        attention_bias: attention_bias.unwrap_or(architecture == Architecture::Qwen2),
-        output_bias: architecture != Architecture::Qwen2 && attention_bias.unwrap_or(false),
+        attention_bias,
+        output_bias,
         mlp_bias: architecture == Architecture::Llama && config.bool("mlp_bias")?.unwrap_or(false),
         bos: config.ids("bos_token_id")?.first().copied(),
         eos: config.ids("eos_token_id")?,
+        experts: experts(config, architecture, layers)?,
     })
 }
 
+fn architecture(config: &Object) -> Result<Architecture, LoadError> {
+    const SERVED: &str = "llama, mixtral, qwen2, qwen2_moe, qwen3 or qwen3_moe";
+    match config.string("model_type")? {
+        Some("llama") => Ok(Architecture::Llama),
+        Some("mixtral") => Ok(Architecture::Mixtral),
+        Some("qwen2") => Ok(Architecture::Qwen2),
+        Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
+        Some("qwen3") => Ok(Architecture::Qwen3),
+        Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
+        other => Err(config.wrong("model_type", SERVED, other.unwrap_or("nothing"))),
+    }
+}
+
+/// Whether q, k and v have biases, and whether the projection after attention has one.
+fn attention_biases(
+    config: &Object,
+    architecture: Architecture,
+) -> Result<(bool, bool), LoadError> {
+    Ok(match architecture {
+        Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Moe => {
+            let bias = config.bool("attention_bias")?.unwrap_or(false);
+            (bias, bias)
+        }
+        Architecture::Mixtral => (false, false),
+        Architecture::Qwen2 => (config.bool("attention_bias")?.unwrap_or(true), false),
+        Architecture::Qwen2Moe => (config.bool("qkv_bias")?.unwrap_or(true), false),
+    })
+}
+
+/// The experts of an architecture that has them. Fields that are missing have the defaults of
+/// transformers, except sizes.
+fn experts(
+    config: &Object,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<ExpertConfig>, LoadError> {
+    let (mut name, mut other) = ("num_experts", "num_local_experts");
+    let (intermediate, shared) = match architecture {
+        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => return Ok(None),
+        Architecture::Mixtral => {
+            (name, other) = (other, name);
+            ("intermediate_size", None)
+        }
+        Architecture::Qwen2Moe => {
+            ("moe_intermediate_size", Some("shared_expert_intermediate_size"))
+        }
+        Architecture::Qwen3Moe => ("moe_intermediate_size", None),
+    };
+    // transformers writes one or the other, and each version reads both.
+    if config.value[name].is_null() && !config.value[other].is_null() {
+        name = other;
+    }
+    let (count, used) = (config.size(name)?, config.size("num_experts_per_tok")?);
+    if count > EXPERTS_MAX {
+        return Err(config.wrong(name, format!("at most {EXPERTS_MAX}"), count));
+    }
+    if used > count {
+        let expected = format!("at most the {count} of {name}");
+        return Err(config.wrong("num_experts_per_tok", expected, used));
+    }
+    let is_mixtral = architecture == Architecture::Mixtral;
+    Ok(Some(ExpertConfig {
+        count,
+        used,
+        intermediate: config.size(intermediate)?,
+        shared_intermediate: shared.map(|field| config.size(field)).transpose()?,
+        normalised: is_mixtral || config.bool("norm_topk_prob")?.unwrap_or(false),
+        dense_layers: if is_mixtral { Vec::new() } else { dense_layers(config, layers)? },
+    }))
+}
+
+/// The layers without experts: those of a list, and those between every `decoder_sparse_step`-th.
+fn dense_layers(config: &Object, layers: usize) -> Result<Vec<usize>, LoadError> {
+    let step = config.optional_size("decoder_sparse_step")?.unwrap_or(1);
+    let listed = config.field("mlp_only_layers", "a list of layers", |value| {
+        value.as_array()?.iter().map(Value::as_u64).collect::<Option<BTreeSet<u64>>>()
+    })?;
+    let listed = listed.unwrap_or_default();
+    let is_dense =
+        |&layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(&(layer as u64));
+    Ok((0..layers).filter(is_dense).collect())
+}
+
 /// Base and scaling, from `rope_parameters` or from `rope_theta` and `rope_scaling`.
-fn rope(config: &Object) -> Result<(f32, RopeScaling), LoadError> {
+fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadError> {
     let new = config.object("rope_parameters")?;
     let old = config.object("rope_scaling")?;
     let scaling = new.as_ref().or(old.as_ref());
@@ -149,8 +230,7 @@ fn rope(config: &Object) -> Result<(f32, RopeScaling), LoadError> {
         (Some(new), outer) => new.number("rope_theta")?.or(outer),
         (None, outer) => outer,
     };
-    // 10000 is the default of every architecture.
-    let theta = theta.unwrap_or(10000.0);
+    let theta = theta.unwrap_or(default_theta);
     if theta.is_nan() || theta <= 1.0 {
         return Err(config.wrong("rope_theta", "more than 1", theta));
     }
@@ -295,7 +375,8 @@ impl Object {
             return Err(self.wrong("hidden_act", "silu", activation));
         }
         // Qwen's files contain a window that `use_sliding_window` disables.
-        if architecture == Architecture::Llama && !self.value["sliding_window"].is_null() {
+        let has_window = matches!(architecture, Architecture::Llama | Architecture::Mixtral);
+        if has_window && !self.value["sliding_window"].is_null() {
             return Err(self.wrong("sliding_window", "null", &self.value["sliding_window"]));
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! panics.
 
 use crate::limits::SAFETENSORS_HEADER_MAX;
+use crate::model::expert_stack::is_stack;
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 use safetensors::{Dtype, SafeTensors};
@@ -86,6 +87,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, TensorPlace)>, SafetensorsErro
             let (rows, cols) = match *view.shape() {
                 [cols] => (1, cols),
                 [rows, cols] => (rows, cols),
+                [experts, rows, cols] if is_stack(&tensor) => (experts * rows, cols),
                 ref shape => {
                     return Err(refuse("one or two dimensions", format!("shape {shape:?}")));
                 }

@@ -6,10 +6,12 @@
 
 pub mod config;
 pub mod header;
+mod names;
 #[cfg(test)]
 mod tests;
 
-use super::config::ModelConfig;
+use super::config::{Architecture, ModelConfig};
+use super::expert_stack;
 use super::inventory;
 use super::mapped_file::Mapped;
 use super::tensor::{RowOrder, TensorPlace, TensorView};
@@ -59,7 +61,7 @@ impl HfDirectory {
         &self.shards
     }
 
-    /// The tensors' names, in order.
+    /// The tensors' canonical names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -68,17 +70,37 @@ impl HfDirectory {
         let mapped = Mapped::open(path)?;
         let places = header::parse(mapped.bytes()).map_err(|error| error.in_file(path))?;
         for (name, place) in places {
-            if self.tensors.contains_key(&name) {
-                return Err(LoadError::tensor(
-                    path,
-                    name,
-                    "one tensor of that name",
-                    "another file has it too",
-                ));
+            let name = match self.config.architecture {
+                Architecture::Mixtral => names::canonical(&name),
+                _ => name,
+            };
+            match expert_stack::split(&name, &place, &self.config) {
+                None => self.add_tensor(path, name, place)?,
+                Some(Ok(matrices)) => matrices
+                    .into_iter()
+                    .try_for_each(|(name, place)| self.add_tensor(path, name, place))?,
+                Some(Err(expected)) => {
+                    let found = format!("shape [{}, {}]", place.rows, place.cols);
+                    return Err(LoadError::tensor(path, name, expected, found));
+                }
             }
-            self.tensors.insert(name, (self.shards.len(), place));
         }
         self.shards.push(mapped);
+        Ok(())
+    }
+
+    /// Adds a tensor of the shard that is being added.
+    fn add_tensor(
+        &mut self,
+        path: &Path,
+        name: String,
+        place: TensorPlace,
+    ) -> Result<(), LoadError> {
+        if self.tensors.contains_key(&name) {
+            let found = "it is there twice";
+            return Err(LoadError::tensor(path, name, "one tensor of that name", found));
+        }
+        self.tensors.insert(name, (self.shards.len(), place));
         Ok(())
     }
 }

@@ -2,18 +2,31 @@
 
 use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;
-use crate::model::config::{Architecture, RopeScaling};
+use crate::model::config::{Architecture, ExpertConfig, RopeScaling};
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
 use serde_json::{Value, json};
 
-fn refusal(change: impl FnOnce(&mut Value)) -> String {
-    let scratch = Scratch::copy_of("llama-f32");
+/// A copy of a fixture with a changed configuration.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Scratch {
+    let scratch = Scratch::copy_of(name);
     let path = scratch.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     change(&mut config);
     std::fs::write(&path, config.to_string()).unwrap();
-    HfDirectory::open(scratch.path()).unwrap_err().to_string()
+    scratch
+}
+
+fn read(name: &str, change: impl FnOnce(&mut Value)) -> ModelConfig {
+    config::read(changed(name, change).path()).unwrap()
+}
+
+fn refusal_of(name: &str, change: impl FnOnce(&mut Value)) -> String {
+    HfDirectory::open(changed(name, change).path()).unwrap_err().to_string()
+}
+
+fn refusal(change: impl FnOnce(&mut Value)) -> String {
+    refusal_of("llama-f32", change)
 }
 
 #[test]
@@ -75,6 +88,90 @@ fn a_setting_that_would_change_results_is_refused_by_name() {
         assert!(message.contains("config.json"), "{message}");
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
+}
+
+#[test]
+fn experts_of_each_architecture_are_read() {
+    for (name, architecture, shared_intermediate, normalised, dense_layers) in [
+        ("mixtral-f32", Architecture::Mixtral, None, true, vec![]),
+        ("qwen2-moe-f32", Architecture::Qwen2Moe, Some(64), false, vec![]),
+        ("qwen3-moe-f32", Architecture::Qwen3Moe, None, true, vec![0]),
+    ] {
+        let directory = HfDirectory::open(&fixture(name)).unwrap();
+        let config = directory.config();
+        let experts = ExpertConfig {
+            count: 5,
+            used: 2,
+            intermediate: 32,
+            shared_intermediate,
+            normalised,
+            dense_layers,
+        };
+        assert_eq!((config.architecture, config.experts.as_ref()), (architecture, Some(&experts)));
+        assert_eq!(config.attention_bias, architecture == Architecture::Qwen2Moe);
+        let name = "model.layers.1.mlp.experts.4.down_proj.weight";
+        assert_eq!(directory.tensor(name).unwrap().unwrap().cols, 32);
+    }
+}
+
+#[test]
+fn fields_of_experts_have_two_spellings_and_defaults() {
+    for name in ["mixtral-f32", "qwen2-moe-f32", "qwen3-moe-f32"] {
+        for field in ["num_experts", "num_local_experts"] {
+            let config = read(name, |c| {
+                let fields = c.as_object_mut().unwrap();
+                let both = ["num_experts", "num_local_experts"].map(|field| fields.remove(field));
+                let count = both.into_iter().flatten().next().unwrap();
+                fields.insert(field.into(), count);
+            });
+            assert_eq!(config.experts.unwrap().count, 5, "{name} {field}");
+        }
+    }
+    let unset = |c: &mut Value| {
+        for field in ["norm_topk_prob", "mlp_only_layers", "decoder_sparse_step", "qkv_bias"] {
+            c.as_object_mut().unwrap().remove(field);
+        }
+    };
+    let qwen2 = read("qwen2-moe-f32", unset);
+    assert!(qwen2.attention_bias && !qwen2.experts.unwrap().normalised);
+    let experts = read("qwen3-moe-f32", unset).experts.unwrap();
+    assert!(!experts.normalised && experts.dense_layers.is_empty());
+    let config = read("qwen3-moe-f32", |c| {
+        c["num_hidden_layers"] = json!(7);
+        c["decoder_sparse_step"] = json!(3);
+        c["mlp_only_layers"] = json!([5, 9]);
+    });
+    assert_eq!(config.experts.unwrap().dense_layers, [0, 1, 3, 4, 5, 6]);
+    let mixtral = read("mixtral-f32", |c| c["rope_parameters"] = Value::Null);
+    assert_eq!(mixtral.rope_theta, 1e6);
+}
+
+#[test]
+fn experts_that_do_not_fit_are_refused_by_name() {
+    type Change = fn(&mut Value);
+    let cases: [(&str, Change, [&str; 2]); 11] = [
+        ("mixtral-f32", |c| c["sliding_window"] = json!(64), ["sliding_window", "64"]),
+        ("mixtral-f32", |c| c["num_experts_per_tok"] = json!(6), ["num_experts_per_tok", "the 5"]),
+        ("mixtral-f32", |c| c["num_local_experts"] = json!(0), ["num_local_experts", "positive"]),
+        ("mixtral-f32", |c| c["num_local_experts"] = json!(9999), ["num_local_experts", "1024"]),
+        ("mixtral-f32", |c| c["num_local_experts"] = json!(6), ["experts.5", "no such tensor"]),
+        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "qwen3_moe, found"]),
+        ("qwen2-moe-f32", |c| c["num_experts"] = json!(6), ["mlp.experts.", "6 matrices"]),
+        (
+            "qwen2-moe-f32",
+            |c| c["shared_expert_intermediate_size"] = Value::Null,
+            ["shared_expert_intermediate_size", "nothing"],
+        ),
+        ("qwen2-moe-f32", |c| c["use_sliding_window"] = json!(true), ["use_sliding", "true"]),
+        ("qwen3-moe-f32", |c| c["mlp_only_layers"] = json!([-1]), ["mlp_only_layers", "[-1]"]),
+        ("qwen3-moe-f32", |c| c["mlp_only_layers"] = json!([]), ["layers.0.mlp.", "no such"]),
+    ];
+    for (name, change, parts) in cases {
+        let message = refusal_of(name, change);
+        assert!(parts.iter().all(|part| message.contains(part)), "{name}: {message}");
+    }
+    let deep = refusal(|c| c["num_hidden_layers"] = json!(u32::MAX));
+    assert!(deep.contains("num_hidden_layers: expected at most 1024"), "{deep}");
 }
 
 #[test]

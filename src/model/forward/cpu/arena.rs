@@ -1,5 +1,5 @@
 //! Memory for repacked weights: a few large anonymous mappings, in huge pages if the system grants
-//! them. Every decode step reads all of this memory in order.
+//! them. Every decode step reads this memory in order, except experts that no token uses.
 #![allow(unsafe_code)]
 
 use std::io;

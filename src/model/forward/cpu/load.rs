@@ -4,7 +4,8 @@ use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
 use super::matrix_product::Linear;
 use super::simd::LANES;
-use crate::model::config::{Architecture, ModelConfig};
+use crate::model::config::{ExpertConfig, ModelConfig};
+use crate::model::inventory;
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::stdx::team::Team;
@@ -21,10 +22,70 @@ pub struct Layer {
     pub output: Linear,
     /// Norm before the MLP; padded.
     pub mlp_norm: Vec<f32>,
+    /// What follows this norm.
+    pub mlp: LayerMlp,
+}
+
+/// The part of a layer after attention.
+pub enum LayerMlp {
+    /// One MLP for all tokens.
+    Dense(Mlp),
+    /// Experts.
+    Sparse(ExpertLayer),
+}
+
+/// An MLP with SwiGLU.
+pub struct Mlp {
     /// gate and up, each padded to sixteen.
     pub gate_up: Linear,
-    /// The MLP's output projection.
+    /// The output projection.
     pub down: Linear,
+}
+
+/// The experts of a layer.
+pub struct ExpertLayer {
+    /// The expert router: one output for each expert, padded to sixteen. With a shared expert, its
+    /// gate comes next.
+    pub router: Linear,
+    /// Of equal sizes.
+    pub experts: Vec<Mlp>,
+    /// The expert of all tokens.
+    pub shared: Option<Mlp>,
+}
+
+impl Layer {
+    /// The MLP that all tokens use: that of a dense layer, or the shared expert.
+    pub fn common_mlp(&self) -> Option<&Mlp> {
+        match &self.mlp {
+            LayerMlp::Dense(mlp) => Some(mlp),
+            LayerMlp::Sparse(sparse) => sparse.shared.as_ref(),
+        }
+    }
+
+    /// The MLPs of which each token uses some.
+    pub fn experts(&self) -> &[Mlp] {
+        match &self.mlp {
+            LayerMlp::Dense(_) => &[],
+            LayerMlp::Sparse(sparse) => &sparse.experts,
+        }
+    }
+
+    /// The products of all tokens.
+    pub fn common_linears(&self) -> impl Iterator<Item = &Linear> {
+        let router = match &self.mlp {
+            LayerMlp::Dense(_) => None,
+            LayerMlp::Sparse(sparse) => Some(&sparse.router),
+        };
+        let mlp = self.common_mlp().into_iter().flat_map(Mlp::linears);
+        [&self.qkv, &self.output].into_iter().chain(router).chain(mlp)
+    }
+}
+
+impl Mlp {
+    /// Both products.
+    pub fn linears(&self) -> [&Linear; 2] {
+        [&self.gate_up, &self.down]
+    }
 }
 
 /// All weights of a model.
@@ -47,7 +108,9 @@ impl ModelWeights {
         team: &mut Team,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<ModelWeights, LoadError> {
-        let total = 3 + config.layers * 9;
+        // A tied head that exists nevertheless is loaded.
+        let head = config.tied_head && source.tensor(HEAD)?.is_some();
+        let total = inventory::tensors(config).count() + usize::from(head);
         let arena = Arena::default();
         let mut loader = Loader { config, source, team, arena, progress, done: 0, total };
         loader.weights()
@@ -55,8 +118,9 @@ impl ModelWeights {
 
     /// Bytes held.
     pub fn memory(&self) -> usize {
-        let linears = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
-        linears.chain([&self.head]).map(Linear::memory).sum::<usize>()
+        let common = self.layers.iter().flat_map(Layer::common_linears);
+        let experts = self.layers.iter().flat_map(Layer::experts).flat_map(Mlp::linears);
+        common.chain(experts).chain([&self.head]).map(Linear::memory).sum::<usize>()
             + self.embedding.as_ref().map_or(0, Matrix::memory)
     }
 
@@ -65,6 +129,9 @@ impl ModelWeights {
         self.embedding.as_ref().unwrap_or_else(|| self.head.first())
     }
 }
+
+/// The head of models whose embedding is not the head.
+const HEAD: &str = "lm_head.weight";
 
 struct Loader<'a> {
     config: &'a ModelConfig,
@@ -84,26 +151,26 @@ impl<'a> Loader<'a> {
         let norm = self.vector("model.norm.weight", config.hidden)?;
         // If the files hold a head, it is used, because a configuration can say "tied" although a
         // head exists.
-        let own_head = !config.tied_head || self.source.tensor("lm_head.weight")?.is_some();
+        let own_head = !config.tied_head || self.source.tensor(HEAD)?.is_some();
         let (head, embedding) = match own_head {
-            true => (self.matrix("lm_head.weight", config.vocab, config.hidden)?, Some(embedding)),
+            true => (self.matrix(HEAD, config.vocab, config.hidden)?, Some(embedding)),
             false => (embedding, None),
         };
-        (self.progress)(self.total, self.total);
+        debug_assert_eq!(self.done, self.total, "the inventory has other tensors");
         Ok(ModelWeights { layers, norm, head: Linear::new(vec![head], vec![None]), embedding })
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
         let config = self.config;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let (hidden, inside) = (config.hidden, config.intermediate);
+        let hidden = config.hidden;
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let head_norms = match config.architecture {
-            Architecture::Qwen3 => Some([
+        let head_norms = match config.architecture.has_head_norms() {
+            true => Some([
                 self.head_norm(&name("self_attn.q_norm.weight"))?,
                 self.head_norm(&name("self_attn.k_norm.weight"))?,
             ]),
-            Architecture::Llama | Architecture::Qwen2 => None,
+            false => None,
         };
         let parts = [
             (name("self_attn.q_proj"), q),
@@ -116,12 +183,46 @@ impl<'a> Loader<'a> {
             head_norms,
             output: self.linear(&[(name("self_attn.o_proj"), hidden)], q, config.output_bias)?,
             mlp_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
-            gate_up: self.linear(
-                &[(name("mlp.gate_proj"), inside), (name("mlp.up_proj"), inside)],
-                hidden,
-                config.mlp_bias,
-            )?,
-            down: self.linear(&[(name("mlp.down_proj"), hidden)], inside, config.mlp_bias)?,
+            mlp: match config.layer_experts(layer) {
+                None => {
+                    LayerMlp::Dense(self.mlp(&name("mlp"), config.intermediate, config.mlp_bias)?)
+                }
+                Some(experts) => LayerMlp::Sparse(self.expert_layer(&name("mlp"), experts)?),
+            },
+        })
+    }
+
+    fn mlp(&mut self, name: &str, inside: usize, bias: bool) -> Result<Mlp, LoadError> {
+        let hidden = self.config.hidden;
+        let parts = ["gate_proj", "up_proj"].map(|part| (format!("{name}.{part}"), inside));
+        Ok(Mlp {
+            gate_up: self.linear(&parts, hidden, bias)?,
+            down: self.linear(&[(format!("{name}.down_proj"), hidden)], inside, bias)?,
+        })
+    }
+
+    fn expert_layer(
+        &mut self,
+        name: &str,
+        experts: &ExpertConfig,
+    ) -> Result<ExpertLayer, LoadError> {
+        let mut router = vec![(format!("{name}.gate"), experts.count)];
+        if experts.shared_intermediate.is_some() {
+            router.push((format!("{name}.shared_expert_gate"), 1));
+        }
+        let mut mlps = Vec::with_capacity(experts.count);
+        for expert in 0..experts.count {
+            let name = format!("{name}.experts.{expert}");
+            mlps.push(self.mlp(&name, experts.intermediate, false)?);
+        }
+        let shared = experts.shared_intermediate;
+        Ok(ExpertLayer {
+            router: self.linear(&router, self.config.hidden, false)?,
+            experts: mlps,
+            shared: match shared {
+                Some(inside) => Some(self.mlp(&format!("{name}.shared_expert"), inside, false)?),
+                None => None,
+            },
         })
     }
 
@@ -158,9 +259,13 @@ impl<'a> Loader<'a> {
         }
         let matrix = Matrix::pack(&view, &mut self.arena, self.team)
             .map_err(|error| LoadError::io(self.source.describe(), error))?;
-        self.done += 1;
-        (self.progress)(self.done.min(self.total), self.total);
+        self.count_tensor();
         Ok(matrix)
+    }
+
+    fn count_tensor(&mut self) {
+        self.done += 1;
+        (self.progress)(self.done, self.total);
     }
 
     /// The weight of a norm or a bias, padded with zeros to a multiple of sixteen.
@@ -172,6 +277,7 @@ impl<'a> Loader<'a> {
         let row = view.row(0);
         let mut vector: Vec<f32> = (0..len).map(|i| plain_number(view.dtype, row, i)).collect();
         vector.resize(len.next_multiple_of(LANES), 0.0);
+        self.count_tensor();
         Ok(vector)
     }
 

@@ -9,6 +9,7 @@ mod arena;
 mod attention;
 mod block;
 mod element;
+mod experts;
 mod load;
 mod matrix;
 mod matrix_product;
@@ -19,6 +20,7 @@ mod quantized_block;
 mod rope;
 mod simd;
 mod step;
+mod step_team;
 #[cfg(test)]
 mod tests;
 

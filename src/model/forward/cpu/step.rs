@@ -2,20 +2,20 @@
 
 use super::CpuModel;
 use super::attention::{self, Attend, span_tokens};
-use super::element::{Gated, Normed, Pack, Raw, Rows, turn_heads};
-use super::load::{Layer, ModelWeights};
-use super::matrix_product::{Linear, Multiply};
+use super::element::{Normed, Raw, turn_heads};
+use super::experts::ExpertScratch;
+use super::load::{Layer, LayerMlp, ModelWeights};
 use super::paged_kv::Paged;
-use super::panel::{PANEL, PanelForms, Panels, blocks_per_panel};
+use super::panel::{PanelForms, Panels};
 use super::plan::{BLOCK_TOKENS, TokenPosition};
-use super::simd::{Dispatch, Kernel, LANES, Simd};
+use super::simd::{Kernel, LANES, Simd};
+use super::step_team::{StepTeam, stride};
 use crate::kv::layout::KeyValue;
 use crate::model::config::ModelConfig;
 use crate::model::forward::batch::{Batch, BatchLimits};
 use crate::model::forward::{KvPool, StepEnd};
 use crate::stdx::disjoint_parts::{Chunks, Grid};
-use crate::stdx::team::Team;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 
 /// Tokens of one task that rotates and stores keys and values.
 const STORE_TOKENS: usize = 8;
@@ -34,6 +34,8 @@ pub struct StepScratch {
     gate_up: Vec<f32>,
     /// The inputs of the next product.
     panels: Panels,
+    /// For layers with experts.
+    experts: Option<ExpertScratch>,
     /// `[wanted][vocabulary]`
     logits: Vec<f32>,
     /// Working memory per thread.
@@ -50,14 +52,7 @@ struct Widths {
     values_at: usize,
     heads: usize,
     gate_up: usize,
-    up_at: usize,
     vocab: usize,
-}
-
-/// The stride of rows: an odd number of cache lines. With an even number, rows would use few sets
-/// of the cache.
-fn stride(columns: usize) -> usize {
-    (columns.div_ceil(LANES) | 1) * LANES
 }
 
 impl StepScratch {
@@ -70,23 +65,24 @@ impl StepScratch {
     ) -> StepScratch {
         let pad = |n: usize| n.next_multiple_of(LANES);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let mlps = weights.layers.iter().filter_map(Layer::common_mlp);
+        let inside = mlps.map(|mlp| mlp.down.columns()).max().unwrap_or(0);
         let widths = Widths {
             hidden: stride(config.hidden),
             qkv: stride(pad(q) + 2 * pad(kv)),
             keys_at: pad(q),
             values_at: pad(q) + pad(kv),
             heads: stride(q),
-            gate_up: stride(2 * pad(config.intermediate)),
-            up_at: pad(config.intermediate),
+            gate_up: stride(2 * pad(inside)),
             vocab: stride(config.vocab),
         };
         let block = BLOCK_TOKENS.min(limits.tokens);
         let wanted = weights
             .layers
             .iter()
-            .flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down])
+            .flat_map(Layer::common_linears)
             .fold(weights.head.wants(), |wanted, linear| wanted.or(linear.wants()));
-        let columns = config.hidden.max(q).max(config.intermediate);
+        let columns = config.hidden.max(q).max(inside);
         let group = config.heads / config.kv_heads;
         StepScratch {
             stream: vec![0.0; limits.tokens * widths.hidden],
@@ -95,6 +91,10 @@ impl StepScratch {
             attended: vec![0.0; block * widths.heads],
             gate_up: vec![0.0; block * widths.gate_up],
             panels: Panels::new(block, columns, wanted),
+            experts: config
+                .experts
+                .as_ref()
+                .map(|experts| ExpertScratch::new(config.hidden, experts, &weights.layers, block)),
             logits: vec![0.0; limits.logits * widths.vocab],
             attention: (0..threads)
                 .map(|_| attention::AttentionScratch::new(config.head_dim, group))
@@ -109,73 +109,13 @@ impl StepScratch {
             [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
+            + self.experts.as_ref().map_or(0, ExpertScratch::memory)
             + self.attention.iter().map(attention::AttentionScratch::memory).sum::<usize>()
     }
 
     /// See [`crate::model::forward::Forward::logits`].
     pub fn logits(&self, index: usize, vocab: usize) -> &[f32] {
         &self.logits[index * self.widths.vocab..][..vocab]
-    }
-}
-
-/// Resources that the phases of a step share.
-struct StepTeam<'a> {
-    team: &'a mut Team,
-    dispatch: Dispatch,
-}
-
-impl StepTeam<'_> {
-    /// Packs `count` rows for the next products.
-    fn pack<R: Rows>(
-        &mut self,
-        panels: &mut Panels,
-        rows: R,
-        count: usize,
-        columns: usize,
-        wanted: PanelForms,
-    ) {
-        let (integers, floats) = panels.parts(count, columns, wanted);
-        let integers = wanted.integers.then(|| Chunks::new(integers, blocks_per_panel(columns)));
-        let floats = wanted.floats.then(|| Chunks::new(floats, columns));
-        let dispatch = self.dispatch;
-        self.team.run((integers, floats), |panel, (integers, floats)| {
-            let first = panel * PANEL;
-            let (integers, floats) = (integers.unwrap_or_default(), floats.unwrap_or_default());
-            let count = PANEL.min(count - first);
-            dispatch.run(Pack { rows, first, count, columns, integers, floats });
-        });
-    }
-
-    /// Multiplies the last packed rows.
-    fn multiply(
-        &mut self,
-        linear: &Linear,
-        panels: &Panels,
-        count: usize,
-        (to, stride): (&mut [f32], usize),
-        add: bool,
-    ) {
-        let groups = linear.groups();
-        // Rows are distributed only if there are too few groups for all threads.
-        let bands: [Range<usize>; BLOCK_TOKENS / 64] =
-            std::array::from_fn(|i| (i * 64).min(count)..(i * 64 + 64).min(count));
-        let whole = 0..count;
-        let bands = match groups < 8 * self.team.threads() && count > 64 {
-            true => &bands[..count.div_ceil(64)],
-            false => std::slice::from_ref(&whole),
-        };
-        // Few rows are memory-bound and need long tasks. Many rows are compute-bound; with more
-        // tasks, all threads end at about the same time.
-        let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };
-        let per_task = (groups / tasks).max(1);
-        let grid = Grid::new(to, stride, bands, linear.outputs(), per_task * LANES);
-        let (across, dispatch) = (grid.across(), self.dispatch);
-        let input = panels.input(linear.columns());
-        self.team.run(grid, |index, to| {
-            let rows = bands[index / across].clone();
-            let group = index % across * per_task;
-            dispatch.run(Multiply { linear, input, rows, group, to, add });
-        });
     }
 }
 
@@ -281,7 +221,7 @@ impl CpuModel {
     fn mlp_block(&mut self, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { mlp_norm, gate_up, down, .. } = &weights.layers[layer];
+        let Layer { mlp_norm, mlp, .. } = &weights.layers[layer];
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
@@ -292,18 +232,26 @@ impl CpuModel {
             weight: mlp_norm,
             epsilon: config.norm_eps,
         };
-        crew.pack(&mut scratch.panels, normed, count, config.hidden, gate_up.wants());
-        crew.multiply(
-            gate_up,
-            &scratch.panels,
-            count,
-            (&mut scratch.gate_up, widths.gate_up),
-            false,
-        );
-        let raw = Raw { rows: &scratch.gate_up, stride: widths.gate_up };
-        let gated = Gated { raw, up_at: widths.up_at };
-        crew.pack(&mut scratch.panels, gated, count, down.columns(), down.wants());
-        crew.multiply(down, &scratch.panels, count, (stream, widths.hidden), true);
+        let (panels, hidden) = (&mut scratch.panels, config.hidden);
+        let inside = (&mut scratch.gate_up[..], widths.gate_up);
+        match mlp {
+            LayerMlp::Dense(mlp) => {
+                crew.pack(panels, normed, count, hidden, mlp.gate_up.wants());
+                crew.multiply_mlp(mlp, panels, inside, count, (stream, widths.hidden), true);
+            }
+            LayerMlp::Sparse(sparse) => {
+                let experts = scratch.experts.as_mut().expect("the model has experts");
+                let wanted = sparse.shared.iter().map(|shared| shared.gate_up.wants());
+                let wanted = wanted.fold(sparse.router.wants(), PanelForms::or);
+                crew.pack(panels, normed, count, hidden, wanted);
+                crew.multiply(&sparse.router, panels, count, experts.scores(), false);
+                if let Some(shared) = &sparse.shared {
+                    crew.multiply_mlp(shared, panels, inside, count, experts.shared(), false);
+                }
+                experts.run(&mut crew, &sparse.experts, normed, count);
+                experts.add_to(&mut crew, stream);
+            }
+        }
     }
 
     /// Final norm and head of the picked tokens, one block at a time.

@@ -12,7 +12,7 @@ use baton::kv::layout::KvDtype;
 use baton::model::forward::batch::Logits;
 use baton::model::forward::cpu::available_kernels;
 use baton::model::tensor::TensorType;
-use model::{Model, small};
+use model::{Model, small, sparse};
 use run::{How, Runner};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -44,13 +44,20 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_allocates_nothing() {
-    let model = Model::random(small(), 1, |name| match name.contains("down") {
-        true => TensorType::F16,
-        false => TensorType::Q8_0,
-    });
+    let mut sparse = sparse();
+    sparse.experts.as_mut().unwrap().shared_intermediate = Some(96);
+    for config in [small(), sparse] {
+        check(&Model::random(config, 1, |name| match name.contains("down") {
+            true => TensorType::F16,
+            false => TensorType::Q8_0,
+        }));
+    }
+}
+
+fn check(model: &Model) {
     for kernel in available_kernels() {
         let how = How { kernel: *kernel, threads: 3, page_size: 16, kv: KvDtype::F16, order: 1 };
-        let mut runner = Runner::new(&model, &how);
+        let mut runner = Runner::new(model, &how);
         let mut sequences: Vec<_> = (0..5).map(|i| runner.sequence(&[i; 400])).collect();
         // The first batch ever, a long one, decode rows, and a mix.
         for count in [1, 300, 1, 7] {

@@ -5,11 +5,15 @@
 use baton::ids::PageId;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
+use baton::model::config::{ExpertConfig, ModelConfig};
 use baton::model::files::{ModelFiles, WeightFormat};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
-use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily, available_kernels};
+use baton::model::forward::cpu::{
+    CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
+};
 use baton::model::forward::{Forward, KvPool, StepEnd};
-use baton::model::tensor::TensorType;
+use baton::model::tensor::{RowOrder, TensorType, TensorView};
+use baton::model::weights::{LoadError, WeightSource};
 use serde::Deserialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -59,7 +63,7 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 
 /// Logprobs over the vocabulary at each position that predicts one of a case's ids.
 fn logprobs(
-    files: &ModelFiles,
+    (config, weights): (&ModelConfig, &dyn WeightSource),
     kernel: KernelFamily,
     kv: KvDtype,
     cases: &[&Case],
@@ -68,9 +72,7 @@ fn logprobs(
     let pages = longest.div_ceil(PAGE_SIZE as usize);
     let limits = BatchLimits { tokens: longest, rows: 1, logits: longest, context: longest, pages };
     let options = CpuOptions { threads: 2, limits, kernel, pin: None };
-    let config = &files.config;
-    let mut model =
-        CpuModel::load(config, files.weights.as_ref(), &options, &mut |_, _| {}).unwrap();
+    let mut model = CpuModel::load(config, weights, &options, &mut |_, _| {}).unwrap();
     let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
     let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, kv);
     let region = Region::new(c"goldens", (layout.page_stride * pages as u64) as usize).unwrap();
@@ -143,7 +145,7 @@ fn check(model: &Path, golden: &Path, briefly: bool) {
         let cases: Vec<&Case> = cases.iter().take(count).collect();
         assert!(!cases.is_empty());
         for &kv in &kinds {
-            let found = logprobs(&files, kernel, kv, &cases);
+            let found = logprobs((&files.config, files.weights.as_ref()), kernel, kv, &cases);
             let mut worst: f64 = 0.0;
             for (case, found) in cases.iter().zip(&found) {
                 match compare(case, found, tolerance, if kv == KvDtype::F16 { F16_KV } else { 0.0 })
@@ -174,7 +176,74 @@ fn each_fixture_agrees_with_the_reference() {
         count += 1;
     }
     let goldens = std::fs::read_dir(tests().join("goldens/tiny")).unwrap().count();
-    assert_eq!((count, goldens), (24, 24), "a fixture without a golden, or the other way round");
+    assert_eq!((count, goldens), (29, 29), "a fixture without a golden, or the other way round");
+}
+
+/// Weights of which one tensor is zero.
+struct Without<'a> {
+    weights: &'a dyn WeightSource,
+    name: String,
+    zeros: Vec<u8>,
+}
+
+impl WeightSource for Without<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {
+        let found = self.weights.tensor(name)?;
+        if name != self.name {
+            return Ok(found);
+        }
+        let TensorView { dtype, rows, cols, .. } = found.expect("the model has the tensor");
+        let bytes = &self.zeros[..rows * cols / dtype.block().0 * dtype.block().1];
+        Ok(Some(TensorView { dtype, rows, cols, order: RowOrder::Natural, bytes }))
+    }
+
+    fn describe(&self) -> String {
+        self.weights.describe()
+    }
+}
+
+/// Without an expert, the shared expert, or its gate, or with other weights of experts, a fixture
+/// does not agree with the reference.
+#[test]
+fn each_part_of_experts_counts() {
+    for name in ["mixtral-f32", "qwen2-moe-f32", "qwen3-moe-f32"] {
+        let files =
+            ModelFiles::open(&tests().join("fixtures").join(name), WeightFormat::Auto).unwrap();
+        let golden = tests().join(format!("goldens/tiny/{name}.json"));
+        let cases: Vec<Case> =
+            serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+        let agrees = |config: &ModelConfig, weights: &dyn WeightSource| {
+            let cases: Vec<&Case> = cases.iter().collect();
+            let found = logprobs((config, weights), fastest_kernels(), KvDtype::F32, &cases);
+            let tolerance = tolerance(files.checkpoint);
+            cases.iter().zip(&found).all(|(case, row)| compare(case, row, tolerance, 0.0).is_ok())
+        };
+        let (config, weights) = (&files.config, files.weights.as_ref());
+        assert!(agrees(config, weights), "{name}");
+
+        let experts = config.experts.as_ref().unwrap();
+        let mut parts: Vec<String> =
+            (0..experts.count).map(|expert| format!("experts.{expert}.down_proj")).collect();
+        parts.push("gate".into());
+        if experts.shared_intermediate.is_some() {
+            parts.extend(["shared_expert.down_proj".into(), "shared_expert_gate".into()]);
+        }
+        for layer in (0..config.layers).filter(|&layer| config.layer_experts(layer).is_some()) {
+            for part in &parts {
+                let name = format!("model.layers.{layer}.mlp.{part}.weight");
+                let without = Without { weights, name, zeros: vec![0; 1 << 16] };
+                assert!(!agrees(config, &without), "{}", without.name);
+            }
+        }
+        let other = |change: &dyn Fn(&mut ExpertConfig)| {
+            let mut config = config.clone();
+            change(config.experts.as_mut().unwrap());
+            assert!(!agrees(&config, weights), "{name}: {config:?}");
+        };
+        other(&|experts| experts.normalised ^= true);
+        other(&|experts| experts.used += 1);
+        other(&|experts| experts.used -= 1);
+    }
 }
 
 #[test]

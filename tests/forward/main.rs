@@ -8,14 +8,14 @@ mod reference;
 mod run;
 
 use baton::kv::layout::KvDtype;
-use baton::model::config::{Architecture, ModelConfig, RopeScaling};
+use baton::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
 use baton::model::forward::StepEnd;
 use baton::model::forward::batch::Logits;
 use baton::model::forward::cpu::{
     CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
 };
 use baton::model::tensor::{RowOrder, TensorType};
-use model::{Model, Random, small};
+use model::{Model, Random, small, sparse};
 use run::{How, LIMITS, Runner, bits};
 use std::iter;
 
@@ -68,6 +68,74 @@ fn each_architecture_agrees_with_the_reference() {
             assert!(worst < 1e-3, "{architecture:?} biases {biases}: {worst}");
         }
     }
+}
+
+fn with_experts(change: impl FnOnce(&mut ExpertConfig)) -> ModelConfig {
+    let mut config = sparse();
+    change(config.experts.as_mut().unwrap());
+    config
+}
+
+#[test]
+fn each_kind_of_experts_agrees_with_the_reference() {
+    for config in [
+        ModelConfig { architecture: Architecture::Mixtral, ..sparse() },
+        with_experts(|experts| experts.normalised = false),
+        ModelConfig { layers: 4, ..with_experts(|experts| experts.dense_layers = vec![0, 2]) },
+        ModelConfig {
+            architecture: Architecture::Qwen2Moe,
+            attention_bias: true,
+            ..with_experts(|experts| {
+                (experts.shared_intermediate, experts.normalised) = (Some(80), false);
+            })
+        },
+        // All experts, one expert, and more than a vector of them.
+        with_experts(|experts| experts.used = 7),
+        with_experts(|experts| experts.used = 1),
+        with_experts(|experts| (experts.count, experts.used) = (37, 8)),
+        ModelConfig { hidden: 60, ..with_experts(|experts| experts.intermediate = 50) },
+        with_experts(|experts| experts.dense_layers = vec![0, 1]),
+    ] {
+        let worst = worst(&f32_model(config.clone()), 33, KvDtype::F32);
+        assert!(worst < 1e-3, "{config:?}: {worst}");
+    }
+}
+
+/// All experts run here, because a rounded router can choose others than the reference.
+#[test]
+fn experts_of_each_weight_type_agree_with_the_reference() {
+    use TensorType::*;
+    for (dtype, tolerance) in [(F16, 1e-3), (Bf16, 1e-3), (Q8_0, 0.1), (Q4_1, 0.1), (Q6_K, 0.25)] {
+        let experts = with_experts(|experts| {
+            (experts.used, experts.intermediate) = (7, 256);
+            experts.shared_intermediate = Some(256);
+        });
+        let config = ModelConfig { hidden: 256, heads: 4, head_dim: 64, ..experts };
+        let model = Model::random(config, 5, |name| match name.contains("mlp.gate.") {
+            true => F32,
+            false => dtype,
+        });
+        let worst = worst(&model, 12, KvDtype::F32);
+        assert!(worst < tolerance, "{dtype:?}: {worst}");
+    }
+}
+
+/// Of equal logits, the router takes the first ones. The other experts are not read.
+#[test]
+fn only_chosen_experts_count() {
+    let mut model = f32_model(sparse());
+    model.scale("mlp.gate.weight", 0.0);
+    let logits = |model: &Model| {
+        let mut runner = Runner::new(model, &how(fastest_kernels()));
+        bits(&runner.logits(&some_tokens(40, 100), 16))
+    };
+    let expected = logits(&model);
+    for unused in 3..7 {
+        model.scale(&format!("mlp.experts.{unused}."), f32::NAN);
+    }
+    assert!(logits(&model) == expected);
+    model.scale("mlp.experts.2.down_proj", 0.5);
+    assert!(logits(&model) != expected);
 }
 
 #[test]
@@ -216,6 +284,21 @@ fn bits_do_not_depend_on_chunks_pages_or_threads() {
 }
 
 #[test]
+fn bits_of_experts_do_not_depend_on_chunks_pages_or_threads() {
+    let shared = with_experts(|experts| {
+        (experts.shared_intermediate, experts.normalised) = (Some(64), false);
+        experts.intermediate = 64;
+    });
+    for (config, dtype) in [
+        (sparse(), TensorType::F32),
+        (shared.clone(), TensorType::Q8_0),
+        (ModelConfig { layers: 1, ..shared }, TensorType::Bf16),
+    ] {
+        same_bits(&Model::random(config, 12, |_| dtype), 300, &[1, 3, 7, 16, 50, 257]);
+    }
+}
+
+#[test]
 fn bits_do_not_depend_on_chunks_over_a_long_context() {
     let config = ModelConfig { layers: 1, ..small() };
     same_bits(&Model::random(config, 10, |_| TensorType::Q8_0), 600, &[1, 37, 250, 256, 257]);
@@ -261,6 +344,8 @@ fn families_of_a_bit_class_have_equal_bits() {
     }
     // Scores that are far apart: most weights of the softmax are near zero.
     models.push((F32, wide, 30.0));
+    models.push((F32, sparse(), 1.0));
+    models.push((Q8_0, with_experts(|experts| experts.intermediate = 64), 1.0));
     let mut found = [0; 2];
     for (i, (dtype, config, spread)) in models.into_iter().enumerate() {
         let tokens = some_tokens(300, config.vocab);
@@ -292,22 +377,28 @@ fn families_of_a_bit_class_have_equal_bits() {
 
 #[test]
 fn bits_do_not_depend_on_neighbours() {
-    let config = ModelConfig { hidden: 96, heads: 6, head_dim: 32, intermediate: 160, ..small() };
-    let model = Model::random(config, 11, |name| match name.contains("down") {
-        true => TensorType::F32,
-        false => TensorType::Q4_1,
-    });
+    let wide = ModelConfig { hidden: 96, heads: 6, head_dim: 32, intermediate: 160, ..small() };
+    let sparse = with_experts(|experts| experts.shared_intermediate = Some(96));
+    for config in [wide, sparse] {
+        check_neighbours(&Model::random(config, 11, |name| match name.contains("down") {
+            true => TensorType::F32,
+            false => TensorType::Q4_1,
+        }));
+    }
+}
+
+fn check_neighbours(model: &Model) {
     let tokens = some_tokens(60, 100);
     for kernel in available_kernels() {
         let how = How { kv: KvDtype::F16, ..how(*kernel) };
-        let mut runner = Runner::new(&model, &how);
+        let mut runner = Runner::new(model, &how);
         let mut alone = runner.sequence(&tokens);
         runner.push(&mut alone, 59, Logits::None);
         assert!(runner.step().is_empty());
         runner.push(&mut alone, 1, Logits::Last);
         let expected = (bits(&runner.step()), runner.kv_bytes(&alone));
 
-        let mut runner = Runner::new(&model, &How { page_size: 4, ..how });
+        let mut runner = Runner::new(model, &How { page_size: 4, ..how });
         let mut others: Vec<_> =
             (0..20).map(|i| runner.sequence(&some_tokens(30 + i, 90)[i..])).collect();
         let mut among = runner.sequence(&tokens);
@@ -338,12 +429,40 @@ fn the_caller_can_stop_after_a_layer() {
     assert_eq!(runner.step_until(9), (StepEnd::Complete, 4));
 }
 
+fn options() -> CpuOptions {
+    CpuOptions { threads: 1, limits: LIMITS, kernel: fastest_kernels(), pin: None }
+}
+
+#[test]
+fn progress_and_memory_count_each_tensor() {
+    let shared = with_experts(|experts| experts.shared_intermediate = Some(80));
+    for config in [
+        small(),
+        ModelConfig { tied_head: false, attention_bias: true, mlp_bias: true, ..small() },
+        with_experts(|experts| experts.dense_layers = vec![0]),
+        ModelConfig { tied_head: false, ..shared },
+    ] {
+        let model = f32_model(config);
+        let mut calls = vec![];
+        let mut count = |done, total| calls.push((done, total));
+        let loaded = CpuModel::load(&model.config, &model, &options(), &mut count).unwrap();
+        let total = model.tensors.len();
+        assert_eq!(calls, (1..=total).map(|done| (done, total)).collect::<Vec<_>>());
+
+        let is_matrix = |name: &str| !name.contains("norm") && !name.ends_with("bias");
+        let matrices = model.tensors.iter().filter(|(name, _)| is_matrix(name));
+        let bytes = matrices.map(|(_, tensor)| tensor.rows.next_multiple_of(16) * tensor.cols * 4);
+        let biases = model.tensors.iter().filter(|(name, _)| name.ends_with("bias"));
+        let biases = biases.map(|(_, tensor)| tensor.cols.next_multiple_of(16) * 4);
+        assert_eq!(loaded.memory_bytes().weights, bytes.chain(biases).sum::<usize>());
+    }
+}
+
 #[test]
 fn a_faulty_model_is_refused_by_name() {
     let load = |model: &Model| {
-        let options =
-            CpuOptions { threads: 1, limits: LIMITS, kernel: fastest_kernels(), pin: None };
-        CpuModel::load(&model.config, model, &options, &mut |_, _| {}).err().map(|e| e.to_string())
+        let loaded = CpuModel::load(&model.config, model, &options(), &mut |_, _| {});
+        loaded.err().map(|e| e.to_string())
     };
     let mut model = f32_model(small());
     model.tensors.remove("model.layers.1.mlp.up_proj.weight");
@@ -363,4 +482,9 @@ fn a_faulty_model_is_refused_by_name() {
     let error = load(&model).unwrap();
     assert!(error.contains("model.norm.weight: expected F32, F16 or BF16, found Q8_0"), "{error}");
     assert!(load(&f32_model(small())).is_none());
+
+    let mut model = f32_model(sparse());
+    model.tensors.remove("model.layers.1.mlp.experts.6.down_proj.weight");
+    let error = load(&model).unwrap();
+    assert!(error.contains("experts.6.down_proj.weight: expected 64 × 48, found"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! Models with seeded random weights, in any type, made in memory.
 
-use baton::model::config::{Architecture, ModelConfig, RopeScaling};
+use baton::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
 use half::{bf16, f16};
@@ -78,7 +78,22 @@ pub fn small() -> ModelConfig {
         mlp_bias: false,
         bos: None,
         eos: vec![],
+        experts: None,
     }
+}
+
+/// [`small`] with experts.
+#[allow(dead_code)]
+pub fn sparse() -> ModelConfig {
+    let experts = ExpertConfig {
+        count: 7,
+        used: 3,
+        intermediate: 48,
+        shared_intermediate: None,
+        normalised: true,
+        dense_layers: vec![],
+    };
+    ModelConfig { architecture: Architecture::Qwen3Moe, experts: Some(experts), ..small() }
 }
 
 impl Model {
@@ -96,7 +111,7 @@ impl Model {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
             maker.vector(&name("input_layernorm.weight"), c.hidden, 1.0, 0.3);
             maker.vector(&name("post_attention_layernorm.weight"), c.hidden, 1.0, 0.3);
-            if c.architecture == Architecture::Qwen3 {
+            if c.architecture.has_head_norms() {
                 maker.vector(&name("self_attn.q_norm.weight"), c.head_dim, 1.0, 0.3);
                 maker.vector(&name("self_attn.k_norm.weight"), c.head_dim, 1.0, 0.3);
             }
@@ -105,15 +120,22 @@ impl Model {
                 ("self_attn.k_proj", kv, c.hidden, c.attention_bias),
                 ("self_attn.v_proj", kv, c.hidden, c.attention_bias),
                 ("self_attn.o_proj", c.hidden, q, c.output_bias),
-                ("mlp.gate_proj", c.intermediate, c.hidden, c.mlp_bias),
-                ("mlp.up_proj", c.intermediate, c.hidden, c.mlp_bias),
-                ("mlp.down_proj", c.hidden, c.intermediate, c.mlp_bias),
             ] {
-                let spread = 1.5 / (columns as f32).sqrt();
-                maker.matrix(&name(&format!("{part}.weight")), rows, columns, spread);
-                if bias {
-                    maker.vector(&name(&format!("{part}.bias")), rows, 0.0, 0.5);
-                }
+                maker.linear(&name(part), rows, columns, bias);
+            }
+            let Some(experts) = c.layer_experts(layer) else {
+                maker.mlp(&name("mlp"), c.hidden, c.intermediate, c.mlp_bias);
+                continue;
+            };
+            // Logits of a spread that makes near ties rare.
+            maker.matrix(&name("mlp.gate.weight"), experts.count, c.hidden, 0.5);
+            for expert in 0..experts.count {
+                let name = name(&format!("mlp.experts.{expert}"));
+                maker.mlp(&name, c.hidden, experts.intermediate, false);
+            }
+            if let Some(inside) = experts.shared_intermediate {
+                maker.mlp(&name("mlp.shared_expert"), c.hidden, inside, false);
+                maker.matrix(&name("mlp.shared_expert_gate.weight"), 1, c.hidden, 0.3);
             }
         }
         let tensors = maker.tensors;
@@ -144,6 +166,19 @@ impl Maker<'_> {
         let dtype = (self.dtype)(name);
         let bytes = random_bytes(&mut self.random, dtype, rows * cols, spread);
         self.put(name, dtype, rows, cols, bytes);
+    }
+
+    fn linear(&mut self, name: &str, rows: usize, cols: usize, bias: bool) {
+        self.matrix(&format!("{name}.weight"), rows, cols, 1.5 / (cols as f32).sqrt());
+        if bias {
+            self.vector(&format!("{name}.bias"), rows, 0.0, 0.5);
+        }
+    }
+
+    fn mlp(&mut self, name: &str, hidden: usize, inside: usize, bias: bool) {
+        self.linear(&format!("{name}.gate_proj"), inside, hidden, bias);
+        self.linear(&format!("{name}.up_proj"), inside, hidden, bias);
+        self.linear(&format!("{name}.down_proj"), hidden, inside, bias);
     }
 
     fn vector(&mut self, name: &str, len: usize, middle: f32, spread: f32) {

@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use baton::kv::layout::KvDtype;
-use baton::model::config::{Architecture, ModelConfig, RopeScaling};
+use baton::model::config::{ExpertConfig, ModelConfig, RopeScaling};
 use baton::model::tensor::{TensorType, TensorView};
 use baton::model::weights::WeightSource;
 use half::{bf16, f16};
@@ -215,7 +215,7 @@ fn layer_forward(
             [(&mut q, "self_attn.q_norm.weight"), (&mut k, "self_attn.k_norm.weight")]
         {
             for head in heads.chunks_mut(dim) {
-                if c.architecture == Architecture::Qwen3 {
+                if c.architecture.has_head_norms() {
                     head.copy_from_slice(&norm(head, &names.vector(&name(which)), c.norm_eps));
                 }
                 rotate(c, head, position);
@@ -244,11 +244,42 @@ fn layer_forward(
         let out = names.linear(&name("self_attn.o_proj"), &attended);
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
         let normed = norm(x, &names.vector(&name("post_attention_layernorm.weight")), c.norm_eps);
-        let gate = names.linear(&name("mlp.gate_proj"), &normed);
-        let up = names.linear(&name("mlp.up_proj"), &normed);
-        let inside: Vec<f64> =
-            gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-        let out = names.linear(&name("mlp.down_proj"), &inside);
+        let index = layer.rsplit('.').next().unwrap().parse().unwrap();
+        let out = match c.layer_experts(index) {
+            None => mlp(names, &name("mlp"), &normed),
+            Some(experts) => sparse_mlp(names, experts, &name("mlp"), &normed),
+        };
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
     }
+}
+
+fn mlp(names: &Names<'_>, mlp: &str, x: &[f64]) -> Vec<f64> {
+    let gate = names.linear(&format!("{mlp}.gate_proj"), x);
+    let up = names.linear(&format!("{mlp}.up_proj"), x);
+    let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    names.linear(&format!("{mlp}.down_proj"), &inside)
+}
+
+/// Softmax over all experts, then the likeliest ones, as transformers' `Qwen2MoeSparseMoeBlock`.
+fn sparse_mlp(names: &Names<'_>, experts: &ExpertConfig, layer: &str, x: &[f64]) -> Vec<f64> {
+    let powers: Vec<f64> =
+        names.linear(&format!("{layer}.gate"), x).into_iter().map(f64::exp).collect();
+    let total: f64 = powers.iter().sum();
+    let mut order: Vec<usize> = (0..experts.count).collect();
+    order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
+    order.truncate(experts.used);
+    let chosen: f64 = order.iter().map(|&expert| powers[expert]).sum();
+    let total = if experts.normalised { chosen } else { total };
+    let mut sum = vec![0.0; x.len()];
+    let mut add = |weight: f64, out: Vec<f64>| {
+        sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
+    };
+    for expert in order {
+        add(powers[expert] / total, mlp(names, &format!("{layer}.experts.{expert}"), x));
+    }
+    if experts.shared_intermediate.is_some() {
+        let gate = names.linear(&format!("{layer}.shared_expert_gate"), x)[0];
+        add(1.0 / (1.0 + (-gate).exp()), mlp(names, &format!("{layer}.shared_expert"), x));
+    }
+    sum
 }

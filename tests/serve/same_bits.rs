@@ -411,6 +411,7 @@ fn other_types_and_architectures_split_as_they_mix() {
     for model in [
         "qwen2-bf16",
         "qwen3-f16",
+        "qwen2-moe-f32",
         "llama.Q4_K.gguf",
         "qwen3.Q5_1.gguf",
         "llama-mqa-yarn.Q8_0.gguf",

@@ -42,7 +42,10 @@ pub struct ExpertScratch {
     rows: ExpertRows,
     /// The inputs of the next product.
     panels: Panels,
-    wanted: PanelForms,
+    /// The forms that the first products of the experts read.
+    first_wants: PanelForms,
+    /// The forms that the second products read. Rows can be too short for a form of the first.
+    second_wants: PanelForms,
     /// `[row][gate, up]`
     gate_up: Vec<f32>,
     /// `[row][hidden]`: outputs of the experts.
@@ -75,11 +78,11 @@ impl ExpertScratch {
             gate_up: stride(2 * inside.next_multiple_of(LANES)),
             hidden: stride(hidden),
         };
-        let wanted = layers
-            .iter()
-            .flat_map(Layer::experts)
-            .flat_map(Mlp::linears)
-            .fold(PanelForms::default(), |wanted, linear| wanted.or(linear.wants()));
+        let wanted = |linear: fn(&Mlp) -> &Linear| {
+            let experts = layers.iter().flat_map(Layer::experts);
+            experts.fold(PanelForms::default(), |wanted, one| wanted.or(linear(one).wants()))
+        };
+        let (first_wants, second_wants) = (wanted(|one| &one.gate_up), wanted(|one| &one.down));
         let shared = if config.shared_intermediate.is_some() { block * widths.hidden } else { 0 };
         ExpertScratch {
             count,
@@ -87,8 +90,13 @@ impl ExpertScratch {
             normalised: config.normalised,
             scores: vec![0.0; block * widths.scores],
             chosen: vec![ChosenExpert::default(); block * used],
-            panels: Panels::new(rows.tokens.len(), hidden.max(inside), wanted),
-            wanted,
+            panels: Panels::new(
+                rows.tokens.len(),
+                hidden.max(inside),
+                first_wants.or(second_wants),
+            ),
+            first_wants,
+            second_wants,
             gate_up: vec![0.0; rows.tokens.len() * widths.gate_up],
             outputs: vec![0.0; rows.tokens.len() * widths.hidden],
             rows,
@@ -126,16 +134,16 @@ impl ExpertScratch {
     ) {
         self.choose(crew, tokens);
         self.rows.group(&mut self.chosen[..tokens * self.used], self.used);
-        let ExpertScratch { rows, panels, wanted, gate_up, outputs, widths, .. } = self;
+        let ExpertScratch { rows, panels, gate_up, outputs, widths, .. } = self;
         let (inside, count) = (experts[0].down.columns(), rows.filled.len() * PANEL);
         let filled = |panel: usize| rows.filled[panel];
         let normed = Normed { picked: &rows.tokens, ..normed };
-        crew.pack_panels(panels, normed, (count, filled), normed.columns, *wanted);
+        crew.pack_panels(panels, normed, (count, filled), normed.columns, self.first_wants);
         let first = |expert: usize| &experts[expert].gate_up;
         rows.multiply(crew, first, panels, (&mut gate_up[..], widths.gate_up));
         let raw = Raw { rows: gate_up, stride: widths.gate_up };
         let gated = Gated { raw, up_at: inside.next_multiple_of(LANES) };
-        crew.pack_panels(panels, gated, (count, filled), inside, *wanted);
+        crew.pack_panels(panels, gated, (count, filled), inside, self.second_wants);
         let second = |expert: usize| &experts[expert].down;
         rows.multiply(crew, second, panels, (&mut outputs[..], widths.hidden));
     }

@@ -4,7 +4,7 @@
 /// Supported kinds of decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Architecture {
-    /// Llama, SmolLM2, Mistral without a window.
+    /// Llama, SmolLM2, Mistral.
     Llama,
     /// Like Llama, with experts in each layer.
     Mixtral,
@@ -40,6 +40,15 @@ pub struct ExpertConfig {
     pub normalised: bool,
     /// Layers without experts, ascending.
     pub dense_layers: Vec<usize>,
+}
+
+/// Layers whose queries see the last tokens only: window layers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WindowConfig {
+    /// Tokens that a query sees, its own included; positive.
+    pub tokens: u32,
+    /// Layers whose queries see all tokens before them, ascending.
+    pub full_layers: Vec<usize>,
 }
 
 /// How rotary frequencies are scaled beyond the context of the first training.
@@ -121,11 +130,19 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
     /// The experts, if there are any.
     pub experts: Option<ExpertConfig>,
+    /// The window, if a layer has one.
+    pub window: Option<WindowConfig>,
 }
 
 impl ModelConfig {
     /// The experts of a layer; `None` if it has one MLP for all tokens.
     pub fn layer_experts(&self, layer: usize) -> Option<&ExpertConfig> {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
+    }
+
+    /// How many tokens a query of a layer sees, its own included; `None` if all.
+    pub fn layer_window(&self, layer: usize) -> Option<u32> {
+        let window = self.window.as_ref().filter(|window| !window.full_layers.contains(&layer));
+        window.map(|window| window.tokens)
     }
 }

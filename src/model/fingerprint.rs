@@ -60,10 +60,11 @@ impl ModelFingerprint {
     }
 }
 
-/// The configuration as text. Earlier versions know no experts, so a model without experts has the
-/// text that they hash.
+/// The configuration as text. Earlier versions know neither experts nor windows, so a model without
+/// them has the text that they hash.
 fn config_text(config: &ModelConfig) -> String {
-    format!("{config:?}").replace(", experts: None }", " }")
+    let text = format!("{config:?}").replace(", window: None }", " }");
+    text.replace(", experts: None }", " }")
 }
 
 fn identity(hash: Sha256) -> PartHash {

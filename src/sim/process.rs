@@ -567,6 +567,7 @@ fn model_files() -> Result<ModelFiles, LoadError> {
         bos: None,
         eos: vec![END],
         experts: None,
+        window: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
     let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;

@@ -8,7 +8,7 @@ mod reference;
 mod run;
 
 use baton::kv::layout::KvDtype;
-use baton::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
+use baton::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling, WindowConfig};
 use baton::model::forward::StepEnd;
 use baton::model::forward::batch::Logits;
 use baton::model::forward::cpu::{
@@ -248,6 +248,56 @@ fn a_long_context_agrees_with_the_reference() {
     assert!(worst < 1e-3, "{worst}");
 }
 
+fn windowed(tokens: u32, full_layers: &[usize]) -> ModelConfig {
+    let window = WindowConfig { tokens, full_layers: full_layers.to_vec() };
+    ModelConfig { window: Some(window), ..small() }
+}
+
+#[test]
+fn windows_agree_with_the_reference() {
+    // Windows that end inside a vector, a tile and a segment of attention, and at their borders.
+    for (tokens, full_layers) in [
+        (1, &[][..]),
+        (5, &[1]),
+        (16, &[]),
+        (63, &[0]),
+        (64, &[]),
+        (256, &[]),
+        (299, &[]),
+        (300, &[]),
+    ] {
+        let worst = worst(&f32_model(windowed(tokens, full_layers)), 300, KvDtype::F32);
+        assert!(worst < 1e-3, "a window of {tokens}: {worst}");
+    }
+}
+
+/// Pages behind the window belong to other requests.
+#[test]
+fn tokens_behind_the_window_can_have_any_bytes() {
+    const WINDOW: u32 = 70;
+    let model = f32_model(windowed(WINDOW, &[]));
+    let tokens = some_tokens(420, model.config.vocab);
+    for kernel in available_kernels() {
+        for kv in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let run = |is_overwritten: bool| {
+                let mut runner = Runner::new(&model, &How { kv, ..how(*kernel) });
+                let mut sequence = runner.sequence(&tokens);
+                let mut found = vec![];
+                for count in [300, 1, 40, 1, 78] {
+                    let next = sequence.done as u32;
+                    if is_overwritten {
+                        runner.overwrite(&sequence, 0..(next + 1).saturating_sub(WINDOW));
+                    }
+                    runner.push(&mut sequence, count, Logits::All);
+                    found.extend(bits(&runner.step()));
+                }
+                found
+            };
+            assert!(run(true) == run(false), "{kernel}, KV of {kv:?}");
+        }
+    }
+}
+
 /// Logits and KV of one sequence are the same bits, however the work is cut.
 fn same_bits(model: &Model, count: usize, chunks: &[usize]) {
     let tokens = some_tokens(count, model.config.vocab);
@@ -302,6 +352,9 @@ fn bits_of_experts_do_not_depend_on_chunks_pages_or_threads() {
 fn bits_do_not_depend_on_chunks_over_a_long_context() {
     let config = ModelConfig { layers: 1, ..small() };
     same_bits(&Model::random(config, 10, |_| TensorType::Q8_0), 600, &[1, 37, 250, 256, 257]);
+    for window in [1, 40, 256, 300] {
+        same_bits(&f32_model(windowed(window, &[1])), 600, &[1, 37, 250, 256, 257]);
+    }
 }
 
 /// The bits of all logits and of the KV of one sequence, on one family.

@@ -79,6 +79,7 @@ pub fn small() -> ModelConfig {
         bos: None,
         eos: vec![],
         experts: None,
+        window: None,
     }
 }
 

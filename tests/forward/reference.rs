@@ -231,10 +231,13 @@ fn layer_forward(
                 query.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum::<f64>()
                     / (dim as f64).sqrt()
             };
-            let scores: Vec<f64> = keys.iter().map(score).collect();
+            let index = layer.rsplit('.').next().unwrap().parse().unwrap();
+            let window = c.layer_window(index).map_or(usize::MAX, |window| window as usize);
+            let behind = keys.len().saturating_sub(window);
+            let scores: Vec<f64> = keys[behind..].iter().map(score).collect();
             let largest = scores.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
             let total: f64 = scores.iter().map(|x| (x - largest).exp()).sum();
-            for (score, v) in scores.iter().zip(&values) {
+            for (score, v) in scores.iter().zip(&values[behind..]) {
                 let weight = (score - largest).exp() / total;
                 for d in 0..dim {
                     attended[head * dim + d] += weight * v[at + d];

@@ -122,6 +122,25 @@ impl Runner {
         all
     }
 
+    /// Gives the keys and values at these positions bytes that are no numbers.
+    #[allow(dead_code)]
+    pub fn overwrite(&mut self, sequence: &Sequence, positions: std::ops::Range<u32>) {
+        let l = &self.layout;
+        for position in positions {
+            let page = sequence.pages[(position / l.page_size) as usize];
+            for layer in 0..l.layers {
+                for which in [KeyValue::Key, KeyValue::Value] {
+                    for head in 0..l.kv_heads {
+                        let at = l.offset(page, layer, which, head, position % l.page_size);
+                        let bytes = (l.head_dim as u64 * l.dtype.bytes()) as usize;
+                        // SAFETY: inside the region, and no step runs.
+                        unsafe { self.region.base().add(at as usize).write_bytes(0xff, bytes) };
+                    }
+                }
+            }
+        }
+    }
+
     /// Every stored byte of a sequence, in an order that knows no pages.
     pub fn kv_bytes(&self, sequence: &Sequence) -> Vec<u8> {
         let l = &self.layout;

@@ -97,6 +97,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         eos: eos(metadata)?,
         experts: reader.experts(architecture, layers)?,
+        window: None,
     })
 }
 

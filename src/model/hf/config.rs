@@ -3,7 +3,7 @@
 //! would write fluent but wrong text.
 
 use crate::limits::{EXPERTS_MAX, MODEL_JSON_MAX, MODEL_LAYERS_MAX};
-use crate::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
+use crate::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling, WindowConfig};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use serde_json::Value;
@@ -12,8 +12,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// Fields that change the computation. They must be null or have the value given here.
-const ONLY: [(&str, Value); 6] = [
-    ("use_sliding_window", Value::Bool(false)),
+const ONLY: [(&str, Value); 5] = [
     ("use_dual_chunk_attention", Value::Bool(false)),
     ("quantization_config", Value::Null),
     ("dual_chunk_attention_config", Value::Null),
@@ -92,7 +91,7 @@ pub fn read_json(path: &Path) -> Result<Value, LoadError> {
 
 fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     let architecture = architecture(config)?;
-    config.refuse_unserved(architecture)?;
+    config.refuse_unserved()?;
     let hidden = config.size("hidden_size")?;
     let layers = config.size("num_hidden_layers")?;
     if layers > MODEL_LAYERS_MAX {
@@ -135,13 +134,14 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         bos: config.ids("bos_token_id")?.first().copied(),
         eos: config.ids("eos_token_id")?,
         experts: experts(config, architecture, layers)?,
+        window: window(config, layers)?,
     })
 }
 
 fn architecture(config: &Object) -> Result<Architecture, LoadError> {
-    const SERVED: &str = "llama, mixtral, qwen2, qwen2_moe, qwen3 or qwen3_moe";
+    const SERVED: &str = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3 or qwen3_moe";
     match config.string("model_type")? {
-        Some("llama") => Ok(Architecture::Llama),
+        Some("llama" | "mistral") => Ok(Architecture::Llama),
         Some("mixtral") => Ok(Architecture::Mixtral),
         Some("qwen2") => Ok(Architecture::Qwen2),
         Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
@@ -219,6 +219,48 @@ fn dense_layers(config: &Object, layers: usize) -> Result<Vec<usize>, LoadError>
     let is_dense =
         |&layer: &usize| !(layer + 1).is_multiple_of(step) || listed.contains(&(layer as u64));
     Ok((0..layers).filter(is_dense).collect())
+}
+
+/// The window and the layers that have it, with the defaults of transformers.
+fn window(config: &Object, layers: usize) -> Result<Option<WindowConfig>, LoadError> {
+    let listed = config.field("layer_types", "a list of layer kinds", Value::as_array)?;
+    if let Some(list) = listed
+        && list.len() != layers
+    {
+        let expected = format!("{layers} kinds, as num_hidden_layers says");
+        return Err(config.wrong("layer_types", expected, list.len()));
+    }
+    let kind = config.string("model_type")?.unwrap_or_default();
+    let is_used = match kind {
+        "llama" => false,
+        // Qwen's files contain a window that `use_sliding_window` disables.
+        _ if kind.starts_with("qwen") => config.bool("use_sliding_window")?.unwrap_or(false),
+        _ => true,
+    };
+    let given = config.optional_size("sliding_window")?;
+    if kind == "llama" && given.is_some() {
+        return Err(config.wrong("sliding_window", "null", &config.value["sliding_window"]));
+    }
+    // Without the field, a window has this size.
+    let missing = config.value.get("sliding_window").is_none() && kind != "mixtral";
+    let tokens = if is_used && missing { Some(4096) } else { given.filter(|_| is_used) };
+    let from = config.u32("max_window_layers")?.unwrap_or(28) as usize;
+    let is_full = |layer: usize| match (listed, kind) {
+        (Some(list), _) => list[layer] == "full_attention",
+        (None, "qwen2_moe") => !layer.is_multiple_of(2) || layer >= from,
+        (None, "qwen2" | "qwen3") => layer < from,
+        (None, _) => false,
+    };
+    let full_layers: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
+    match tokens {
+        Some(tokens) if full_layers.len() < layers => {
+            Ok(Some(WindowConfig { tokens: tokens as u32, full_layers }))
+        }
+        None if listed.is_some() && full_layers.len() < layers => {
+            Err(config.wrong("layer_types", "full_attention, without a window", "another kind"))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Base and scaling, from `rope_parameters` or from `rope_theta` and `rope_scaling`.
@@ -359,7 +401,7 @@ impl Object {
         Ok(ids.unwrap_or_default())
     }
 
-    fn refuse_unserved(&self, architecture: Architecture) -> Result<(), LoadError> {
+    fn refuse_unserved(&self) -> Result<(), LoadError> {
         for (field, served) in ONLY {
             let found = &self.value[field];
             if !found.is_null() && *found != served {
@@ -367,17 +409,13 @@ impl Object {
             }
         }
         let layers = self.field("layer_types", "a list of layer kinds", Value::as_array)?;
-        if let Some(other) = layers.into_iter().flatten().find(|kind| **kind != "full_attention") {
-            return Err(self.wrong("layer_types", "full_attention", other));
+        let is_served = |kind: &&Value| **kind == "full_attention" || **kind == "sliding_attention";
+        if let Some(other) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
+            return Err(self.wrong("layer_types", "full_attention or sliding_attention", other));
         }
         let activation = self.string("hidden_act")?.unwrap_or("silu");
         if activation != "silu" && activation != "swish" {
             return Err(self.wrong("hidden_act", "silu", activation));
-        }
-        // Qwen's files contain a window that `use_sliding_window` disables.
-        let has_window = matches!(architecture, Architecture::Llama | Architecture::Mixtral);
-        if has_window && !self.value["sliding_window"].is_null() {
-            return Err(self.wrong("sliding_window", "null", &self.value["sliding_window"]));
         }
         Ok(())
     }

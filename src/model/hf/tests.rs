@@ -78,6 +78,7 @@ fn a_setting_that_would_change_results_is_refused_by_name() {
             refusal(|c| c["layer_types"] = json!(["linear_attention"])),
             ["layer_types", "linear_attention"],
         ),
+        (refusal(|c| c["layer_types"] = json!(["full_attention"])), ["layer_types", "2 kinds"]),
         (refusal(|c| c["num_hidden_layers"] = json!(0)), ["num_hidden_layers", "positive"]),
         (refusal(|c| c["num_hidden_layers"] = json!("2")), ["num_hidden_layers", "\"2\""]),
         (refusal(|c| c["num_key_value_heads"] = json!(3)), ["num_key_value_heads", "divisor of 4"]),
@@ -149,8 +150,7 @@ fn fields_of_experts_have_two_spellings_and_defaults() {
 #[test]
 fn experts_that_do_not_fit_are_refused_by_name() {
     type Change = fn(&mut Value);
-    let cases: [(&str, Change, [&str; 2]); 11] = [
-        ("mixtral-f32", |c| c["sliding_window"] = json!(64), ["sliding_window", "64"]),
+    let cases: [(&str, Change, [&str; 2]); 9] = [
         ("mixtral-f32", |c| c["num_experts_per_tok"] = json!(6), ["num_experts_per_tok", "the 5"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(0), ["num_local_experts", "positive"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(9999), ["num_local_experts", "1024"]),
@@ -162,7 +162,6 @@ fn experts_that_do_not_fit_are_refused_by_name() {
             |c| c["shared_expert_intermediate_size"] = Value::Null,
             ["shared_expert_intermediate_size", "nothing"],
         ),
-        ("qwen2-moe-f32", |c| c["use_sliding_window"] = json!(true), ["use_sliding", "true"]),
         ("qwen3-moe-f32", |c| c["mlp_only_layers"] = json!([-1]), ["mlp_only_layers", "[-1]"]),
         ("qwen3-moe-f32", |c| c["mlp_only_layers"] = json!([]), ["layers.0.mlp.", "no such"]),
     ];
@@ -172,6 +171,54 @@ fn experts_that_do_not_fit_are_refused_by_name() {
     }
     let deep = refusal(|c| c["num_hidden_layers"] = json!(u32::MAX));
     assert!(deep.contains("num_hidden_layers: expected at most 1024"), "{deep}");
+}
+
+#[test]
+fn windows_are_read_as_transformers_reads_them() {
+    let window = |name: &str, change: &dyn Fn(&mut Value)| {
+        let config = read(name, |c| {
+            c["sliding_window"] = json!(64);
+            change(c);
+        });
+        config.window.map(|window| (window.tokens, window.full_layers))
+    };
+    let kinds = |kinds: [&str; 2]| json!(kinds.map(|kind| format!("{kind}_attention")));
+    let mistral = |c: &mut Value| c["model_type"] = json!("mistral");
+    assert_eq!(window("llama-f32", &mistral), Some((64, vec![])));
+    let null = |c: &mut Value| {
+        mistral(c);
+        c["sliding_window"] = Value::Null;
+    };
+    assert_eq!(window("llama-f32", &null), None);
+    let missing = |c: &mut Value| {
+        mistral(c);
+        c.as_object_mut().unwrap().remove("sliding_window");
+    };
+    assert_eq!(window("llama-f32", &missing), Some((4096, vec![])));
+    assert_eq!(window("mixtral-f32", &|_| {}), Some((64, vec![])));
+
+    // Qwen's windows need a switch.
+    for name in ["qwen2-f32", "qwen3-f32", "qwen2-moe-f32", "qwen3-moe-f32"] {
+        assert_eq!(window(name, &|c| c["use_sliding_window"] = json!(false)), None, "{name}");
+    }
+    let used = |from: u64, types: Option<[&'static str; 2]>| {
+        move |c: &mut Value| {
+            c["use_sliding_window"] = json!(true);
+            c["max_window_layers"] = json!(from);
+            c["layer_types"] = types.map_or(Value::Null, kinds);
+        }
+    };
+    assert_eq!(window("qwen3-f32", &used(1, None)), Some((64, vec![0])));
+    assert_eq!(window("qwen2-f32", &used(2, None)), None);
+    assert_eq!(window("qwen2-f32", &used(2, Some(["sliding", "full"]))), Some((64, vec![1])));
+    assert_eq!(window("qwen2-moe-f32", &used(1, None)), Some((64, vec![1])));
+    assert_eq!(window("qwen3-moe-f32", &used(1, None)), Some((64, vec![])));
+
+    let without = refusal_of("qwen3-f32", |c| {
+        c["use_sliding_window"] = json!(false);
+        c["layer_types"] = kinds(["sliding", "full"]);
+    });
+    assert!(without.contains("layer_types") && without.contains("without a window"), "{without}");
 }
 
 #[test]

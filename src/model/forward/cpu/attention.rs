@@ -3,13 +3,15 @@
 //! Absolute positions cut the context into segments. For each segment, it computes scores with
 //! tokens as lanes, their maximum, their exponentials, and one sequential sum over tokens. Then it
 //! folds the segments in order.
-//! Invariants: the result does not depend on chunk, batch, page size or thread.
+//! Invariants: the result does not depend on chunk, batch, page size or thread. Tokens behind the
+//! window of all queries can have any bytes.
 // The loops index registers on purpose.
 #![allow(clippy::needless_range_loop)]
 
 use super::paged_kv::Strip;
 use super::simd::{Kernel, LANES, Lanes, Simd};
 use crate::stdx::disjoint_parts::Window;
+use std::ops::Range;
 
 /// Tokens of a segment. Another value would change the bits of results.
 const SEGMENT: usize = 256;
@@ -101,6 +103,8 @@ pub struct Attend<'a> {
     pub group: usize,
     /// Position of the first query.
     pub start: u32,
+    /// Tokens that a query sees at most, its own included.
+    pub window: u32,
     /// The output: a row for each position, `group` heads wide.
     pub to: Window<'a>,
 }
@@ -112,8 +116,9 @@ impl Kernel for Attend<'_> {
     fn run<S: Simd>(mut self, s: S) {
         self.take_queries();
         let context = self.start as usize + self.to.rows();
-        self.keys.prefetch(0, context.min(TILE));
-        let mut first = 0;
+        let earliest = self.earliest(0);
+        let mut first = earliest / SEGMENT * SEGMENT;
+        self.keys.prefetch(earliest as u32, (context - earliest).min(TILE));
         while first < context {
             self.segment(s, first, (context - first).min(SEGMENT), context);
             first += SEGMENT;
@@ -141,19 +146,28 @@ impl Attend<'_> {
         self.scratch.total[..count].fill(NOTHING);
     }
 
-    /// Number of tokens of the segment that query `query` sees.
+    /// The first token that query `query` sees.
     #[inline(always)]
-    fn visible(&self, query: usize, first: usize, tokens: usize) -> usize {
-        (self.start as usize + query / self.group + 1).saturating_sub(first).min(tokens)
+    fn earliest(&self, query: usize) -> usize {
+        (self.start as usize + query / self.group + 1).saturating_sub(self.window as usize)
+    }
+
+    /// The tokens of the segment that query `query` sees.
+    #[inline(always)]
+    fn visible(&self, query: usize, first: usize, tokens: usize) -> Range<usize> {
+        let end = (self.start as usize + query / self.group + 1).saturating_sub(first).min(tokens);
+        self.earliest(query).saturating_sub(first).min(end)..end
     }
 
     #[inline(always)]
     fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize, context: usize) {
-        for tile in (0..tokens).step_by(TILE) {
+        let hidden = self.earliest(0).saturating_sub(first);
+        let tiles = hidden / TILE * TILE;
+        for tile in (tiles..tokens).step_by(TILE) {
             self.turn_keys(s, first + tile, (tokens - tile).min(TILE));
             // Prefetches the next data during this computation; values follow the last keys.
             match tokens.saturating_sub(tile + TILE) {
-                0 => self.values.prefetch(first as u32, tokens.min(TILE)),
+                0 => self.values.prefetch((first + tiles) as u32, (tokens - tiles).min(TILE)),
                 left => self.keys.prefetch((first + tile + TILE) as u32, left.min(TILE)),
             }
             self.score(s, tile);
@@ -166,7 +180,7 @@ impl Attend<'_> {
         }
         let padded = self.scratch.padded;
         self.scratch.sums[..count * padded].fill(0.0);
-        for tile in (0..tokens).step_by(TILE) {
+        for tile in (tiles..tokens).step_by(TILE) {
             let here = (tokens - tile).min(TILE);
             self.values.read(s, (first + tile) as u32, here, &mut self.scratch.rows, padded);
             let next = first + tile + here;
@@ -174,7 +188,7 @@ impl Attend<'_> {
                 0 => self.keys.prefetch(next as u32, (context - next).min(TILE)),
                 left => self.values.prefetch(next as u32, left.min(TILE)),
             }
-            self.gather(s, tile, here);
+            self.gather(s, tile, hidden.saturating_sub(tile)..here);
         }
         for query in 0..count {
             fold(s, self.scratch, query);
@@ -236,15 +250,15 @@ impl Attend<'_> {
         R
     }
 
-    /// Adds the values in `rows`, weighted by the exponentials of their tokens.
+    /// Adds the values in `rows` of some tokens of a tile, weighted by their exponentials.
     #[inline(always)]
-    fn gather<S: Simd>(&mut self, s: S, tile: usize, tokens: usize) {
+    fn gather<S: Simd>(&mut self, s: S, tile: usize, tokens: Range<usize>) {
         let count = self.count();
         let mut query = 0;
         while query < count {
             query += match count - query {
-                2.. => self.gather_rows::<S, 2>(s, query, tile, tokens),
-                _ => self.gather_rows::<S, 1>(s, query, tile, tokens),
+                2.. => self.gather_rows::<S, 2>(s, query, tile, &tokens),
+                _ => self.gather_rows::<S, 1>(s, query, tile, &tokens),
             };
         }
     }
@@ -255,7 +269,7 @@ impl Attend<'_> {
         s: S,
         query: usize,
         tile: usize,
-        tokens: usize,
+        tokens: &Range<usize>,
     ) -> usize {
         let chunks = self.scratch.padded / LANES;
         let mut chunk = 0;
@@ -274,19 +288,20 @@ impl Attend<'_> {
         s: S,
         query: usize,
         tile: usize,
-        tokens: usize,
+        tokens: &Range<usize>,
         chunk: usize,
     ) -> usize {
         let AttentionScratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
         let weights: [&[f32]; R] =
-            std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
+            std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens.end]);
         let mut acc = [[s.splat(0.0); C]; R];
         for r in 0..R {
             for c in 0..C {
                 acc[r][c] = s.load(piece(sums, *padded, query + r, chunk + c));
             }
         }
-        for (token, row) in rows.chunks_exact(*padded).take(tokens).enumerate() {
+        let rows = rows.chunks_exact(*padded).enumerate();
+        for (token, row) in rows.take(tokens.end).skip(tokens.start) {
             let values: [S::F; C] = std::array::from_fn(|c| s.load(piece(row, 0, 0, chunk + c)));
             for r in 0..R {
                 let weight = s.splat(weights[r][token]);
@@ -329,17 +344,20 @@ fn piece_mut(rows: &mut [f32], padded: usize, row: usize, chunk: usize) -> &mut 
     rows[row * padded + chunk * LANES..].first_chunk_mut().expect("padded")
 }
 
-/// Turns the first `visible` scores into exponentials relative to their maximum, and the rest up to
-/// `tokens` into zeros.
+/// Turns the scores of `visible` into exponentials relative to their maximum, and all others of the
+/// first `tokens` into zeros.
 #[inline(always)]
-fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: usize, tokens: usize) -> Weight {
-    let seen = visible.next_multiple_of(LANES);
-    scores[visible..seen].fill(UNSEEN);
-    scores[seen..tokens.next_multiple_of(LANES)].fill(0.0);
-    if visible == 0 {
+fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: Range<usize>, tokens: usize) -> Weight {
+    if visible.is_empty() {
+        scores[..tokens.next_multiple_of(LANES)].fill(0.0);
         return NOTHING;
     }
-    let tiles = &mut scores[..seen];
+    let seen = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
+    scores[..seen.start].fill(0.0);
+    scores[seen.start..visible.start].fill(UNSEEN);
+    scores[visible.end..seen.end].fill(UNSEEN);
+    scores[seen.end..tokens.next_multiple_of(LANES)].fill(0.0);
+    let tiles = &mut scores[seen];
     let mut largest = s.splat(f32::NEG_INFINITY);
     for lanes in tiles.chunks_exact(LANES) {
         largest = s.max(largest, s.load(lanes.first_chunk().expect("exact")));

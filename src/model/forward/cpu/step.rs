@@ -209,6 +209,7 @@ impl CpuModel {
                 head_dim: config.head_dim,
                 group,
                 start: position,
+                window: config.layer_window(layer).unwrap_or(u32::MAX),
                 to,
             });
         });

@@ -176,7 +176,7 @@ fn each_fixture_agrees_with_the_reference() {
         count += 1;
     }
     let goldens = std::fs::read_dir(tests().join("goldens/tiny")).unwrap().count();
-    assert_eq!((count, goldens), (29, 29), "a fixture without a golden, or the other way round");
+    assert_eq!((count, goldens), (31, 31), "a fixture without a golden, or the other way round");
 }
 
 /// Weights of which one tensor is zero.
@@ -243,6 +243,39 @@ fn each_part_of_experts_counts() {
         other(&|experts| experts.normalised ^= true);
         other(&|experts| experts.used += 1);
         other(&|experts| experts.used -= 1);
+    }
+}
+
+/// With another window, or with the window in other layers, a fixture does not agree.
+#[test]
+fn each_window_counts() {
+    for name in ["mistral-f32", "qwen3-window-f32"] {
+        let files =
+            ModelFiles::open(&tests().join("fixtures").join(name), WeightFormat::Auto).unwrap();
+        let golden = tests().join(format!("goldens/tiny/{name}.json"));
+        let cases: Vec<Case> =
+            serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+        let agrees = |config: &ModelConfig| {
+            let (cases, weights) = (cases.iter().collect::<Vec<_>>(), files.weights.as_ref());
+            let found = logprobs((config, weights), fastest_kernels(), KvDtype::F32, &cases);
+            let tolerance = tolerance(files.checkpoint);
+            cases.iter().zip(&found).all(|(case, row)| compare(case, row, tolerance, 0.0).is_ok())
+        };
+        assert!(agrees(&files.config), "{name}");
+        let changes: [fn(&mut ModelConfig); 4] = [
+            |config| config.window = None,
+            |config| config.window.as_mut().unwrap().tokens += 1,
+            |config| config.window.as_mut().unwrap().tokens -= 1,
+            |config| {
+                let full = &mut config.window.as_mut().unwrap().full_layers;
+                *full = if full.is_empty() { vec![1] } else { vec![1 - full[0]] };
+            },
+        ];
+        for change in changes {
+            let mut config = files.config.clone();
+            change(&mut config);
+            assert!(!agrees(&config), "{name}: {:?}", config.window);
+        }
     }
 }
 

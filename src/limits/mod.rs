@@ -203,6 +203,9 @@ pub const GGUF_TENSORS_MAX: usize = 1 << 16;
 pub const GGUF_NAME_MAX: usize = 65535;
 /// Most ids of a vocabulary. The largest published ones have 300 thousand.
 pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
+/// Longest token of a SentencePiece vocabulary, in letters. Gemma's longest has 31. All divisions
+/// of each token into two are looked up.
+pub const TOKENIZER_PIECE_CHARS_MAX: usize = 256;
 /// Longest head of a safetensors file: the format's own bound.
 pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
 /// Longest JSON file of a model directory, except the tokenizer. The indices of large models reach

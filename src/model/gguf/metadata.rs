@@ -67,6 +67,14 @@ impl<'a> Metadata<'a> {
         self.list(key, "a list of numbers of 32 bits", |value| integer(&value))
     }
 
+    /// The numbers under `key`.
+    pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
+        self.list(key, "a list of numbers", |value| match value {
+            Value::Float(x) => Some(x as f32),
+            _ => None,
+        })
+    }
+
     /// Like [`Metadata::u32`], for a required key.
     pub fn required_u32(&self, key: &str) -> Result<u32, LoadError> {
         self.u32(key)?.ok_or_else(|| self.missing(key, "a number"))

@@ -61,6 +61,10 @@ impl GgufWriter {
         self.list(key, 5, values.len(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
+    pub(crate) fn f32s(self, key: &str, values: &[f32]) -> GgufWriter {
+        self.list(key, 6, values.len(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
     /// `shape` is fastest first, `kind` is ggml's number.
     pub(crate) fn tensor(
         mut self,

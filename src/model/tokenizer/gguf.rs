@@ -1,6 +1,7 @@
-//! A tokenizer from GGUF metadata: byte-level BPE, and the pre-tokenizer given in the file.
+//! A tokenizer from GGUF metadata: byte-level BPE with the pre-tokenizer given in the file, or a
+//! SentencePiece vocabulary.
 
-use super::Tokenizer;
+use super::{Tokenizer, sentence_piece};
 use crate::model::gguf::metadata::Metadata;
 use crate::model::weights::LoadError;
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -23,27 +24,18 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     const MODEL: &str = "tokenizer.ggml.model";
-    const PRE: &str = "tokenizer.ggml.pre";
-    let wrong = |field: &str, expected: &str, found: &str| {
-        Err(LoadError::field(metadata.file, field, expected, found))
-    };
-    match metadata.string(MODEL)? {
-        Some("gpt2") => {}
-        found => return wrong(MODEL, "gpt2 (byte-level BPE)", found.unwrap_or("nothing")),
-    }
-    let pre = metadata.string(PRE)?.unwrap_or("nothing");
-    let Some(words) = words(pre) else {
-        return wrong(PRE, "smollm, qwen2, llama-bpe, gpt-2 or default", pre);
-    };
-    let llama3 = pre == "llama-bpe";
     let tokens = required_strings(metadata, "tokenizer.ggml.tokens")?;
-    let mut inner = tokenizers::Tokenizer::new(bpe(metadata, &tokens, llama3)?);
-    inner.with_pre_tokenizer(Some(words));
-    inner.with_decoder(Some(ByteLevel::default()));
-    if pre == "qwen2" {
-        inner.with_normalizer(Some(NFC));
-    }
-    inner.add_tokens(&added(metadata, &tokens)?);
+    let types = types(metadata, tokens.len())?;
+    let (mut inner, begins) = match metadata.string(MODEL)? {
+        Some("gpt2") => byte_level(metadata, &tokens)?,
+        Some("llama") => (sentence_piece::read(metadata, &tokens, &types)?, true),
+        found => {
+            let expected = "gpt2 (byte-level BPE) or llama (SentencePiece)";
+            let found = found.unwrap_or("nothing");
+            return Err(LoadError::field(metadata.file, MODEL, expected, found));
+        }
+    };
+    inner.add_tokens(&added(&tokens, &types));
 
     let mut tokenizer = Tokenizer::new(inner, metadata.file)?;
     let around = |name: &str, default: bool| -> Result<Option<u32>, LoadError> {
@@ -52,9 +44,31 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
         }
         metadata.required_u32(&format!("tokenizer.ggml.{name}_token_id")).map(Some)
     };
-    tokenizer.begin = around("bos", llama3)?;
+    tokenizer.begin = around("bos", begins)?;
     tokenizer.end = around("eos", false)?;
     Ok(tokenizer)
+}
+
+/// A tokenizer with byte-level BPE, and whether a text begins with a token of its own unless the
+/// file says otherwise.
+fn byte_level(
+    metadata: &Metadata<'_>,
+    tokens: &[&str],
+) -> Result<(tokenizers::Tokenizer, bool), LoadError> {
+    const PRE: &str = "tokenizer.ggml.pre";
+    let pre = metadata.string(PRE)?.unwrap_or("nothing");
+    let Some(words) = words(pre) else {
+        let expected = "smollm, qwen2, llama-bpe, gpt-2 or default";
+        return Err(LoadError::field(metadata.file, PRE, expected, pre));
+    };
+    let llama3 = pre == "llama-bpe";
+    let mut inner = tokenizers::Tokenizer::new(bpe(metadata, tokens, llama3)?);
+    inner.with_pre_tokenizer(Some(words));
+    inner.with_decoder(Some(ByteLevel::default()));
+    if pre == "qwen2" {
+        inner.with_normalizer(Some(NFC));
+    }
+    Ok((inner, llama3))
 }
 
 /// The pre-tokenizer with this name in the format: it splits a text into words before merging.
@@ -92,20 +106,29 @@ fn bpe(metadata: &Metadata<'_>, tokens: &[&str], ignore_merges: bool) -> Result<
         .map_err(|error| LoadError::field(metadata.file, MERGES, "merges of its tokens", error))
 }
 
-/// Tokens that are matched before anything else: control tokens and user-defined tokens.
-fn added(metadata: &Metadata<'_>, tokens: &[&str]) -> Result<Vec<AddedToken>, LoadError> {
+/// The type of each token.
+fn types(metadata: &Metadata<'_>, tokens: usize) -> Result<Vec<u32>, LoadError> {
     const TYPES: &str = "tokenizer.ggml.token_type";
     let types =
         metadata.u32s(TYPES)?.ok_or_else(|| metadata.missing(TYPES, "a list of numbers"))?;
-    if types.len() != tokens.len() {
-        let expected = format!("{} numbers", tokens.len());
-        return Err(LoadError::field(metadata.file, TYPES, expected, types.len()));
+    if types.len() != tokens {
+        return Err(LoadError::field(
+            metadata.file,
+            TYPES,
+            format!("{tokens} numbers"),
+            types.len(),
+        ));
     }
+    Ok(types)
+}
+
+/// Tokens that are matched before anything else: control tokens and user-defined tokens.
+fn added(tokens: &[&str], types: &[u32]) -> Vec<AddedToken> {
     let added =
-        tokens.iter().zip(types).filter(|(_, kind)| matches!(*kind, CONTROL | USER_DEFINED));
-    Ok(added
-        .map(|(&token, kind)| AddedToken::from(token, kind == CONTROL).normalized(false))
-        .collect())
+        tokens.iter().zip(types).filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED));
+    added
+        .map(|(&token, kind)| AddedToken::from(token, *kind == CONTROL).normalized(false))
+        .collect()
 }
 
 fn required_strings<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, LoadError> {

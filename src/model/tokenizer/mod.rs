@@ -8,6 +8,7 @@ pub mod detokenizer;
 mod gguf;
 mod hf;
 mod pieces;
+mod sentence_piece;
 
 pub use detokenizer::Detokenizer;
 
@@ -143,7 +144,7 @@ impl fmt::Debug for Tokenizer {
 mod tests {
     use super::*;
     use crate::model::gguf::GgufFile;
-    use crate::model::testing::{fixture, smollm2};
+    use crate::model::testing::{fixture, gemma3, smollm2};
     use serde::Deserialize;
 
     #[derive(Deserialize)]
@@ -208,6 +209,16 @@ mod tests {
         assert_eq!(tokenizer.vocab_size(), 49152);
         assert_eq!(tokenizer.encode("<|im_start|>", false).unwrap(), [1]);
         assert!(tokenizer.is_special(1) && !tokenizer.is_special(17));
+    }
+
+    /// Against the tokenizer that Google has published.
+    #[test]
+    fn gemma3_conforms() {
+        let Some(path) = gemma3() else { return };
+        let tokenizer = Tokenizer::from_gguf(&GgufFile::open(&path).unwrap().metadata()).unwrap();
+        conforms("gemma3", &tokenizer);
+        assert_eq!(tokenizer.vocab_size(), 262_144);
+        assert_eq!(tokenizer.encode("a", false).unwrap().len(), 1);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use baton::ids::PageId;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
-use baton::model::config::{ExpertConfig, ModelConfig};
+use baton::model::config::{ExpertConfig, GemmaConfig, ModelConfig};
 use baton::model::files::{ModelFiles, WeightFormat};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{
@@ -176,7 +176,7 @@ fn each_fixture_agrees_with_the_reference() {
         count += 1;
     }
     let goldens = std::fs::read_dir(tests().join("goldens/tiny")).unwrap().count();
-    assert_eq!((count, goldens), (31, 31), "a fixture without a golden, or the other way round");
+    assert_eq!((count, goldens), (34, 34), "a fixture without a golden, or the other way round");
 }
 
 /// Weights of which one tensor is zero.
@@ -202,24 +202,45 @@ impl WeightSource for Without<'_> {
     }
 }
 
+/// A small model and its golden.
+struct Fixture {
+    files: ModelFiles,
+    cases: Vec<Case>,
+}
+
+impl Fixture {
+    fn open(name: &str) -> Fixture {
+        let files =
+            ModelFiles::open(&tests().join("fixtures").join(name), WeightFormat::Auto).unwrap();
+        let golden = tests().join(format!("goldens/tiny/{name}.json"));
+        let cases = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+        Fixture { files, cases }
+    }
+
+    /// Whether this configuration and these weights have the results of the golden.
+    fn agrees(&self, config: &ModelConfig, weights: &dyn WeightSource) -> bool {
+        let cases: Vec<&Case> = self.cases.iter().collect();
+        let found = logprobs((config, weights), fastest_kernels(), KvDtype::F32, &cases);
+        let tolerance = tolerance(self.files.checkpoint);
+        cases.iter().zip(&found).all(|(case, row)| compare(case, row, tolerance, 0.0).is_ok())
+    }
+
+    /// Whether the files agree after this change of their configuration.
+    fn agrees_with(&self, change: impl FnOnce(&mut ModelConfig)) -> bool {
+        let mut config = self.files.config.clone();
+        change(&mut config);
+        self.agrees(&config, self.files.weights.as_ref())
+    }
+}
+
 /// Without an expert, the shared expert, or its gate, or with other weights of experts, a fixture
 /// does not agree with the reference.
 #[test]
 fn each_part_of_experts_counts() {
     for name in ["mixtral-f32", "qwen2-moe-f32", "qwen3-moe-f32"] {
-        let files =
-            ModelFiles::open(&tests().join("fixtures").join(name), WeightFormat::Auto).unwrap();
-        let golden = tests().join(format!("goldens/tiny/{name}.json"));
-        let cases: Vec<Case> =
-            serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
-        let agrees = |config: &ModelConfig, weights: &dyn WeightSource| {
-            let cases: Vec<&Case> = cases.iter().collect();
-            let found = logprobs((config, weights), fastest_kernels(), KvDtype::F32, &cases);
-            let tolerance = tolerance(files.checkpoint);
-            cases.iter().zip(&found).all(|(case, row)| compare(case, row, tolerance, 0.0).is_ok())
-        };
-        let (config, weights) = (&files.config, files.weights.as_ref());
-        assert!(agrees(config, weights), "{name}");
+        let fixture = Fixture::open(name);
+        let (config, weights) = (&fixture.files.config, fixture.files.weights.as_ref());
+        assert!(fixture.agrees(config, weights), "{name}");
 
         let experts = config.experts.as_ref().unwrap();
         let mut parts: Vec<String> =
@@ -232,13 +253,12 @@ fn each_part_of_experts_counts() {
             for part in &parts {
                 let name = format!("model.layers.{layer}.mlp.{part}.weight");
                 let without = Without { weights, name, zeros: vec![0; 1 << 16] };
-                assert!(!agrees(config, &without), "{}", without.name);
+                assert!(!fixture.agrees(config, &without), "{}", without.name);
             }
         }
         let other = |change: &dyn Fn(&mut ExpertConfig)| {
-            let mut config = config.clone();
-            change(config.experts.as_mut().unwrap());
-            assert!(!agrees(&config, weights), "{name}: {config:?}");
+            let agrees = fixture.agrees_with(|config| change(config.experts.as_mut().unwrap()));
+            assert!(!agrees, "{name}");
         };
         other(&|experts| experts.normalised ^= true);
         other(&|experts| experts.used += 1);
@@ -249,47 +269,75 @@ fn each_part_of_experts_counts() {
 /// With another window, or with the window in other layers, a fixture does not agree.
 #[test]
 fn each_window_counts() {
-    for name in ["mistral-f32", "qwen3-window-f32"] {
-        let files =
-            ModelFiles::open(&tests().join("fixtures").join(name), WeightFormat::Auto).unwrap();
-        let golden = tests().join(format!("goldens/tiny/{name}.json"));
-        let cases: Vec<Case> =
-            serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
-        let agrees = |config: &ModelConfig| {
-            let (cases, weights) = (cases.iter().collect::<Vec<_>>(), files.weights.as_ref());
-            let found = logprobs((config, weights), fastest_kernels(), KvDtype::F32, &cases);
-            let tolerance = tolerance(files.checkpoint);
-            cases.iter().zip(&found).all(|(case, row)| compare(case, row, tolerance, 0.0).is_ok())
-        };
-        assert!(agrees(&files.config), "{name}");
+    for name in ["mistral-f32", "qwen3-window-f32", "gemma3-f32"] {
+        let fixture = Fixture::open(name);
+        assert!(fixture.agrees_with(|_| {}), "{name}");
         let changes: [fn(&mut ModelConfig); 4] = [
             |config| config.window = None,
             |config| config.window.as_mut().unwrap().tokens += 1,
             |config| config.window.as_mut().unwrap().tokens -= 1,
             |config| {
+                let layers = 0..config.layers;
                 let full = &mut config.window.as_mut().unwrap().full_layers;
-                *full = if full.is_empty() { vec![1] } else { vec![1 - full[0]] };
+                let other = layers.filter(|layer| !full.contains(layer)).skip(1).collect();
+                *full = other;
             },
         ];
-        for change in changes {
-            let mut config = files.config.clone();
-            change(&mut config);
-            assert!(!agrees(&config), "{name}: {:?}", config.window);
+        for (index, change) in changes.into_iter().enumerate() {
+            assert!(!fixture.agrees_with(change), "{name}, change {index}");
         }
     }
 }
 
+/// Without one of Gemma's formulas, or one of its norms, a fixture does not agree.
 #[test]
-fn smollm2_agrees_with_the_reference() {
+fn each_formula_of_gemma_counts() {
+    let fixture = Fixture::open("gemma3-f32");
+    let changes: [fn(&mut GemmaConfig); 4] = [
+        |gemma| gemma.query_scalar = 16.0,
+        |gemma| gemma.window_rope_theta = 1e6,
+        |gemma| gemma.norm_offset = 0.0,
+        |gemma| gemma.logit_cap = None,
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let agrees = fixture.agrees_with(|config| change(config.gemma.as_mut().unwrap()));
+        assert!(!agrees, "change {index}");
+    }
+    assert!(!fixture.agrees_with(|config| config.rope_theta = 1e4));
+    let (config, weights) = (&fixture.files.config, fixture.files.weights.as_ref());
+    for layer in 0..config.layers {
+        for part in ["post_attention", "pre_feedforward", "post_feedforward"] {
+            let name = format!("model.layers.{layer}.{part}_layernorm.weight");
+            let without = Without { weights, name, zeros: vec![0; 1 << 10] };
+            assert!(!fixture.agrees(config, &without), "{}", without.name);
+        }
+    }
+}
+
+/// Checks a published model, unless it is missing and `required` does not name a set variable.
+fn check_published(file: &str, golden: &str, fetcher: &str, required: &str) {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache =
         cache.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache"));
-    let model = cache.join("baton/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let model = cache.join("baton").join(file);
     if !model.exists() {
-        let required = std::env::var("BATON_REQUIRE_MODEL").is_ok_and(|value| value == "1");
+        let required = std::env::var(required).is_ok_and(|value| value == "1");
         assert!(!required, "{} is missing", model.display());
-        eprintln!("SKIPPED: {} is missing; tools/quickstart fetches it", model.display());
+        eprintln!("SKIPPED: {} is missing; {fetcher} fetches it", model.display());
         return;
     }
-    check(&model, &tests().join("goldens/smollm2-q4_1.json"), true);
+    check(&model, &tests().join("goldens").join(golden), true);
+}
+
+#[test]
+fn smollm2_agrees_with_the_reference() {
+    let file = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    check_published(file, "smollm2-q4_1.json", "tools/quickstart", "BATON_REQUIRE_MODEL");
+}
+
+/// Its prompts are longer than its window.
+#[test]
+fn gemma3_agrees_with_the_reference() {
+    let file = "gemma-3-270m.Q4_K_M.gguf";
+    check_published(file, "gemma-3-270m.json", "tools/gemma3", "BATON_REQUIRE_GEMMA");
 }

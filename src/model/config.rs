@@ -16,12 +16,14 @@ pub enum Architecture {
     Qwen3,
     /// Like Qwen3, with experts.
     Qwen3Moe,
+    /// Like Qwen3, with the formulas of [`GemmaConfig`].
+    Gemma3,
 }
 
 impl Architecture {
     /// Whether q and k have RMS norms over each head.
     pub const fn has_head_norms(self) -> bool {
-        matches!(self, Architecture::Qwen3 | Architecture::Qwen3Moe)
+        matches!(self, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3)
     }
 }
 
@@ -49,6 +51,29 @@ pub struct WindowConfig {
     pub tokens: u32,
     /// Layers whose queries see all tokens before them, ascending.
     pub full_layers: Vec<usize>,
+}
+
+/// Formulas of Gemma 3 that differ from Llama's. Besides these, embeddings are multiplied by
+/// √hidden, the gate of the MLP is a GELU, and the outputs of attention and MLP have norms.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GemmaConfig {
+    /// Scores are divided by the root of this; positive.
+    pub query_scalar: f32,
+    /// Base of the rotary frequencies of window layers, which have no scaling.
+    pub window_rope_theta: f32,
+    /// The number that the weights of norms lack in the files.
+    pub norm_offset: f32,
+    /// Logits become `cap · tanh(logit / cap)`; positive.
+    pub logit_cap: Option<f32>,
+}
+
+/// The function of an MLP's gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// x · sigmoid(x)
+    Silu,
+    /// GELU's approximation by tanh: x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2.
+    GeluTanh,
 }
 
 /// How rotary frequencies are scaled beyond the context of the first training.
@@ -132,6 +157,8 @@ pub struct ModelConfig {
     pub experts: Option<ExpertConfig>,
     /// The window, if a layer has one.
     pub window: Option<WindowConfig>,
+    /// Gemma's formulas.
+    pub gemma: Option<GemmaConfig>,
 }
 
 impl ModelConfig {
@@ -144,5 +171,35 @@ impl ModelConfig {
     pub fn layer_window(&self, layer: usize) -> Option<u32> {
         let window = self.window.as_ref().filter(|window| !window.full_layers.contains(&layer));
         window.map(|window| window.tokens)
+    }
+
+    /// The function of the MLPs' gates.
+    pub fn activation(&self) -> Activation {
+        if self.gemma.is_some() { Activation::GeluTanh } else { Activation::Silu }
+    }
+
+    /// Divisor of the products of queries and keys.
+    pub fn score_divisor(&self) -> f32 {
+        let gemma = self.gemma.as_ref();
+        gemma.map_or(self.head_dim as f32, |gemma| gemma.query_scalar).sqrt()
+    }
+
+    /// Multiplier of embeddings.
+    pub fn embedding_scale(&self) -> f32 {
+        if self.gemma.is_some() { (self.hidden as f32).sqrt() } else { 1.0 }
+    }
+
+    /// The number that the weights of norms lack in the files.
+    pub fn norm_offset(&self) -> f32 {
+        self.gemma.as_ref().map_or(0.0, |gemma| gemma.norm_offset)
+    }
+
+    /// The last part of the name of the norm before the MLP.
+    pub fn mlp_norm_name(&self) -> &'static str {
+        match self.gemma {
+            // Gemma gives this name to the norm of attention's output.
+            Some(_) => "pre_feedforward_layernorm.weight",
+            None => "post_attention_layernorm.weight",
+        }
     }
 }

@@ -21,10 +21,11 @@ const SLACK: usize = 4096;
 /// Weights made only from a configuration.
 pub struct DummyWeights {
     dtype: TensorType,
-    /// First element and shape by name. A norm has no first element and is all ones.
+    /// First element and shape by name. A norm has no first element.
     tensors: BTreeMap<String, (Option<usize>, usize, usize)>,
     random: Vec<u8>,
-    ones: Vec<u8>,
+    /// A norm that changes nothing.
+    norm: Vec<u8>,
 }
 
 impl DummyWeights {
@@ -59,8 +60,8 @@ impl DummyWeights {
             unit * SPREAD
         });
         let random = encode(dtype, random);
-        let ones = encode(dtype, std::iter::repeat_n(1.0, widest));
-        Ok(DummyWeights { dtype, tensors, random, ones })
+        let norm = encode(dtype, std::iter::repeat_n(1.0 - config.norm_offset(), widest));
+        Ok(DummyWeights { dtype, tensors, random, norm })
     }
 }
 
@@ -70,7 +71,7 @@ impl WeightSource for DummyWeights {
             let size = self.dtype.block().1;
             let bytes = match offset {
                 Some(offset) => &self.random[offset * size..(offset + rows * cols) * size],
-                None => &self.ones[..cols * size],
+                None => &self.norm[..cols * size],
             };
             TensorView { dtype: self.dtype, rows, cols, order: RowOrder::Natural, bytes }
         }))

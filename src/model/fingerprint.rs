@@ -60,11 +60,11 @@ impl ModelFingerprint {
     }
 }
 
-/// The configuration as text. Earlier versions know neither experts nor windows, so a model without
-/// them has the text that they hash.
+/// The configuration as text. Earlier versions know neither experts nor windows nor Gemma, so a
+/// model without them has the text that they hash.
 fn config_text(config: &ModelConfig) -> String {
-    let text = format!("{config:?}").replace(", window: None }", " }");
-    text.replace(", experts: None }", " }")
+    let text = format!("{config:?}").replace(", gemma: None }", " }");
+    text.replace(", window: None }", " }").replace(", experts: None }", " }")
 }
 
 fn identity(hash: Sha256) -> PartHash {

@@ -45,7 +45,11 @@ fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
         list.push(Expected { name: format!("model.layers.{index}.{part}"), rows, cols });
     };
     add("input_layernorm.weight", 1, hidden);
-    add("post_attention_layernorm.weight", 1, hidden);
+    add(config.mlp_norm_name(), 1, hidden);
+    if config.gemma.is_some() {
+        add("post_attention_layernorm.weight", 1, hidden);
+        add("post_feedforward_layernorm.weight", 1, hidden);
+    }
     let attention = [
         ("self_attn.q_proj", q, hidden, config.attention_bias),
         ("self_attn.k_proj", kv, hidden, config.attention_bias),

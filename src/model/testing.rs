@@ -14,6 +14,11 @@ pub(crate) fn smollm2() -> Option<PathBuf> {
     fetched("SmolLM2-135M-Instruct.Q4_1.gguf", "tools/quickstart", "BATON_REQUIRE_MODEL")
 }
 
+/// Gemma 3, or `None`, or fails if `BATON_REQUIRE_GEMMA=1` is set.
+pub(crate) fn gemma3() -> Option<PathBuf> {
+    fetched("gemma-3-270m.Q4_K_M.gguf", "tools/gemma3", "BATON_REQUIRE_GEMMA")
+}
+
 /// The test suite of JSON Schema, or `None`, or fails if `BATON_REQUIRE_VENV=1` is set.
 pub(crate) fn schema_suite() -> Option<PathBuf> {
     fetched("json-schema-suite-4.26.0", "tools/schema-suite", "BATON_REQUIRE_VENV")

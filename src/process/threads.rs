@@ -527,6 +527,7 @@ fn about(
         Architecture::Qwen2Moe => ("qwen2_moe", "Qwen2MoeForCausalLM"),
         Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
         Architecture::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        Architecture::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
     };
     let (usual, advised) = (Sampling::default(), &files.sampling);
     ServerDescription {

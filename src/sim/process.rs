@@ -568,6 +568,7 @@ fn model_files() -> Result<ModelFiles, LoadError> {
         eos: vec![END],
         experts: None,
         window: None,
+        gemma: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
     let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;

@@ -15,7 +15,7 @@ use baton::model::forward::cpu::{
     CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
 };
 use baton::model::tensor::{RowOrder, TensorType};
-use model::{Model, Random, small, sparse};
+use model::{Model, Random, gemma, small, sparse};
 use run::{How, LIMITS, Runner, bits};
 use std::iter;
 
@@ -271,6 +271,17 @@ fn windows_agree_with_the_reference() {
     }
 }
 
+#[test]
+fn gemma_agrees_with_the_reference() {
+    let model = f32_model(gemma());
+    let worst_of = worst(&model, 150, KvDtype::F32);
+    assert!(worst_of < 1e-3, "{worst_of}");
+    // A head that is wider than the model, as in the smallest Gemma 3.
+    let one_head = ModelConfig { heads: 4, kv_heads: 1, head_dim: 96, window: None, ..gemma() };
+    let worst_of = worst(&f32_model(one_head), 70, KvDtype::F32);
+    assert!(worst_of < 1e-3, "{worst_of}");
+}
+
 /// Pages behind the window belong to other requests.
 #[test]
 fn tokens_behind_the_window_can_have_any_bytes() {
@@ -355,6 +366,9 @@ fn bits_do_not_depend_on_chunks_over_a_long_context() {
     for window in [1, 40, 256, 300] {
         same_bits(&f32_model(windowed(window, &[1])), 600, &[1, 37, 250, 256, 257]);
     }
+    for dtype in [TensorType::F32, TensorType::Q8_0] {
+        same_bits(&Model::random(gemma(), 14, |_| dtype), 300, &[1, 37, 250, 256, 257]);
+    }
 }
 
 /// The bits of all logits and of the KV of one sequence, on one family.
@@ -398,6 +412,7 @@ fn families_of_a_bit_class_have_equal_bits() {
     // Scores that are far apart: most weights of the softmax are near zero.
     models.push((F32, wide, 30.0));
     models.push((F32, sparse(), 1.0));
+    models.push((F32, gemma(), 1.0));
     models.push((Q8_0, with_experts(|experts| experts.intermediate = 64), 1.0));
     let mut found = [0; 2];
     for (i, (dtype, config, spread)) in models.into_iter().enumerate() {

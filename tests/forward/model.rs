@@ -1,6 +1,8 @@
 //! Models with seeded random weights, in any type, made in memory.
 
-use baton::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
+use baton::model::config::{
+    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
+};
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
 use half::{bf16, f16};
@@ -80,6 +82,7 @@ pub fn small() -> ModelConfig {
         eos: vec![],
         experts: None,
         window: None,
+        gemma: None,
     }
 }
 
@@ -97,6 +100,23 @@ pub fn sparse() -> ModelConfig {
     ModelConfig { architecture: Architecture::Qwen3Moe, experts: Some(experts), ..small() }
 }
 
+/// [`small`] with Gemma's formulas, and a window in the first layer.
+#[allow(dead_code)]
+pub fn gemma() -> ModelConfig {
+    let gemma = GemmaConfig {
+        query_scalar: 10.0,
+        window_rope_theta: 500.0,
+        norm_offset: 1.0,
+        logit_cap: Some(3.0),
+    };
+    ModelConfig {
+        architecture: Architecture::Gemma3,
+        window: Some(WindowConfig { tokens: 40, full_layers: vec![1] }),
+        gemma: Some(gemma),
+        ..small()
+    }
+}
+
 impl Model {
     /// Matrices of the type that `dtype` names for them, vectors in F32.
     pub fn random(config: ModelConfig, seed: u64, dtype: impl Fn(&str) -> TensorType) -> Model {
@@ -112,6 +132,10 @@ impl Model {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
             maker.vector(&name("input_layernorm.weight"), c.hidden, 1.0, 0.3);
             maker.vector(&name("post_attention_layernorm.weight"), c.hidden, 1.0, 0.3);
+            if c.gemma.is_some() {
+                maker.vector(&name("pre_feedforward_layernorm.weight"), c.hidden, 0.2, 0.3);
+                maker.vector(&name("post_feedforward_layernorm.weight"), c.hidden, -0.2, 0.3);
+            }
             if c.architecture.has_head_norms() {
                 maker.vector(&name("self_attn.q_norm.weight"), c.head_dim, 1.0, 0.3);
                 maker.vector(&name("self_attn.k_norm.weight"), c.head_dim, 1.0, 0.3);

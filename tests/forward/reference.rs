@@ -99,6 +99,12 @@ impl Names<'_> {
         self.matrix(name).unwrap_or_else(|| panic!("{name}")).remove(0)
     }
 
+    /// The weight of a norm.
+    fn norm(&self, name: &str) -> Vec<f64> {
+        let offset = self.0.config.norm_offset() as f64;
+        self.vector(name).into_iter().map(|weight| weight + offset).collect()
+    }
+
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let bias = self.matrix(&format!("{name}.bias")).map(|mut rows| rows.remove(0));
         let rows = self.matrix(&format!("{name}.weight")).unwrap();
@@ -159,6 +165,15 @@ pub fn frequencies(config: &ModelConfig) -> (Vec<f64>, f64) {
     }
 }
 
+/// A configuration with the rotary frequencies of a layer as those of the model.
+fn rope_of(config: &ModelConfig, layer: usize) -> ModelConfig {
+    let mut config = config.clone();
+    if let (Some(_), Some(gemma)) = (config.layer_window(layer), &config.gemma) {
+        (config.rope_theta, config.rope_scaling) = (gemma.window_rope_theta, RopeScaling::None);
+    }
+    config
+}
+
 fn rotate(config: &ModelConfig, head: &mut [f64], position: usize) {
     let (frequencies, factor) = frequencies(config);
     let half = head.len() / 2;
@@ -183,15 +198,20 @@ pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
     let names = Names(model);
     let c = &model.config;
     let embedding = names.matrix("model.embed_tokens.weight").unwrap();
-    let mut stream: Vec<Vec<f64>> = tokens.iter().map(|t| embedding[*t as usize].clone()).collect();
+    // As transformers' `Gemma3TextScaledWordEmbedding`.
+    let scale = if c.gemma.is_some() { (c.hidden as f64).sqrt() } else { 1.0 };
+    let embed = |token: &u32| embedding[*token as usize].iter().map(|x| x * scale).collect();
+    let mut stream: Vec<Vec<f64>> = tokens.iter().map(embed).collect();
     for layer in 0..c.layers {
         layer_forward(&names, c, &format!("model.layers.{layer}"), &mut stream, kv);
     }
     let head = names.matrix("lm_head.weight").unwrap_or(embedding);
-    let weight = names.vector("model.norm.weight");
+    let weight = names.norm("model.norm.weight");
+    let cap = c.gemma.as_ref().and_then(|gemma| gemma.logit_cap).map(f64::from);
+    let capped = |logit: f64| cap.map_or(logit, |cap| cap * (logit / cap).tanh());
     let of = |x: &Vec<f64>| {
         let x = norm(x, &weight, c.norm_eps);
-        head.iter().map(|row| row.iter().zip(&x).map(|(a, b)| a * b).sum()).collect()
+        head.iter().map(|row| capped(row.iter().zip(&x).map(|(a, b)| a * b).sum())).collect()
     };
     stream.iter().map(of).collect()
 }
@@ -205,9 +225,12 @@ fn layer_forward(
 ) {
     let name = |part: &str| format!("{layer}.{part}");
     let dim = c.head_dim;
+    let index = layer.rsplit('.').next().unwrap().parse().unwrap();
+    let (rope, gemma) = (rope_of(c, index), c.gemma.as_ref());
+    let scalar = gemma.map_or(dim as f64, |gemma| gemma.query_scalar as f64);
     let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (vec![], vec![]);
     for (position, x) in stream.iter_mut().enumerate() {
-        let normed = norm(x, &names.vector(&name("input_layernorm.weight")), c.norm_eps);
+        let normed = norm(x, &names.norm(&name("input_layernorm.weight")), c.norm_eps);
         let mut q = names.linear(&name("self_attn.q_proj"), &normed);
         let mut k = names.linear(&name("self_attn.k_proj"), &normed);
         let v = names.linear(&name("self_attn.v_proj"), &normed);
@@ -216,9 +239,9 @@ fn layer_forward(
         {
             for head in heads.chunks_mut(dim) {
                 if c.architecture.has_head_norms() {
-                    head.copy_from_slice(&norm(head, &names.vector(&name(which)), c.norm_eps));
+                    head.copy_from_slice(&norm(head, &names.norm(&name(which)), c.norm_eps));
                 }
-                rotate(c, head, position);
+                rotate(&rope, head, position);
             }
         }
         keys.push(k.into_iter().map(|x| stored(kv, x)).collect());
@@ -228,10 +251,8 @@ fn layer_forward(
             let at = head / (c.heads / c.kv_heads) * dim;
             let query = &q[head * dim..(head + 1) * dim];
             let score = |k: &Vec<f64>| -> f64 {
-                query.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum::<f64>()
-                    / (dim as f64).sqrt()
+                query.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum::<f64>() / scalar.sqrt()
             };
-            let index = layer.rsplit('.').next().unwrap().parse().unwrap();
             let window = c.layer_window(index).map_or(usize::MAX, |window| window as usize);
             let behind = keys.len().saturating_sub(window);
             let scores: Vec<f64> = keys[behind..].iter().map(score).collect();
@@ -244,14 +265,21 @@ fn layer_forward(
                 }
             }
         }
-        let out = names.linear(&name("self_attn.o_proj"), &attended);
+        let mut out = names.linear(&name("self_attn.o_proj"), &attended);
+        let mut before_mlp = "post_attention_layernorm.weight";
+        if gemma.is_some() {
+            out = norm(&out, &names.norm(&name(before_mlp)), c.norm_eps);
+            before_mlp = "pre_feedforward_layernorm.weight";
+        }
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
-        let normed = norm(x, &names.vector(&name("post_attention_layernorm.weight")), c.norm_eps);
-        let index = layer.rsplit('.').next().unwrap().parse().unwrap();
-        let out = match c.layer_experts(index) {
+        let normed = norm(x, &names.norm(&name(before_mlp)), c.norm_eps);
+        let mut out = match c.layer_experts(index) {
             None => mlp(names, &name("mlp"), &normed),
             Some(experts) => sparse_mlp(names, experts, &name("mlp"), &normed),
         };
+        if gemma.is_some() {
+            out = norm(&out, &names.norm(&name("post_feedforward_layernorm.weight")), c.norm_eps);
+        }
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
     }
 }
@@ -259,7 +287,14 @@ fn layer_forward(
 fn mlp(names: &Names<'_>, mlp: &str, x: &[f64]) -> Vec<f64> {
     let gate = names.linear(&format!("{mlp}.gate_proj"), x);
     let up = names.linear(&format!("{mlp}.up_proj"), x);
-    let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    let silu = |g: f64| g / (1.0 + (-g).exp());
+    let gelu = |g: f64| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+        0.5 * g * (1.0 + inner.tanh())
+    };
+    let is_gemma = names.0.config.gemma.is_some();
+    let activate = |g: f64| if is_gemma { gelu(g) } else { silu(g) };
+    let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| activate(*g) * u).collect();
     names.linear(&format!("{mlp}.down_proj"), &inside)
 }
 

@@ -6,18 +6,18 @@ use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
 use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
-use crate::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling};
+use crate::model::config::{
+    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
+};
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 
 /// Keys below the architecture that change the computation and are not supported.
-const REFUSED: [&str; 22] = [
-    "attention.sliding_window",
+const REFUSED: [&str; 20] = [
     "attention.scale",
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
     "attn_logit_softcapping",
-    "final_logit_softcapping",
     "embedding_scale",
     "residual_scale",
     "logit_scale",
@@ -35,6 +35,9 @@ const REFUSED: [&str; 22] = [
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_log_multiplier",
 ];
+
+/// Every layer of this number in a Gemma 3 file is a full one.
+const GEMMA_PATTERN: usize = 6;
 
 /// Reads the configuration and checks it for consistency.
 pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
@@ -70,7 +73,9 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         LoadError::tensor(metadata.file, "token_embd.weight", "the embedding", "no such tensor")
     })?;
     reader.equal("vocab_size", embedding.rows)?;
-    let rope_theta = reader.metadata.f32(&reader.key("rope.freq_base"))?.unwrap_or(10000.0);
+    let is_gemma = architecture == Architecture::Gemma3;
+    let default_theta = if is_gemma { 1e6 } else { 1e4 };
+    let rope_theta = reader.theta("rope.freq_base")?.unwrap_or(default_theta);
     let eps = reader.key("attention.layer_norm_rms_epsilon");
     let has = |part: &str| metadata.header.tensors.contains_key(part);
     let rope_scaling = match metadata.header.tensors.get(names::ROPE_FACTORS) {
@@ -97,14 +102,15 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         eos: eos(metadata)?,
         experts: reader.experts(architecture, layers)?,
-        window: None,
+        window: if is_gemma { reader.window(layers)? } else { None },
+        gemma: if is_gemma { Some(reader.gemma(layers, hidden / heads, head_dim)?) } else { None },
     })
 }
 
 /// The architecture, and its name in the file, which is the prefix of its keys.
 fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architecture), LoadError> {
     const KEY: &str = "general.architecture";
-    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3 or qwen3moe";
+    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3, qwen3moe or gemma3";
     let name = metadata.string(KEY)?.ok_or_else(|| metadata.missing(KEY, SERVED))?;
     let architecture = match name {
         // Mixtral has no name of its own.
@@ -114,6 +120,7 @@ fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architectu
         "qwen2moe" => Architecture::Qwen2Moe,
         "qwen3" => Architecture::Qwen3,
         "qwen3moe" => Architecture::Qwen3Moe,
+        "gemma3" => Architecture::Gemma3,
         _ => return Err(LoadError::field(metadata.file, KEY, SERVED, name)),
     };
     Ok((name, architecture))
@@ -170,7 +177,9 @@ impl Reader<'_> {
     }
 
     fn refuse_unserved(&self) -> Result<(), LoadError> {
-        REFUSED.iter().try_for_each(|part| self.refuse(part))
+        let windows = ["attention.sliding_window", "final_logit_softcapping"];
+        let windows = if self.name == "gemma3" { &[][..] } else { &windows };
+        REFUSED.iter().chain(windows).try_for_each(|part| self.refuse(part))
     }
 
     /// Checks that `part` is not present, or zero.
@@ -189,7 +198,10 @@ impl Reader<'_> {
         layers: usize,
     ) -> Result<Option<ExpertConfig>, LoadError> {
         let shared_intermediate = match architecture {
-            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => {
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Gemma3 => {
                 self.refuse("expert_count")?;
                 return Ok(None);
             }
@@ -228,6 +240,46 @@ impl Reader<'_> {
             normalised: normalised.unwrap_or(architecture != Architecture::Qwen2Moe),
             dense_layers: (0..layers).filter(is_dense).collect(),
         }))
+    }
+
+    /// The base of rotary frequencies.
+    fn theta(&self, part: &str) -> Result<Option<f32>, LoadError> {
+        match self.metadata.f32(&self.key(part))? {
+            Some(theta) if theta.is_nan() || theta <= 1.0 => {
+                Err(self.wrong(part, "more than 1", theta))
+            }
+            theta => Ok(theta),
+        }
+    }
+
+    /// Gemma's windows. Files name neither the layers nor, in older ones, a base of frequencies.
+    fn window(&self, layers: usize) -> Result<Option<WindowConfig>, LoadError> {
+        self.equal("attention.sliding_window_pattern", GEMMA_PATTERN)?;
+        let tokens = self.size("attention.sliding_window")? as u32;
+        let is_full = |layer: &usize| (layer + 1).is_multiple_of(GEMMA_PATTERN);
+        let full_layers: Vec<usize> = (0..layers).filter(is_full).collect();
+        Ok((full_layers.len() < layers).then_some(WindowConfig { tokens, full_layers }))
+    }
+
+    fn gemma(
+        &self,
+        layers: usize,
+        hidden_per_head: usize,
+        head_dim: usize,
+    ) -> Result<GemmaConfig, LoadError> {
+        let cap = self.metadata.f32(&self.key("final_logit_softcapping"))?;
+        if let Some(cap) = cap.filter(|&cap| cap < 0.0) {
+            return Err(self.wrong("final_logit_softcapping", "a positive number", cap));
+        }
+        // Files do not hold the scalar. Gemma 3 27B, which alone has 62 layers, has another one.
+        let query_scalar = if layers == 62 { hidden_per_head } else { head_dim };
+        Ok(GemmaConfig {
+            query_scalar: query_scalar as f32,
+            window_rope_theta: self.theta("rope.freq_base_swa")?.unwrap_or(1e4),
+            // The converter to GGUF has added it.
+            norm_offset: 0.0,
+            logit_cap: cap.filter(|&cap| cap != 0.0),
+        })
     }
 
     fn rope_scaling(&self) -> Result<RopeScaling, LoadError> {

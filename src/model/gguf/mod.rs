@@ -52,7 +52,7 @@ impl GgufFile {
         let config = config::read(&metadata)?;
         let mut tensors = BTreeMap::new();
         for (name, info) in header.tensors.iter().filter(|(name, _)| *name != names::ROPE_FACTORS) {
-            let ours = names::canonical(name);
+            let ours = names::canonical(name, config.architecture);
             match expert_stack::split(&ours, info, &config) {
                 None => drop(tensors.insert(ours, entry(&config, name, info, mapped.bytes()))),
                 Some(Ok(matrices)) => tensors.extend(matrices.into_iter().map(|(name, info)| {

@@ -1,5 +1,7 @@
 //! Converts GGUF's tensor names to Hugging Face's names.
 
+use crate::model::config::Architecture;
+
 /// The tensor with the divisors of rotary frequencies. It is not a weight.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
@@ -22,6 +24,13 @@ const PARTS: [(&str, &str); 16] = [
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
+/// Norms of Gemma, which takes precedence over [`PARTS`].
+const GEMMA_PARTS: [(&str, &str); 3] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
 /// Tensors with the matrices of all experts (`expert_stack`).
 const STACKS: [(&str, &str); 4] = [
     ("ffn_gate_exps.weight", "mlp.experts.gate_proj"),
@@ -31,7 +40,7 @@ const STACKS: [(&str, &str); 4] = [
 ];
 
 /// The canonical name of a tensor. An unknown name stays unchanged.
-pub fn canonical(name: &str) -> String {
+pub fn canonical(name: &str, architecture: Architecture) -> String {
     match name {
         "token_embd.weight" => return "model.embed_tokens.weight".into(),
         "output_norm.weight" => return "model.norm.weight".into(),
@@ -44,7 +53,8 @@ pub fn canonical(name: &str) -> String {
             return Some(format!("model.layers.{index}.{theirs}"));
         }
         let (part, kind) = rest.rsplit_once('.')?;
-        let (_, theirs) = PARTS.iter().find(|(ours, _)| *ours == part)?;
+        let gemma = if architecture == Architecture::Gemma3 { &GEMMA_PARTS[..] } else { &[] };
+        let (_, theirs) = gemma.iter().chain(&PARTS).find(|(ours, _)| *ours == part)?;
         Some(format!("model.layers.{index}.{theirs}.{kind}"))
     };
     layer().unwrap_or_else(|| name.to_owned())
@@ -52,15 +62,27 @@ pub fn canonical(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::canonical;
+    use super::*;
+
+    fn llama(name: &str) -> String {
+        canonical(name, Architecture::Llama)
+    }
 
     #[test]
     fn names_layers_and_ends() {
-        assert_eq!(canonical("blk.12.attn_q.bias"), "model.layers.12.self_attn.q_proj.bias");
-        assert_eq!(canonical("output.weight"), "lm_head.weight");
-        assert_eq!(canonical("blk.0.ssm_a"), "blk.0.ssm_a");
-        assert_eq!(canonical("blk.3.ffn_gate_inp.weight"), "model.layers.3.mlp.gate.weight");
-        assert_eq!(canonical("blk.3.ffn_down_exps.weight"), "model.layers.3.mlp.experts.down_proj");
-        assert_eq!(canonical("blk.3.ffn_down_exps.scale"), "blk.3.ffn_down_exps.scale");
+        assert_eq!(llama("blk.12.attn_q.bias"), "model.layers.12.self_attn.q_proj.bias");
+        assert_eq!(llama("output.weight"), "lm_head.weight");
+        assert_eq!(llama("blk.0.ssm_a"), "blk.0.ssm_a");
+        assert_eq!(llama("blk.3.ffn_gate_inp.weight"), "model.layers.3.mlp.gate.weight");
+        assert_eq!(llama("blk.3.ffn_down_exps.weight"), "model.layers.3.mlp.experts.down_proj");
+        assert_eq!(llama("blk.3.ffn_down_exps.scale"), "blk.3.ffn_down_exps.scale");
+        assert_eq!(
+            llama("blk.0.ffn_norm.weight"),
+            "model.layers.0.post_attention_layernorm.weight"
+        );
+        for (theirs, ours) in GEMMA_PARTS {
+            let found = canonical(&format!("blk.0.{theirs}.weight"), Architecture::Gemma3);
+            assert_eq!(found, format!("model.layers.0.{ours}.weight"));
+        }
     }
 }

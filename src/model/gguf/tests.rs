@@ -2,7 +2,7 @@
 
 use super::writer::GgufWriter;
 use super::*;
-use crate::model::config::{ExpertConfig, RopeScaling};
+use crate::model::config::{ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
@@ -70,8 +70,8 @@ fn an_unsupported_gguf_model_is_refused_by_name() {
     };
     for (message, parts) in [
         (
-            open(GgufWriter::default().string("general.architecture", "gemma3")).unwrap_err(),
-            ["gemma3", "llama"],
+            open(GgufWriter::default().string("general.architecture", "gemma2")).unwrap_err(),
+            ["gemma2", "llama"],
         ),
         (open(GgufWriter::default()).unwrap_err(), ["general.architecture", "nothing"]),
         (
@@ -169,6 +169,30 @@ fn experts_are_matrices_of_one_tensor() {
     }
     let unnormalised = open(sparse(2).bool("llama.expert_weights_norm", false)).unwrap();
     assert!(!unnormalised.config().experts.as_ref().unwrap().normalised);
+}
+
+#[test]
+fn gemma_is_read() {
+    let file = GgufFile::open(&fixture("gemma3-plain.F32.gguf")).unwrap();
+    let config = file.config();
+    let gemma = GemmaConfig {
+        query_scalar: 8.0,
+        window_rope_theta: 1e4,
+        norm_offset: 0.0,
+        logit_cap: None,
+    };
+    assert_eq!((config.architecture, config.gemma.as_ref()), (Architecture::Gemma3, Some(&gemma)));
+    assert_eq!(config.window, Some(WindowConfig { tokens: 9, full_layers: vec![5] }));
+    assert_eq!((config.rope_theta, config.tied_head), (1e6, true));
+    for (writer, part) in [
+        (whole().u32("llama.attention.sliding_window", 8), "llama.attention.sliding_window"),
+        (whole().f32("llama.final_logit_softcapping", 30.0), "llama.final_logit_softcapping"),
+        (whole().f32("llama.attn_logit_softcapping", 50.0), "llama.attn_logit_softcapping"),
+        (whole().f32("llama.rope.freq_base", 1.0), "llama.rope.freq_base"),
+    ] {
+        let message = open(writer).unwrap_err();
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! would write fluent but wrong text.
 
 use crate::limits::{EXPERTS_MAX, MODEL_JSON_MAX, MODEL_LAYERS_MAX};
-use crate::model::config::{Architecture, ExpertConfig, ModelConfig, RopeScaling, WindowConfig};
+use crate::model::config::{
+    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
+};
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use serde_json::Value;
@@ -12,12 +14,14 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// Fields that change the computation. They must be null or have the value given here.
-const ONLY: [(&str, Value); 5] = [
+const ONLY: [(&str, Value); 7] = [
     ("use_dual_chunk_attention", Value::Bool(false)),
     ("quantization_config", Value::Null),
     ("dual_chunk_attention_config", Value::Null),
     ("logits_scaling", Value::Null),
     ("embedding_multiplier", Value::Null),
+    ("attn_logit_softcapping", Value::Null),
+    ("use_bidirectional_attention", Value::Bool(false)),
 ];
 
 /// Sampling parameters recommended by the model's makers; `None` if there is no recommendation.
@@ -100,7 +104,11 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     }
     let heads = config.size("num_attention_heads")?;
     let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
-    let default_head = if architecture == Architecture::Qwen3 { 128 } else { hidden / heads };
+    let default_head = match architecture {
+        Architecture::Qwen3 => 128,
+        Architecture::Gemma3 => 256,
+        _ => hidden / heads,
+    };
     let head_dim = config.optional_size("head_dim")?.unwrap_or(default_head);
     if !heads.is_multiple_of(kv_heads) {
         return Err(config.wrong("num_key_value_heads", format!("a divisor of {heads}"), kv_heads));
@@ -109,8 +117,10 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         return Err(config.wrong("head_dim", "an even number", head_dim));
     }
     let (attention_bias, output_bias) = attention_biases(config, architecture)?;
-    // The default of Mixtral, and that of all others.
-    let default_theta = if architecture == Architecture::Mixtral { 1e6 } else { 1e4 };
+    let default_theta = match architecture {
+        Architecture::Mixtral | Architecture::Gemma3 => 1e6,
+        _ => 1e4,
+    };
     let (rope_theta, rope_scaling) = rope(config, default_theta)?;
     Ok(ModelConfig {
         architecture,
@@ -127,7 +137,9 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
             .ok_or_else(|| config.missing("rms_norm_eps", "a number"))?,
         rope_theta,
         rope_scaling,
-        tied_head: config.bool("tie_word_embeddings")?.unwrap_or(false),
+        tied_head: config
+            .bool("tie_word_embeddings")?
+            .unwrap_or(architecture == Architecture::Gemma3),
         attention_bias,
         output_bias,
         mlp_bias: architecture == Architecture::Llama && config.bool("mlp_bias")?.unwrap_or(false),
@@ -135,11 +147,13 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         eos: config.ids("eos_token_id")?,
         experts: experts(config, architecture, layers)?,
         window: window(config, layers)?,
+        gemma: gemma(config, architecture)?,
     })
 }
 
 fn architecture(config: &Object) -> Result<Architecture, LoadError> {
-    const SERVED: &str = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3 or qwen3_moe";
+    const SERVED: &str =
+        "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe or gemma3_text";
     match config.string("model_type")? {
         Some("llama" | "mistral") => Ok(Architecture::Llama),
         Some("mixtral") => Ok(Architecture::Mixtral),
@@ -147,6 +161,7 @@ fn architecture(config: &Object) -> Result<Architecture, LoadError> {
         Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
         Some("qwen3") => Ok(Architecture::Qwen3),
         Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
+        Some("gemma3_text") => Ok(Architecture::Gemma3),
         other => Err(config.wrong("model_type", SERVED, other.unwrap_or("nothing"))),
     }
 }
@@ -157,7 +172,10 @@ fn attention_biases(
     architecture: Architecture,
 ) -> Result<(bool, bool), LoadError> {
     Ok(match architecture {
-        Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Moe => {
+        Architecture::Llama
+        | Architecture::Qwen3
+        | Architecture::Qwen3Moe
+        | Architecture::Gemma3 => {
             let bias = config.bool("attention_bias")?.unwrap_or(false);
             (bias, bias)
         }
@@ -176,7 +194,9 @@ fn experts(
 ) -> Result<Option<ExpertConfig>, LoadError> {
     let (mut name, mut other) = ("num_experts", "num_local_experts");
     let (intermediate, shared) = match architecture {
-        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => return Ok(None),
+        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma3 => {
+            return Ok(None);
+        }
         Architecture::Mixtral => {
             (name, other) = (other, name);
             ("intermediate_size", None)
@@ -237,18 +257,24 @@ fn window(config: &Object, layers: usize) -> Result<Option<WindowConfig>, LoadEr
         _ if kind.starts_with("qwen") => config.bool("use_sliding_window")?.unwrap_or(false),
         _ => true,
     };
-    let given = config.optional_size("sliding_window")?;
-    if kind == "llama" && given.is_some() {
+    let given = match is_used {
+        true => config.optional_size("sliding_window")?,
+        false => None,
+    };
+    if kind == "llama" && !config.value["sliding_window"].is_null() {
         return Err(config.wrong("sliding_window", "null", &config.value["sliding_window"]));
     }
     // Without the field, a window has this size.
     let missing = config.value.get("sliding_window").is_none() && kind != "mixtral";
-    let tokens = if is_used && missing { Some(4096) } else { given.filter(|_| is_used) };
+    let tokens = if is_used && missing { Some(4096) } else { given };
     let from = config.u32("max_window_layers")?.unwrap_or(28) as usize;
+    let every = config.optional_size("sliding_window_pattern")?.unwrap_or(6);
     let is_full = |layer: usize| match (listed, kind) {
         (Some(list), _) => list[layer] == "full_attention",
         (None, "qwen2_moe") => !layer.is_multiple_of(2) || layer >= from,
         (None, "qwen2" | "qwen3") => layer < from,
+        // One full layer comes after some window layers.
+        (None, "gemma3_text") => (layer + 1).is_multiple_of(every),
         (None, _) => false,
     };
     let full_layers: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
@@ -263,19 +289,53 @@ fn window(config: &Object, layers: usize) -> Result<Option<WindowConfig>, LoadEr
     }
 }
 
-/// Base and scaling, from `rope_parameters` or from `rope_theta` and `rope_scaling`.
+/// Gemma's formulas, with the defaults of transformers.
+fn gemma(config: &Object, architecture: Architecture) -> Result<Option<GemmaConfig>, LoadError> {
+    if architecture != Architecture::Gemma3 {
+        return Ok(None);
+    }
+    let positive = |field: &str| match config.number(field)? {
+        Some(number) if number <= 0.0 => Err(config.wrong(field, "a positive number", number)),
+        number => Ok(number),
+    };
+    let new = match config.object("rope_parameters")? {
+        Some(kinds) => kinds.object("sliding_attention")?,
+        None => None,
+    };
+    let window_rope_theta = match &new {
+        Some(new) => {
+            let kind = new.string("rope_type")?.unwrap_or("default");
+            if kind != "default" {
+                return Err(new.wrong("rope_type", "default", kind));
+            }
+            new.theta("rope_theta")?
+        }
+        None => config.theta("rope_local_base_freq")?,
+    };
+    Ok(Some(GemmaConfig {
+        query_scalar: positive("query_pre_attn_scalar")?.unwrap_or(256.0),
+        window_rope_theta: window_rope_theta.unwrap_or(1e4),
+        norm_offset: 1.0,
+        logit_cap: positive("final_logit_softcapping")?,
+    }))
+}
+
+/// Base and scaling, from `rope_parameters` or from `rope_theta` and `rope_scaling`. Gemma has
+/// parameters for each kind of layer, and here are those of full layers.
 fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadError> {
-    let new = config.object("rope_parameters")?;
+    let new = match config.object("rope_parameters")? {
+        Some(kinds) if kinds.value.get("full_attention").is_some() => {
+            kinds.object("full_attention")?
+        }
+        new => new,
+    };
     let old = config.object("rope_scaling")?;
     let scaling = new.as_ref().or(old.as_ref());
-    let theta = match (&new, config.number("rope_theta")?) {
-        (Some(new), outer) => new.number("rope_theta")?.or(outer),
+    let theta = match (&new, config.theta("rope_theta")?) {
+        (Some(new), outer) => new.theta("rope_theta")?.or(outer),
         (None, outer) => outer,
     };
     let theta = theta.unwrap_or(default_theta);
-    if theta.is_nan() || theta <= 1.0 {
-        return Err(config.wrong("rope_theta", "more than 1", theta));
-    }
     let Some(scaling) = scaling else { return Ok((theta, RopeScaling::None)) };
     for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
     {
@@ -376,6 +436,16 @@ impl Object {
         self.field(field, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
+    /// The base of rotary frequencies.
+    fn theta(&self, field: &str) -> Result<Option<f32>, LoadError> {
+        match self.number(field)? {
+            Some(theta) if theta.is_nan() || theta <= 1.0 => {
+                Err(self.wrong(field, "more than 1", theta))
+            }
+            theta => Ok(theta),
+        }
+    }
+
     fn u32(&self, field: &str) -> Result<Option<u32>, LoadError> {
         self.field(field, "a number of 32 bits", |value| value.as_u64()?.try_into().ok())
     }
@@ -413,10 +483,20 @@ impl Object {
         if let Some(other) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
             return Err(self.wrong("layer_types", "full_attention or sliding_attention", other));
         }
-        let activation = self.string("hidden_act")?.unwrap_or("silu");
-        if activation != "silu" && activation != "swish" {
-            return Err(self.wrong("hidden_act", "silu", activation));
+        self.refuse_activation()
+    }
+
+    /// Gemma's checkpoints have the field `hidden_activation`, or the older `hidden_act`, which
+    /// transformers does not read.
+    fn refuse_activation(&self) -> Result<(), LoadError> {
+        let is_gemma = self.string("model_type")? == Some("gemma3_text");
+        let (field, served) = match is_gemma {
+            true => ("hidden_activation", ["gelu_pytorch_tanh"; 2]),
+            false => ("hidden_act", ["silu", "swish"]),
+        };
+        match self.string(field)? {
+            Some(other) if !served.contains(&other) => Err(self.wrong(field, served[0], other)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }

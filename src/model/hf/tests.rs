@@ -2,7 +2,7 @@
 
 use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;
-use crate::model::config::{Architecture, ExpertConfig, RopeScaling};
+use crate::model::config::{Architecture, ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
 use serde_json::{Value, json};
@@ -155,7 +155,7 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         ("mixtral-f32", |c| c["num_local_experts"] = json!(0), ["num_local_experts", "positive"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(9999), ["num_local_experts", "1024"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(6), ["experts.5", "no such tensor"]),
-        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "qwen3_moe, found"]),
+        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "gemma3_text, found"]),
         ("qwen2-moe-f32", |c| c["num_experts"] = json!(6), ["mlp.experts.", "6 matrices"]),
         (
             "qwen2-moe-f32",
@@ -219,6 +219,72 @@ fn windows_are_read_as_transformers_reads_them() {
         c["layer_types"] = kinds(["sliding", "full"]);
     });
     assert!(without.contains("layer_types") && without.contains("without a window"), "{without}");
+}
+
+#[test]
+fn gemma_is_read_in_both_spellings() {
+    let [new, old] =
+        ["gemma3-f32", "gemma3-bf16"].map(|name| HfDirectory::open(&fixture(name)).unwrap());
+    assert_eq!(new.config(), old.config());
+    let config = new.config();
+    assert_eq!((config.architecture, config.tied_head), (Architecture::Gemma3, true));
+    assert_eq!(config.window, Some(WindowConfig { tokens: 24, full_layers: vec![1] }));
+    let gemma = GemmaConfig {
+        query_scalar: 20.0,
+        window_rope_theta: 1e4,
+        norm_offset: 1.0,
+        logit_cap: Some(200.0),
+    };
+    assert_eq!((config.rope_theta, config.gemma.as_ref()), (1e6, Some(&gemma)));
+
+    let defaults = read("gemma3-bf16", |c| {
+        c["num_hidden_layers"] = json!(13);
+        for field in [
+            "query_pre_attn_scalar",
+            "final_logit_softcapping",
+            "sliding_window",
+            "sliding_window_pattern",
+            "rope_theta",
+            "rope_local_base_freq",
+            "head_dim",
+            "tie_word_embeddings",
+            "hidden_activation",
+        ] {
+            c.as_object_mut().unwrap().remove(field);
+        }
+    });
+    let gemma = GemmaConfig { query_scalar: 256.0, logit_cap: None, ..gemma };
+    assert_eq!(defaults.gemma, Some(gemma));
+    assert_eq!(defaults.window, Some(WindowConfig { tokens: 4096, full_layers: vec![5, 11] }));
+    assert_eq!((defaults.rope_theta, defaults.head_dim, defaults.tied_head), (1e6, 256, true));
+    // The larger checkpoints scale the frequencies of full layers.
+    let scaled = json!({"rope_type": "linear", "factor": 8.0});
+    let old = read("gemma3-bf16", |c| c["rope_scaling"] = scaled.clone());
+    assert_eq!(old.rope_scaling, RopeScaling::Linear { factor: 8.0 });
+    let new = read("gemma3-f32", |c| c["rope_parameters"]["full_attention"] = scaled.clone());
+    assert_eq!((new.rope_scaling, new.rope_theta), (old.rope_scaling, 1e6));
+    assert_eq!(new.gemma, old.gemma);
+}
+
+#[test]
+fn what_gemma_has_and_baton_does_not_is_refused_by_name() {
+    type Change = fn(&mut Value);
+    let cases: [(Change, &str); 7] = [
+        (|c| c["model_type"] = json!("gemma3"), "model_type"),
+        (|c| c["attn_logit_softcapping"] = json!(50.0), "attn_logit_softcapping"),
+        (|c| c["use_bidirectional_attention"] = json!(true), "use_bidirectional_attention"),
+        (|c| c["hidden_activation"] = json!("gelu"), "hidden_activation"),
+        (|c| c["query_pre_attn_scalar"] = json!(0), "query_pre_attn_scalar"),
+        (|c| c["final_logit_softcapping"] = json!(-1), "final_logit_softcapping"),
+        (
+            |c| c["rope_parameters"]["sliding_attention"]["rope_type"] = json!("linear"),
+            "rope_parameters.sliding_attention.rope_type",
+        ),
+    ];
+    for (change, field) in cases {
+        let message = refusal_of("gemma3-f32", change);
+        assert!(message.contains(field), "{field}: {message}");
+    }
 }
 
 #[test]

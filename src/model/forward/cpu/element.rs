@@ -1,8 +1,10 @@
-//! Operations on activations between matrix products: RMS norm, SwiGLU, rotation, packing.
+//! Operations on activations between matrix products: RMS norm, gates, rotation, packing.
 
 use super::panel::{Quantised, RowSource, pack_row};
 use super::rope::rotate;
 use super::simd::{Kernel, LANES, Lanes, Simd};
+use crate::model::config::Activation;
+use std::f32::consts::LOG2_E;
 
 /// Rows to pack, numbered from zero.
 pub trait Rows: Copy + Sync {
@@ -101,19 +103,22 @@ fn norm_factor<S: Simd>(s: S, row: &[f32], columns: usize, epsilon: f32) -> f32 
     1.0 / (s.sum(sum) / columns as f32 + epsilon).sqrt()
 }
 
-/// silu(gate) · up, with both parts side by side in a row.
+/// activation(gate) · up, with both parts side by side in a row.
 #[derive(Clone, Copy)]
 pub struct Gated<'a> {
     /// Gates, then ups.
     pub raw: Raw<'a>,
     /// First element of a row's ups.
     pub up_at: usize,
+    /// The function of the gates.
+    pub activation: Activation,
 }
 
 /// One row of [`Gated`].
 pub struct GatedRow<'a> {
     gate: &'a [f32],
     up: &'a [f32],
+    activation: Activation,
 }
 
 impl<'a> Rows for Gated<'a> {
@@ -121,7 +126,7 @@ impl<'a> Rows for Gated<'a> {
     #[inline(always)]
     fn row<S: Simd>(&self, s: S, row: usize) -> GatedRow<'a> {
         let (gate, up) = self.raw.row(s, row).split_at(self.up_at);
-        GatedRow { gate, up }
+        GatedRow { gate, up, activation: self.activation }
     }
 }
 
@@ -129,10 +134,75 @@ impl RowSource for GatedRow<'_> {
     #[inline(always)]
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
         let gate = s.load(lanes(self.gate, chunk));
-        let power = s.min(s.mul(gate, s.splat(-std::f32::consts::LOG2_E)), s.splat(126.0));
-        let decay = s.exp2(power);
-        let silu = s.div(gate, s.add(s.splat(1.0), decay));
-        s.mul(silu, s.load(lanes(self.up, chunk)))
+        let input = match self.activation {
+            Activation::Silu => gate,
+            Activation::GeluTanh => gelu_input(s, gate),
+        };
+        s.mul(times_sigmoid(s, gate, input), s.load(lanes(self.up, chunk)))
+    }
+}
+
+/// x / (1 + e⁻ʸ)
+#[inline(always)]
+fn times_sigmoid<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
+    let power = s.min(s.mul(y, s.splat(-LOG2_E)), s.splat(126.0));
+    s.div(x, s.add(s.splat(1.0), s.exp2(power)))
+}
+
+/// The y for which x · sigmoid(y) is GELU's approximation by tanh, as (1 + tanh(y)) / 2 is
+/// sigmoid(2y).
+#[inline(always)]
+fn gelu_input<S: Simd>(s: S, x: S::F) -> S::F {
+    const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2;
+    let cubic = s.fma(s.mul(s.mul(x, x), s.splat(0.044_715)), x, x);
+    s.mul(cubic, s.splat(FACTOR))
+}
+
+/// One task: adds a row to a row of the residual stream.
+pub struct AddRow<'a, R> {
+    /// The source of the row.
+    pub rows: R,
+    /// Its number.
+    pub row: usize,
+    /// Elements of a row without padding.
+    pub columns: usize,
+    /// The row of the stream, padded.
+    pub to: &'a mut [f32],
+}
+
+impl<R: Rows> Kernel for AddRow<'_, R> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let row = self.rows.row(s, self.row);
+        let chunks = self.to.chunks_exact_mut(LANES).take(self.columns.div_ceil(LANES));
+        for (chunk, to) in chunks.enumerate() {
+            let to: &mut Lanes = to.first_chunk_mut().expect("exact");
+            s.store(s.add(s.load(to), row.chunk(s, chunk)), to);
+        }
+    }
+}
+
+/// One task: turns logits into `cap · tanh(logit / cap)`.
+pub struct CapLogits<'a> {
+    /// Padded to sixteen.
+    pub logits: &'a mut [f32],
+    /// See above.
+    pub cap: f32,
+}
+
+impl Kernel for CapLogits<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for logits in self.logits.chunks_exact_mut(LANES) {
+            let logits: &mut Lanes = logits.first_chunk_mut().expect("exact");
+            // tanh(y) is 2 · sigmoid(2y) − 1.
+            let twice = s.mul(s.load(logits), s.splat(2.0 / self.cap));
+            let capped = times_sigmoid(s, s.splat(2.0 * self.cap), twice);
+            let capped = s.add(capped, s.splat(-self.cap));
+            s.store(capped, logits);
+        }
     }
 }
 
@@ -163,7 +233,7 @@ impl<R: Rows> Kernel for Pack<'_, R> {
     }
 }
 
-/// Normalises (Qwen3) and rotates the heads of one token in place.
+/// Normalises (Qwen3, Gemma) and rotates the heads of one token in place.
 #[inline(always)]
 pub fn turn_heads<S: Simd>(
     s: S,

@@ -142,7 +142,8 @@ impl ExpertScratch {
         let first = |expert: usize| &experts[expert].gate_up;
         rows.multiply(crew, first, panels, (&mut gate_up[..], widths.gate_up));
         let raw = Raw { rows: gate_up, stride: widths.gate_up };
-        let gated = Gated { raw, up_at: inside.next_multiple_of(LANES) };
+        let activation = experts[0].activation;
+        let gated = Gated { raw, up_at: inside.next_multiple_of(LANES), activation };
         crew.pack_panels(panels, gated, (count, filled), inside, self.second_wants);
         let second = |expert: usize| &experts[expert].down;
         rows.multiply(crew, second, panels, (&mut outputs[..], widths.hidden));

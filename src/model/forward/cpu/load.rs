@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
 use super::matrix_product::Linear;
 use super::simd::LANES;
-use crate::model::config::{ExpertConfig, ModelConfig};
+use crate::model::config::{Activation, ExpertConfig, ModelConfig};
 use crate::model::inventory;
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
@@ -16,8 +16,10 @@ pub struct Layer {
     pub input_norm: Vec<f32>,
     /// q, k and v, each padded to sixteen.
     pub qkv: Linear,
-    /// Norms of each head of q and k (Qwen3).
+    /// Norms of each head of q and k (Qwen3, Gemma).
     pub head_norms: Option<[Vec<f32>; 2]>,
+    /// Norms of the outputs of attention and MLP (Gemma); padded.
+    pub output_norms: Option<[Vec<f32>; 2]>,
     /// Attention's output projection.
     pub output: Linear,
     /// Norm before the MLP; padded.
@@ -34,12 +36,14 @@ pub enum LayerMlp {
     Sparse(ExpertLayer),
 }
 
-/// An MLP with SwiGLU.
+/// An MLP: down(activation(gate) · up).
 pub struct Mlp {
     /// gate and up, each padded to sixteen.
     pub gate_up: Linear,
     /// The output projection.
     pub down: Linear,
+    /// The function of the gate.
+    pub activation: Activation,
 }
 
 /// The experts of a layer.
@@ -148,7 +152,7 @@ impl<'a> Loader<'a> {
         let config = self.config;
         let embedding = self.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
         let layers = (0..config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
-        let norm = self.vector("model.norm.weight", config.hidden)?;
+        let norm = self.norm("model.norm.weight", config.hidden)?;
         // If the files hold a head, it is used, because a configuration can say "tied" although a
         // head exists.
         let own_head = !config.tied_head || self.source.tensor(HEAD)?.is_some();
@@ -178,11 +182,18 @@ impl<'a> Loader<'a> {
             (name("self_attn.v_proj"), kv),
         ];
         Ok(Layer {
-            input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
+            input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
             qkv: self.linear(&parts, hidden, config.attention_bias)?,
             head_norms,
             output: self.linear(&[(name("self_attn.o_proj"), hidden)], q, config.output_bias)?,
-            mlp_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
+            mlp_norm: self.norm(&name(config.mlp_norm_name()), hidden)?,
+            output_norms: match config.gemma {
+                Some(_) => Some([
+                    self.norm(&name("post_attention_layernorm.weight"), hidden)?,
+                    self.norm(&name("post_feedforward_layernorm.weight"), hidden)?,
+                ]),
+                None => None,
+            },
             mlp: match config.layer_experts(layer) {
                 None => {
                     LayerMlp::Dense(self.mlp(&name("mlp"), config.intermediate, config.mlp_bias)?)
@@ -198,6 +209,7 @@ impl<'a> Loader<'a> {
         Ok(Mlp {
             gate_up: self.linear(&parts, hidden, bias)?,
             down: self.linear(&[(format!("{name}.down_proj"), hidden)], inside, bias)?,
+            activation: self.config.activation(),
         })
     }
 
@@ -245,8 +257,15 @@ impl<'a> Loader<'a> {
     }
 
     fn head_norm(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
-        let mut norm = self.vector(name, self.config.head_dim)?;
+        let mut norm = self.norm(name, self.config.head_dim)?;
         norm.truncate(self.config.head_dim);
+        Ok(norm)
+    }
+
+    /// The weight of a norm, padded like a [`Loader::vector`].
+    fn norm(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        let mut norm = self.vector(name, len)?;
+        norm[..len].iter_mut().for_each(|weight| *weight += self.config.norm_offset());
         Ok(norm)
     }
 
@@ -268,7 +287,7 @@ impl<'a> Loader<'a> {
         (self.progress)(self.done, self.total);
     }
 
-    /// The weight of a norm or a bias, padded with zeros to a multiple of sixteen.
+    /// A vector of the model, padded with zeros to a multiple of sixteen.
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let view = self.tensor(name, 1, len)?;
         if view.dtype.block().0 != 1 {

@@ -68,6 +68,8 @@ pub struct CpuModel {
     config: ModelConfig,
     weights: ModelWeights,
     rope: Rope,
+    /// Of window layers, if they have frequencies of their own.
+    window_rope: Option<Rope>,
     dispatch: Dispatch,
     team: Team,
     plan: StepPlan,
@@ -100,6 +102,7 @@ impl CpuModel {
         let scratch = StepScratch::new(config, &weights, &options.limits, team.threads());
         Ok(CpuModel {
             rope: Rope::new(config),
+            window_rope: config.gemma.as_ref().map(|gemma| Rope::of_windows(config, gemma)),
             plan: StepPlan::new(&options.limits),
             config: config.clone(),
             weights,

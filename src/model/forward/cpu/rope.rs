@@ -1,7 +1,7 @@
 //! Rotary embedding: the frequencies, computed as in transformers, and the rotation. It pairs an
 //! element of the first half of a head with one of the second half.
 
-use crate::model::config::{ModelConfig, RopeScaling};
+use crate::model::config::{GemmaConfig, ModelConfig, RopeScaling};
 use std::f64::consts::PI;
 
 /// Frequencies of one model.
@@ -13,15 +13,24 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Computes the frequencies of a checked configuration.
+    /// The frequencies of all layers of a checked configuration, or of the full ones.
     pub fn new(config: &ModelConfig) -> Rope {
-        let (dim, base) = (config.head_dim, config.rope_theta as f64);
+        Rope::with(config.head_dim, config.rope_theta, config.rope_scaling)
+    }
+
+    /// The frequencies of window layers, if they differ.
+    pub fn of_windows(config: &ModelConfig, gemma: &GemmaConfig) -> Rope {
+        Rope::with(config.head_dim, gemma.window_rope_theta, RopeScaling::None)
+    }
+
+    fn with(dim: usize, theta: f32, scaling: RopeScaling) -> Rope {
+        let base = theta as f64;
         // Rounded in the same places as transformers: the power, then its inverse, in single
         // precision.
         let powers: Vec<f32> =
             (0..dim / 2).map(|i| base.powf((2 * i) as f64 / dim as f64) as f32).collect();
         let plain: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
-        match config.rope_scaling {
+        match scaling {
             RopeScaling::None => Rope { frequencies: plain, factor: 1.0 },
             RopeScaling::Linear { factor } => {
                 Rope { frequencies: plain.iter().map(|f| f / factor).collect(), factor: 1.0 }

@@ -2,7 +2,7 @@
 
 use super::CpuModel;
 use super::attention::{self, Attend, span_tokens};
-use super::element::{Normed, Raw, turn_heads};
+use super::element::{CapLogits, Normed, Raw, turn_heads};
 use super::experts::ExpertScratch;
 use super::load::{Layer, LayerMlp, ModelWeights};
 use super::paged_kv::Paged;
@@ -26,6 +26,8 @@ pub struct StepScratch {
     stream: Vec<f32>,
     /// cos and sin, `[token][head_dim]`.
     angles: Vec<f32>,
+    /// The same for window layers, if they have frequencies of their own.
+    window_angles: Vec<f32>,
     /// For one block: `[token][q, k, v]`.
     qkv: Vec<f32>,
     /// For one block: `[token][heads]`.
@@ -34,6 +36,8 @@ pub struct StepScratch {
     gate_up: Vec<f32>,
     /// The inputs of the next product.
     panels: Panels,
+    /// For one block: `[token][hidden]`, outputs that have a norm (Gemma).
+    outputs: Vec<f32>,
     /// For layers with experts.
     experts: Option<ExpertScratch>,
     /// `[wanted][vocabulary]`
@@ -83,14 +87,16 @@ impl StepScratch {
             .flat_map(Layer::common_linears)
             .fold(weights.head.wants(), |wanted, linear| wanted.or(linear.wants()));
         let columns = config.hidden.max(q).max(inside);
-        let group = config.heads / config.kv_heads;
+        let (group, gemma) = (config.heads / config.kv_heads, config.gemma.is_some());
         StepScratch {
             stream: vec![0.0; limits.tokens * widths.hidden],
             angles: vec![0.0; limits.tokens * config.head_dim],
+            window_angles: vec![0.0; if gemma { limits.tokens * config.head_dim } else { 0 }],
             qkv: vec![0.0; block * widths.qkv],
             attended: vec![0.0; block * widths.heads],
             gate_up: vec![0.0; block * widths.gate_up],
             panels: Panels::new(block, columns, wanted),
+            outputs: vec![0.0; if gemma { block * widths.hidden } else { 0 }],
             experts: config
                 .experts
                 .as_ref()
@@ -105,8 +111,16 @@ impl StepScratch {
 
     /// Bytes held.
     pub fn memory(&self) -> usize {
-        let floats =
-            [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
+        let floats = [
+            &self.stream,
+            &self.angles,
+            &self.window_angles,
+            &self.qkv,
+            &self.attended,
+            &self.gate_up,
+            &self.outputs,
+            &self.logits,
+        ];
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
             + self.experts.as_ref().map_or(0, ExpertScratch::memory)
@@ -153,34 +167,44 @@ impl CpuModel {
     /// Writes embeddings into the stream, and computes the angles of every token.
     fn embed(&mut self, batch: &Batch) {
         let (tokens, places) = (batch.tokens(), &self.plan.places);
-        let (embedding, rope) = (self.weights.embedding(), &self.rope);
+        let (embedding, scale) = (self.weights.embedding(), self.config.embedding_scale());
         let (hidden, head_dim) = (self.scratch.widths.hidden, self.config.head_dim);
-        let stream = Chunks::new(&mut self.scratch.stream[..tokens.len() * hidden], hidden);
-        let angles = Chunks::new(&mut self.scratch.angles[..tokens.len() * head_dim], head_dim);
-        self.team.run((stream, angles), |token, (stream, angles)| {
+        let StepScratch { stream, angles, window_angles, .. } = &mut self.scratch;
+        let (rope, window_rope) = (&self.rope, self.window_rope.as_ref());
+        let stream = Chunks::new(&mut stream[..tokens.len() * hidden], hidden);
+        let angles = Chunks::new(&mut angles[..tokens.len() * head_dim], head_dim);
+        let window = window_rope
+            .map(|_| Chunks::new(&mut window_angles[..tokens.len() * head_dim], head_dim));
+        self.team.run(((stream, angles), window), |token, ((stream, angles), window)| {
             embedding.row(tokens[token] as usize, stream);
+            if scale != 1.0 {
+                stream.iter_mut().for_each(|element| *element *= scale);
+            }
             rope.fill(places[token].position, angles);
+            if let (Some(rope), Some(angles)) = (window_rope, window) {
+                rope.fill(places[token].position, angles);
+            }
         });
     }
 
     fn attention_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { input_norm, qkv, head_norms, output, .. } = &weights.layers[layer];
+        let Layer { input_norm, qkv, head_norms, output, output_norms, .. } =
+            &weights.layers[layer];
         let (tokens, spans) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
-        let normed = Normed {
-            raw: Raw { rows: stream, stride: widths.hidden },
-            picked: &[],
-            columns: config.hidden,
-            weight: input_norm,
-            epsilon: config.norm_eps,
-        };
+        let normed = with_norm(config, widths, stream, input_norm);
         crew.pack(&mut scratch.panels, normed, count, config.hidden, qkv.wants());
         crew.multiply(qkv, &scratch.panels, count, (&mut scratch.qkv, widths.qkv), false);
 
-        let angles = &scratch.angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
+        let window = config.layer_window(layer);
+        let angles = match window {
+            Some(_) if !scratch.window_angles.is_empty() => &scratch.window_angles,
+            _ => &scratch.angles,
+        };
+        let angles = &angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
         let places = &plan.places[tokens];
         let store =
             Store { config, batch, paged, layer: layer as u32, head_norms, places, angles, widths };
@@ -209,36 +233,42 @@ impl CpuModel {
                 head_dim: config.head_dim,
                 group,
                 start: position,
-                window: config.layer_window(layer).unwrap_or(u32::MAX),
+                window: window.unwrap_or(u32::MAX),
                 to,
             });
         });
 
         let attended = Raw { rows: &scratch.attended, stride: widths.heads };
         crew.pack(&mut scratch.panels, attended, count, output.columns(), output.wants());
-        crew.multiply(output, &scratch.panels, count, (stream, widths.hidden), true);
+        let Some([weight, _]) = output_norms else {
+            crew.multiply(output, &scratch.panels, count, (stream, widths.hidden), true);
+            return;
+        };
+        let outputs = (&mut scratch.outputs[..], widths.hidden);
+        crew.multiply(output, &scratch.panels, count, outputs, false);
+        crew.add_rows(with_norm(config, widths, &scratch.outputs, weight), stream);
     }
 
     fn mlp_block(&mut self, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { mlp_norm, mlp, .. } = &weights.layers[layer];
+        let Layer { mlp_norm, mlp, output_norms, .. } = &weights.layers[layer];
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
-        let normed = Normed {
-            raw: Raw { rows: stream, stride: widths.hidden },
-            picked: &[],
-            columns: config.hidden,
-            weight: mlp_norm,
-            epsilon: config.norm_eps,
-        };
+        let normed = with_norm(config, widths, stream, mlp_norm);
         let (panels, hidden) = (&mut scratch.panels, config.hidden);
         let inside = (&mut scratch.gate_up[..], widths.gate_up);
         match mlp {
             LayerMlp::Dense(mlp) => {
                 crew.pack(panels, normed, count, hidden, mlp.gate_up.wants());
-                crew.multiply_mlp(mlp, panels, inside, count, (stream, widths.hidden), true);
+                let Some([_, weight]) = output_norms else {
+                    crew.multiply_mlp(mlp, panels, inside, count, (stream, widths.hidden), true);
+                    return;
+                };
+                let outputs = (&mut scratch.outputs[..], widths.hidden);
+                crew.multiply_mlp(mlp, panels, inside, count, outputs, false);
+                crew.add_rows(with_norm(config, widths, &scratch.outputs, weight), stream);
             }
             LayerMlp::Sparse(sparse) => {
                 let experts = scratch.experts.as_mut().expect("the model has experts");
@@ -266,17 +296,29 @@ impl CpuModel {
             .chunks(BLOCK_TOKENS)
             .zip(scratch.logits.chunks_mut(BLOCK_TOKENS * widths.vocab))
         {
-            let normed = Normed {
-                raw: Raw { rows: &scratch.stream, stride: widths.hidden },
-                picked,
-                columns: config.hidden,
-                weight: &weights.norm,
-                epsilon: config.norm_eps,
-            };
+            let normed = with_norm(config, widths, &scratch.stream, &weights.norm);
+            let normed = Normed { picked, ..normed };
             crew.pack(&mut scratch.panels, normed, picked.len(), config.hidden, head.wants());
-            crew.multiply(head, &scratch.panels, picked.len(), (logits, widths.vocab), false);
+            let count = picked.len();
+            crew.multiply(head, &scratch.panels, count, (&mut *logits, widths.vocab), false);
+            if let Some(cap) = config.gemma.as_ref().and_then(|gemma| gemma.logit_cap) {
+                let (rows, dispatch) = (&mut logits[..count * widths.vocab], crew.dispatch);
+                let rows = Chunks::new(rows, widths.vocab);
+                crew.team.run(rows, |_, logits| dispatch.run(CapLogits { logits, cap }));
+            }
         }
     }
+}
+
+/// Rows of the width of the residual stream, with a norm.
+fn with_norm<'a>(
+    config: &ModelConfig,
+    widths: Widths,
+    rows: &'a [f32],
+    weight: &'a [f32],
+) -> Normed<'a> {
+    let (columns, epsilon) = (config.hidden, config.norm_eps);
+    Normed { raw: Raw { rows, stride: widths.hidden }, picked: &[], columns, weight, epsilon }
 }
 
 /// Data that all tasks of the storing phase share.
@@ -309,7 +351,7 @@ impl Kernel for StoreTask<'_> {
         let norms =
             head_norms.as_ref().map(|norms| norms.each_ref().map(|n| (&n[..], config.norm_eps)));
         // Attention uses powers of two as exponentials.
-        let scale = std::f32::consts::LOG2_E / (dim as f32).sqrt();
+        let scale = std::f32::consts::LOG2_E / config.score_divisor();
         for (index, row) in self.rows.chunks_exact_mut(widths.qkv).enumerate() {
             let token = self.first + index;
             let angles = &angles[token * dim..][..dim];

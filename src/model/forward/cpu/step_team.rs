@@ -2,7 +2,7 @@
 //!
 //! Thread: the engine's, with helper threads.
 
-use super::element::{Gated, Pack, Raw, Rows};
+use super::element::{AddRow, Gated, Normed, Pack, Raw, Rows};
 use super::load::Mlp;
 use super::matrix_product::{Linear, Multiply};
 use super::panel::{PANEL, PanelForms, Panels, blocks_per_panel};
@@ -90,6 +90,14 @@ impl StepTeam<'_> {
         });
     }
 
+    /// Adds rows to those of the residual stream, which have the same stride.
+    pub fn add_rows(&mut self, normed: Normed<'_>, stream: &mut [f32]) {
+        let (stride, columns, dispatch) = (normed.raw.stride, normed.columns, self.dispatch);
+        self.team.run(Chunks::new(stream, stride), |row, to| {
+            dispatch.run(AddRow { rows: normed, row, columns, to });
+        });
+    }
+
     /// Multiplies the last packed rows with the matrices of an MLP. `inside` is a buffer for gate
     /// and up, and its stride.
     pub fn multiply_mlp(
@@ -103,8 +111,11 @@ impl StepTeam<'_> {
     ) {
         self.multiply(&mlp.gate_up, panels, count, (&mut *inside, stride), false);
         let columns = mlp.down.columns();
-        let gated =
-            Gated { raw: Raw { rows: inside, stride }, up_at: columns.next_multiple_of(LANES) };
+        let gated = Gated {
+            raw: Raw { rows: inside, stride },
+            up_at: columns.next_multiple_of(LANES),
+            activation: mlp.activation,
+        };
         self.pack(panels, gated, count, columns, mlp.down.wants());
         self.multiply(&mlp.down, panels, count, to, add);
     }

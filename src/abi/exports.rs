@@ -465,7 +465,8 @@ pub unsafe extern "C" fn baton_poll(agent: u64, events: *mut BatonEvent, len: us
 }
 
 /// Waits until there are events, at most for `micros` microseconds and a minute. Returns 1 if there
-/// are events or the agent has ended, 0 if the time is over.
+/// are events or the agent has ended. Returns 0 if the time is over, or earlier if the thread has
+/// handled a signal.
 #[unsafe(no_mangle)]
 pub extern "C" fn baton_wait(agent: u64, micros: u64) -> i32 {
     call(|| {

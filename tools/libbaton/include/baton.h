@@ -652,7 +652,8 @@ int32_t baton_poll(uint64_t agent, baton_event *events, size_t len);
 
 /**
  * Waits until there are events, at most for `micros` microseconds and a minute. Returns 1 if there
- * are events or the agent has ended, 0 if the time is over.
+ * are events or the agent has ended. Returns 0 if the time is over, or earlier if the thread has
+ * handled a signal.
  */
 int32_t baton_wait(uint64_t agent, uint64_t micros);
 

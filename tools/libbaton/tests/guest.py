@@ -153,6 +153,22 @@ def check_numbers_that_do_not_fit_are_refused():
     region.free()
 
 
+def check_a_signal_runs_its_handler_and_ends_no_wait():
+    region, agent = make(Role.SOURCE)
+    seen = []
+    former = signal.signal(signal.SIGALRM, lambda *_: seen.append(time.monotonic()))
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    started = time.monotonic()
+    assert not agent.wait(0.5)
+    ended = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, former)
+    assert ended >= started + 0.5, ended - started
+    assert seen and seen[0] < ended, "no handler ran during the wait"
+    agent.free()
+    region.free()
+
+
 def check_wrong_pointers_have_no_effect():
     library, place = _library.library, (ctypes.c_uint64 * 4)()
     odd = ctypes.cast(ctypes.addressof(place) + 4, ctypes.POINTER(ctypes.c_uint64))

@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import enum
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ __all__ = [
 _EVENTS_PER_POLL = 64
 # More than the longest time of a request and the longest wait of a call.
 _SECONDS_MAX = 3600.0
+# The longest wait of the library.
+_WAIT_SECONDS_MAX = 60.0
 
 
 class Element(enum.IntEnum):
@@ -396,9 +399,16 @@ class Agent:
                     return events
 
     def wait(self, seconds: float) -> bool:
-        """Waits until there are events, at most for a minute. False if the time is over."""
-        micros = int(_seconds("seconds", max(seconds, 0)) * 1_000_000)
-        return bool(_checked(library.baton_wait(self.handle, micros)))
+        """Waits until there are events, at most for a minute. False if the time is over. Handlers
+        of signals run meanwhile."""
+        until = time.monotonic() + min(_seconds("seconds", max(seconds, 0)), _WAIT_SECONDS_MAX)
+        while True:
+            left = max(until - time.monotonic(), 0)
+            # A signal ends the call early.
+            if _checked(library.baton_wait(self.handle, int(left * 1_000_000))):
+                return True
+            if time.monotonic() >= until:
+                return False
 
     def state(self, request: int) -> State | None:
         """The state of a request, read from memory without a call. None after its release."""

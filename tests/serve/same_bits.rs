@@ -412,6 +412,8 @@ fn other_types_and_architectures_split_as_they_mix() {
         "qwen2-bf16",
         "qwen3-f16",
         "qwen2-moe-f32",
+        "mistral-f32",
+        "gemma3-f32",
         "llama.Q4_K.gguf",
         "qwen3.Q5_1.gguf",
         "llama-mqa-yarn.Q8_0.gguf",

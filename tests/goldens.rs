@@ -70,7 +70,8 @@ fn logprobs(
 ) -> Vec<Vec<Vec<f64>>> {
     let longest = cases.iter().map(|case| case.fed().len()).max().unwrap();
     let pages = longest.div_ceil(PAGE_SIZE as usize);
-    let limits = BatchLimits { tokens: longest, rows: 1, logits: longest, context: longest, pages };
+    let logits = cases.iter().map(|case| case.ids.len()).max().unwrap();
+    let limits = BatchLimits { tokens: longest, rows: 1, logits, context: longest, pages };
     let options = CpuOptions { threads: 2, limits, kernel, pin: None };
     let mut model = CpuModel::load(config, weights, &options, &mut |_, _| {}).unwrap();
     let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
@@ -79,15 +80,19 @@ fn logprobs(
     let pages: Vec<PageId> = (0..pages as u32).rev().map(PageId).collect();
     let mut batch = Batch::new(limits);
     let run = |case: &Case| {
-        batch.clear();
-        let fed = case.fed();
-        batch.push(&fed, 0, &pages[..fed.len().div_ceil(PAGE_SIZE as usize)], Logits::All).unwrap();
-        let kv = KvPool { region: &region, layout: &layout };
-        let end = model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
-        assert_eq!(end, StepEnd::Complete);
-        (case.prompt.len() - 1..fed.len())
-            .map(|position| log_softmax(model.logits(position)))
-            .collect()
+        let (fed, last) = (case.fed(), case.prompt.len() - 1);
+        let pages = &pages[..fed.len().div_ceil(PAGE_SIZE as usize)];
+        for (tokens, wanted) in [(0..last, Logits::None), (last..fed.len(), Logits::All)] {
+            if tokens.is_empty() {
+                continue;
+            }
+            batch.clear();
+            batch.push(&fed[tokens.clone()], tokens.start as u32, pages, wanted).unwrap();
+            let kv = KvPool { region: &region, layout: &layout };
+            let end = model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
+            assert_eq!(end, StepEnd::Complete);
+        }
+        (0..case.ids.len()).map(|index| log_softmax(model.logits(index))).collect()
     };
     cases.iter().copied().map(run).collect()
 }

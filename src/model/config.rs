@@ -44,12 +44,12 @@ pub struct ExpertConfig {
     pub dense_layers: Vec<usize>,
 }
 
-/// Layers whose queries see the last tokens only: window layers.
+/// Layers in which a token sees the last tokens only: window layers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WindowConfig {
     /// Tokens that a query sees, its own included; positive.
     pub tokens: u32,
-    /// Layers whose queries see all tokens before them, ascending.
+    /// Layers in which a token sees all tokens before it, ascending.
     pub full_layers: Vec<usize>,
 }
 

@@ -1,5 +1,5 @@
-//! A SentencePiece vocabulary from GGUF metadata, as Llama 2 and Gemma have it. Its BPE joins the
-//! two neighbours whose union has the highest score.
+//! A SentencePiece vocabulary from GGUF metadata, as Llama 2 and Gemma have it. Its BPE joins those
+//! two neighbours that form the token with the highest score.
 
 use crate::limits::TOKENIZER_PIECE_CHARS_MAX;
 use crate::model::gguf::metadata::Metadata;

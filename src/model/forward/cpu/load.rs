@@ -134,7 +134,7 @@ impl ModelWeights {
     }
 }
 
-/// The head of models whose embedding is not the head.
+/// The head, if the embedding is not the head, too.
 const HEAD: &str = "lm_head.weight";
 
 struct Loader<'a> {

@@ -90,7 +90,7 @@ fn load(config: &ModelConfig) -> CpuModel {
     CpuModel::load(config, &source, &options, &mut |_, _| {}).expect("loads")
 }
 
-/// KV memory of all models. It is zero at the begin.
+/// KV memory of all models. It is zero at the beginning.
 struct Pool {
     region: Region,
     layout: KvLayout,

@@ -206,6 +206,9 @@ pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
 /// Longest token of a SentencePiece vocabulary, in letters. Gemma's longest has 31. All divisions
 /// of each token into two are looked up.
 pub const TOKENIZER_PIECE_CHARS_MAX: usize = 256;
+/// Most pairs of tokens of a SentencePiece vocabulary that form a token. Gemma has 515 thousand. A
+/// pair takes about 200 bytes during the load.
+pub const TOKENIZER_MERGES_MAX: usize = 1 << 21;
 /// Longest head of a safetensors file: the format's own bound.
 pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
 /// Longest JSON file of a model directory, except the tokenizer. The indices of large models reach

@@ -53,6 +53,15 @@ pub struct WindowConfig {
     pub full_layers: Vec<usize>,
 }
 
+impl WindowConfig {
+    /// Windows in all layers but every `period`-th; `None` if no layer is left.
+    pub fn periodic(tokens: u32, period: usize, layers: usize) -> Option<WindowConfig> {
+        let is_full = |layer: &usize| (layer + 1).is_multiple_of(period);
+        let full_layers: Vec<usize> = (0..layers).filter(is_full).collect();
+        (full_layers.len() < layers).then_some(WindowConfig { tokens, full_layers })
+    }
+}
+
 /// Formulas of Gemma 3 that differ from Llama's. Besides these, embeddings are multiplied by
 /// √hidden, the gate of the MLP is a GELU, and the outputs of attention and MLP have norms.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,6 +74,15 @@ pub struct GemmaConfig {
     pub norm_offset: f32,
     /// Logits become `cap · tanh(logit / cap)`; positive.
     pub logit_cap: Option<f32>,
+}
+
+impl GemmaConfig {
+    /// Period of full layers, if a file does not say it.
+    pub const PERIOD: usize = 6;
+    /// Base of the rotary frequencies of full layers, if a file does not say it.
+    pub const ROPE_THETA: f32 = 1e6;
+    /// The same of window layers.
+    pub const WINDOW_ROPE_THETA: f32 = 1e4;
 }
 
 /// The function of an MLP's gate.
@@ -114,7 +132,8 @@ pub enum RopeScaling {
 }
 
 /// Sizes, constants and special ids of a model. All sizes are positive, `kv_heads` divides `heads`,
-/// and `head_dim` is even; readers check this.
+/// and `head_dim` is even; readers check this. Workers compare the text of all fields: a new field
+/// must not change that of models without it ([`super::fingerprint`]).
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelConfig {
     /// Kind of layer.
@@ -184,7 +203,8 @@ impl ModelConfig {
         gemma.map_or(self.head_dim as f32, |gemma| gemma.query_scalar).sqrt()
     }
 
-    /// Multiplier of embeddings.
+    /// Multiplier of embeddings. transformers rounds it to the type of the weights; this one is not
+    /// rounded, as in llama.cpp.
     pub fn embedding_scale(&self) -> f32 {
         if self.gemma.is_some() { (self.hidden as f32).sqrt() } else { 1.0 }
     }

@@ -25,8 +25,17 @@ pub fn is_stack(name: &str) -> bool {
     parse(name).is_some()
 }
 
-/// The matrices of a stack by their canonical names; `None` if `name` is no stack, or the model has
-/// no experts.
+/// Whether a prefix is that of a layer with experts.
+fn has_experts(prefix: &str, config: &ModelConfig) -> bool {
+    let layer = prefix.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    layer.is_some_and(|(layer, rest)| {
+        let layer = layer.parse().ok().filter(|&layer| layer < config.layers);
+        rest == "mlp.experts" && layer.is_some_and(|layer| config.layer_experts(layer).is_some())
+    })
+}
+
+/// The matrices of a stack by their canonical names; `None` if `name` is no stack of a layer with
+/// experts.
 ///
 /// # Errors
 /// The expected shape, if the stack has another one.
@@ -35,7 +44,7 @@ pub fn split(
     place: &TensorPlace,
     config: &ModelConfig,
 ) -> Option<Result<Vec<(String, TensorPlace)>, String>> {
-    let (prefix, parts) = parse(name)?;
+    let (prefix, parts) = parse(name).filter(|(prefix, _)| has_experts(prefix, config))?;
     let experts = config.experts.as_ref()?;
     let (rows, cols) = match parts {
         ["down_proj"] => (config.hidden, experts.intermediate),
@@ -90,6 +99,10 @@ mod tests {
         let short = TensorPlace { rows: place.rows - 1, ..place.clone() };
         let expected = split(name, &short, &config).unwrap().unwrap_err();
         assert_eq!(expected, format!("5 matrices of shape [{}, {hidden}]", 2 * inner));
+        for other in ["layers.0.mlp.experts", "layers.2.mlp.experts", "layers.1.experts"] {
+            let name = format!("model.{other}.gate_up_proj");
+            assert!(split(&name, &place, &config).is_none(), "{name}");
+        }
         let dense = read(&fixture("qwen3-f32")).unwrap();
         assert!(split(name, &place, &dense).is_none());
         assert!(!is_stack("model.layers.1.mlp.down_proj") && !is_stack("down_proj"));

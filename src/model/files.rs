@@ -127,7 +127,7 @@ fn open_gguf(path: &Path) -> Result<ModelFiles, LoadError> {
 
 fn open_directory(path: &Path) -> Result<ModelFiles, LoadError> {
     let directory = HfDirectory::open(path)?;
-    let tokenizer = Tokenizer::from_hf(path)?;
+    let tokenizer = Tokenizer::from_hf(path, directory.config().vocab)?;
     let template = directory_template(path)?;
     let sampling = hf_config::sampling_defaults(path)?;
     let bytes = directory.shards().iter().map(|shard| shard.bytes().len() as u64).sum();
@@ -139,7 +139,7 @@ fn open_dummy(path: &Path) -> Result<ModelFiles, LoadError> {
     let config = hf_config::read(path)?;
     let weights = DummyWeights::new(&config, hf_config::dtype(path)?, path)?;
     let tokenizer = if path.join("tokenizer.json").exists() {
-        Tokenizer::from_hf(path)?
+        Tokenizer::from_hf(path, config.vocab)?
     } else {
         Tokenizer::of_bytes(config.vocab, path)?
     };
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::model::chat::Conversation;
     use crate::model::testing::{Scratch, fixture, smollm2};
-    use serde_json::json;
+    use serde_json::{Value, json};
     use std::time::Duration;
 
     fn ask(files: &ModelFiles) -> String {
@@ -231,6 +231,23 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, 34);
+    }
+
+    /// The text models of Gemma 3 have the tokenizer of those with images.
+    #[test]
+    fn added_tokens_beyond_the_embedding_are_left_out() {
+        let scratch = Scratch::copy_of("llama-f32");
+        let path = scratch.path().join("tokenizer.json");
+        let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let mut image = file["added_tokens"][0].clone();
+        (image["id"], image["content"]) = (json!(384), json!("<image>"));
+        file["added_tokens"].as_array_mut().unwrap().push(image);
+        std::fs::write(&path, file.to_string()).unwrap();
+        let files = ModelFiles::open(scratch.path(), WeightFormat::Auto).unwrap();
+        assert_eq!(files.tokenizer.vocab_size(), 384);
+        let ids = files.tokenizer.encode("<image><|im_end|>", false).unwrap();
+        assert!(ids.len() > 2 && ids.iter().all(|&id| id < 384), "{ids:?}");
+        assert_eq!(files.tokenizer.decode(&ids, false), "<image><|im_end|>");
     }
 
     #[test]

@@ -36,9 +36,6 @@ const REFUSED: [&str; 20] = [
     "rope.scaling.yarn_log_multiplier",
 ];
 
-/// Every layer of this number in a Gemma 3 file is a full one.
-const GEMMA_PATTERN: usize = 6;
-
 /// Reads the configuration and checks it for consistency.
 pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     let (name, architecture) = read_architecture(metadata)?;
@@ -74,7 +71,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     })?;
     reader.equal("vocab_size", embedding.rows)?;
     let is_gemma = architecture == Architecture::Gemma3;
-    let default_theta = if is_gemma { 1e6 } else { 1e4 };
+    let default_theta = if is_gemma { GemmaConfig::ROPE_THETA } else { 1e4 };
     let rope_theta = reader.theta("rope.freq_base")?.unwrap_or(default_theta);
     let eps = reader.key("attention.layer_norm_rms_epsilon");
     let has = |part: &str| metadata.header.tensors.contains_key(part);
@@ -126,12 +123,22 @@ fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architectu
     Ok((name, architecture))
 }
 
+/// Tokens that end a turn or a message. Many files have no key for them, and llama.cpp finds them
+/// by these texts.
+const TURN_ENDS: [&str; 5] = ["<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"];
+
 /// Ids for end of sequence, turn and message. Each of them ends a generation.
 fn eos(metadata: &Metadata<'_>) -> Result<Vec<u32>, LoadError> {
     let mut ids = Vec::new();
     for name in ["eos", "eot", "eom"] {
         let id = metadata.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
         ids.extend(id.filter(|id| !ids.contains(id)));
+    }
+    let tokens = metadata.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+    for (id, _) in (0..).zip(tokens).filter(|(_, token)| TURN_ENDS.contains(token)) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
     }
     Ok(ids)
 }
@@ -245,20 +252,18 @@ impl Reader<'_> {
     /// The base of rotary frequencies.
     fn theta(&self, part: &str) -> Result<Option<f32>, LoadError> {
         match self.metadata.f32(&self.key(part))? {
-            Some(theta) if theta.is_nan() || theta <= 1.0 => {
-                Err(self.wrong(part, "more than 1", theta))
+            Some(theta) if !theta.is_finite() || theta <= 1.0 => {
+                Err(self.wrong(part, "a finite number above 1", theta))
             }
             theta => Ok(theta),
         }
     }
 
-    /// Gemma's windows. Files name neither the layers nor, in older ones, a base of frequencies.
+    /// Gemma's windows.
     fn window(&self, layers: usize) -> Result<Option<WindowConfig>, LoadError> {
-        self.equal("attention.sliding_window_pattern", GEMMA_PATTERN)?;
         let tokens = self.size("attention.sliding_window")? as u32;
-        let is_full = |layer: &usize| (layer + 1).is_multiple_of(GEMMA_PATTERN);
-        let full_layers: Vec<usize> = (0..layers).filter(is_full).collect();
-        Ok((full_layers.len() < layers).then_some(WindowConfig { tokens, full_layers }))
+        let period = self.optional_size("attention.sliding_window_pattern")?;
+        Ok(WindowConfig::periodic(tokens, period.unwrap_or(GemmaConfig::PERIOD), layers))
     }
 
     fn gemma(
@@ -268,14 +273,16 @@ impl Reader<'_> {
         head_dim: usize,
     ) -> Result<GemmaConfig, LoadError> {
         let cap = self.metadata.f32(&self.key("final_logit_softcapping"))?;
-        if let Some(cap) = cap.filter(|&cap| cap < 0.0) {
+        if let Some(cap) = cap.filter(|&cap| !(0.0..f32::INFINITY).contains(&cap)) {
             return Err(self.wrong("final_logit_softcapping", "a positive number", cap));
         }
         // Files do not hold the scalar. Gemma 3 27B, which alone has 62 layers, has another one.
         let query_scalar = if layers == 62 { hidden_per_head } else { head_dim };
         Ok(GemmaConfig {
             query_scalar: query_scalar as f32,
-            window_rope_theta: self.theta("rope.freq_base_swa")?.unwrap_or(1e4),
+            window_rope_theta: self
+                .theta("rope.freq_base_swa")?
+                .unwrap_or(GemmaConfig::WINDOW_ROPE_THETA),
             // The converter to GGUF has added it.
             norm_offset: 0.0,
             logit_cap: cap.filter(|&cap| cap != 0.0),

@@ -39,6 +39,14 @@ const STACKS: [(&str, &str); 4] = [
     ("ffn_down_exps.weight", "mlp.experts.down_proj"),
 ];
 
+/// Matrices of one expert.
+const EXPERT_PARTS: [(&str, &str); 3] =
+    [("ffn_gate", "gate_proj"), ("ffn_up", "up_proj"), ("ffn_down", "down_proj")];
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// The canonical name of a tensor. An unknown name stays unchanged.
 pub fn canonical(name: &str, architecture: Architecture) -> String {
     match name {
@@ -53,6 +61,12 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
             return Some(format!("model.layers.{index}.{theirs}"));
         }
         let (part, kind) = rest.rsplit_once('.')?;
+        // Old files of Mixtral have a tensor for each expert.
+        if let Some((part, expert)) = part.rsplit_once('.').filter(|(_, expert)| is_number(expert))
+        {
+            let (_, theirs) = EXPERT_PARTS.iter().find(|(ours, _)| *ours == part)?;
+            return Some(format!("model.layers.{index}.mlp.experts.{expert}.{theirs}.{kind}"));
+        }
         let gemma = if architecture == Architecture::Gemma3 { &GEMMA_PARTS[..] } else { &[] };
         let (_, theirs) = gemma.iter().chain(&PARTS).find(|(ours, _)| *ours == part)?;
         Some(format!("model.layers.{index}.{theirs}.{kind}"))
@@ -80,6 +94,9 @@ mod tests {
             llama("blk.0.ffn_norm.weight"),
             "model.layers.0.post_attention_layernorm.weight"
         );
+        let expert = "model.layers.2.mlp.experts.7.down_proj.weight";
+        assert_eq!(llama("blk.2.ffn_down.7.weight"), expert);
+        assert_eq!(llama("blk.2.ffn_down.x.weight"), "blk.2.ffn_down.x.weight");
         for (theirs, ours) in GEMMA_PARTS {
             let found = canonical(&format!("blk.0.{theirs}.weight"), Architecture::Gemma3);
             assert_eq!(found, format!("model.layers.0.{ours}.weight"));

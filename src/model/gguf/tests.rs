@@ -195,6 +195,92 @@ fn gemma_is_read() {
     }
 }
 
+/// The configuration of a Gemma file without its layers.
+fn gemma(
+    layers: u32,
+    change: impl FnOnce(GgufWriter) -> GgufWriter,
+) -> Result<ModelConfig, String> {
+    let writer = GgufWriter::default()
+        .string("general.architecture", "gemma3")
+        .u32("gemma3.embedding_length", 168)
+        .u32("gemma3.block_count", layers)
+        .u32("gemma3.feed_forward_length", 4)
+        .u32("gemma3.attention.head_count", 2)
+        .u32("gemma3.attention.key_length", 16)
+        .u32("gemma3.attention.value_length", 16)
+        .u32("gemma3.attention.sliding_window", 512)
+        .u32("gemma3.context_length", 16)
+        .f32("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
+        .tensor("token_embd.weight", &[168, 4], 0, &[0; 168 * 16]);
+    let bytes = change(writer).finish();
+    let header = Header::parse(&bytes).unwrap();
+    let metadata = Metadata { file: Path::new("model.gguf"), bytes: &bytes, header: &header };
+    config::read(&metadata).map_err(|error| error.to_string())
+}
+
+#[test]
+fn formulas_of_gemma_follow_from_its_metadata() {
+    let scalar = |layers| gemma(layers, |w| w).unwrap().gemma.unwrap().query_scalar;
+    assert_eq!((scalar(18), scalar(62)), (16.0, 84.0));
+    let config = gemma(12, |w| {
+        w.string("gemma3.rope.scaling.type", "linear")
+            .f32("gemma3.rope.scaling.factor", 8.0)
+            .f32("gemma3.rope.freq_base_swa", 5e3)
+            .u32("gemma3.attention.sliding_window_pattern", 4)
+            .f32("gemma3.final_logit_softcapping", 30.0)
+    })
+    .unwrap();
+    let gemma_config = config.gemma.unwrap();
+    assert_eq!(
+        (config.rope_scaling, config.rope_theta),
+        (RopeScaling::Linear { factor: 8.0 }, 1e6)
+    );
+    assert_eq!((gemma_config.window_rope_theta, gemma_config.logit_cap), (5e3, Some(30.0)));
+    assert_eq!(config.window, Some(WindowConfig { tokens: 512, full_layers: vec![3, 7, 11] }));
+    for cap in [-1.0, f32::NAN, f32::INFINITY] {
+        let message = gemma(12, |w| w.f32("gemma3.final_logit_softcapping", cap)).unwrap_err();
+        assert!(message.contains("gemma3.final_logit_softcapping"), "{message}");
+    }
+}
+
+/// The converter of Gemma's instruction models names the end of the text only.
+#[test]
+fn tokens_that_end_a_turn_end_a_generation() {
+    let tokens = ["<pad>", "<eos>", "<bos>", "<end_of_turn>"];
+    let eos = |change: fn(GgufWriter) -> GgufWriter| {
+        let with = |w: GgufWriter| change(w.strings("tokenizer.ggml.tokens", &tokens));
+        gemma(6, with).unwrap().eos
+    };
+    assert_eq!(eos(|w| w.u32("tokenizer.ggml.eos_token_id", 1)), [1, 3]);
+    assert_eq!(eos(|w| w.u32("tokenizer.ggml.eos_token_id", 3)), [3]);
+}
+
+/// Only Qwen's first models with experts leave their weights as they are.
+#[test]
+fn weights_of_experts_are_normalised_unless_the_architecture_says_otherwise() {
+    for (name, normalised) in [("llama", true), ("qwen3moe", true), ("qwen2moe", false)] {
+        let key = |part: &str| format!("{name}.{part}");
+        let bytes = GgufWriter::default()
+            .string("general.architecture", name)
+            .u32(&key("embedding_length"), 4)
+            .u32(&key("block_count"), 1)
+            .u32(&key("feed_forward_length"), 4)
+            .u32(&key("attention.head_count"), 2)
+            .u32(&key("context_length"), 16)
+            .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
+            .u32(&key("expert_count"), 3)
+            .u32(&key("expert_used_count"), 2)
+            .u32(&key("expert_feed_forward_length"), 2)
+            .u32(&key("expert_shared_feed_forward_length"), 2)
+            .tensor("token_embd.weight", &[4, 4], 0, &[0; 64])
+            .finish();
+        let header = Header::parse(&bytes).unwrap();
+        let metadata = Metadata { file: Path::new("model.gguf"), bytes: &bytes, header: &header };
+        let experts = config::read(&metadata).unwrap().experts.unwrap();
+        assert_eq!(experts.normalised, normalised, "{name}");
+    }
+}
+
 #[test]
 fn rope_scaling_is_read() {
     let linear =

@@ -9,7 +9,7 @@ use crate::stdx::rng::Rng;
 use std::sync::{Arc, LazyLock};
 
 fn tokenizer() -> Tokenizer {
-    Tokenizer::from_hf(&fixture("llama-f32")).unwrap()
+    Tokenizer::from_hf(&fixture("llama-f32"), 384).unwrap()
 }
 
 fn ids_of(mask: &[u32]) -> Vec<u32> {

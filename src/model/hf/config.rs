@@ -95,7 +95,7 @@ pub fn read_json(path: &Path) -> Result<Value, LoadError> {
 
 fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     let architecture = architecture(config)?;
-    config.refuse_unserved()?;
+    config.refuse_unserved(architecture)?;
     let hidden = config.size("hidden_size")?;
     let layers = config.size("num_hidden_layers")?;
     if layers > MODEL_LAYERS_MAX {
@@ -118,7 +118,8 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     }
     let (attention_bias, output_bias) = attention_biases(config, architecture)?;
     let default_theta = match architecture {
-        Architecture::Mixtral | Architecture::Gemma3 => 1e6,
+        Architecture::Mixtral => 1e6,
+        Architecture::Gemma3 => GemmaConfig::ROPE_THETA,
         _ => 1e4,
     };
     let (rope_theta, rope_scaling) = rope(config, default_theta)?;
@@ -146,7 +147,7 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         bos: config.ids("bos_token_id")?.first().copied(),
         eos: config.ids("eos_token_id")?,
         experts: experts(config, architecture, layers)?,
-        window: window(config, layers)?,
+        window: window(config, architecture, layers)?,
         gemma: gemma(config, architecture)?,
     })
 }
@@ -242,7 +243,48 @@ fn dense_layers(config: &Object, layers: usize) -> Result<Vec<usize>, LoadError>
 }
 
 /// The window and the layers that have it, with the defaults of transformers.
-fn window(config: &Object, layers: usize) -> Result<Option<WindowConfig>, LoadError> {
+fn window(
+    config: &Object,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<WindowConfig>, LoadError> {
+    let is_used = match architecture {
+        Architecture::Llama => config.string("model_type")? == Some("mistral"),
+        Architecture::Mixtral | Architecture::Gemma3 => true,
+        // Qwen's files contain a window that a switch disables.
+        Architecture::Qwen2
+        | Architecture::Qwen2Moe
+        | Architecture::Qwen3
+        | Architecture::Qwen3Moe => config.bool("use_sliding_window")?.unwrap_or(false),
+    };
+    if architecture == Architecture::Llama && !is_used && !config.value["sliding_window"].is_null()
+    {
+        return Err(config.wrong("sliding_window", "null", &config.value["sliding_window"]));
+    }
+    let tokens = match is_used {
+        false => None,
+        // Without the field, a window has this size.
+        true if config.value.get("sliding_window").is_none() => {
+            (architecture != Architecture::Mixtral).then_some(4096)
+        }
+        true => config.optional_size("sliding_window")?,
+    };
+    let full_layers = full_layers(config, architecture, layers, tokens.is_some())?;
+    match tokens {
+        Some(tokens) if full_layers.len() < layers => {
+            Ok(Some(WindowConfig { tokens: tokens as u32, full_layers }))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The layers without a window.
+fn full_layers(
+    config: &Object,
+    architecture: Architecture,
+    layers: usize,
+    has_window: bool,
+) -> Result<Vec<usize>, LoadError> {
     let listed = config.field("layer_types", "a list of layer kinds", Value::as_array)?;
     if let Some(list) = listed
         && list.len() != layers
@@ -250,43 +292,32 @@ fn window(config: &Object, layers: usize) -> Result<Option<WindowConfig>, LoadEr
         let expected = format!("{layers} kinds, as num_hidden_layers says");
         return Err(config.wrong("layer_types", expected, list.len()));
     }
-    let kind = config.string("model_type")?.unwrap_or_default();
-    let is_used = match kind {
-        "llama" => false,
-        // Qwen's files contain a window that `use_sliding_window` disables.
-        _ if kind.starts_with("qwen") => config.bool("use_sliding_window")?.unwrap_or(false),
-        _ => true,
-    };
-    let given = match is_used {
-        true => config.optional_size("sliding_window")?,
-        false => None,
-    };
-    if kind == "llama" && !config.value["sliding_window"].is_null() {
-        return Err(config.wrong("sliding_window", "null", &config.value["sliding_window"]));
-    }
-    // Without the field, a window has this size.
-    let missing = config.value.get("sliding_window").is_none() && kind != "mixtral";
-    let tokens = if is_used && missing { Some(4096) } else { given };
     let from = config.u32("max_window_layers")?.unwrap_or(28) as usize;
-    let every = config.optional_size("sliding_window_pattern")?.unwrap_or(6);
-    let is_full = |layer: usize| match (listed, kind) {
-        (Some(list), _) => list[layer] == "full_attention",
-        (None, "qwen2_moe") => !layer.is_multiple_of(2) || layer >= from,
-        (None, "qwen2" | "qwen3") => layer < from,
-        // One full layer comes after some window layers.
-        (None, "gemma3_text") => (layer + 1).is_multiple_of(every),
-        (None, _) => false,
+    let period = config.optional_size("sliding_window_pattern")?.unwrap_or(GemmaConfig::PERIOD);
+    let is_full = |layer: usize| match architecture {
+        _ if listed.is_some() => listed.is_some_and(|list| list[layer] == "full_attention"),
+        Architecture::Qwen2Moe => !has_window || !layer.is_multiple_of(2) || layer >= from,
+        Architecture::Qwen2 | Architecture::Qwen3 => !has_window || layer < from,
+        Architecture::Gemma3 => (layer + 1).is_multiple_of(period),
+        Architecture::Llama | Architecture::Mixtral | Architecture::Qwen3Moe => !has_window,
     };
-    let full_layers: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
-    match tokens {
-        Some(tokens) if full_layers.len() < layers => {
-            Ok(Some(WindowConfig { tokens: tokens as u32, full_layers }))
-        }
-        None if listed.is_some() && full_layers.len() < layers => {
-            Err(config.wrong("layer_types", "full_attention, without a window", "another kind"))
-        }
-        _ => Ok(None),
+    let full: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
+    // transformers does not read the list of these architectures.
+    let has_windows_alone = matches!(
+        architecture,
+        Architecture::Llama | Architecture::Mixtral | Architecture::Qwen3Moe
+    );
+    if !has_window && full.len() < layers {
+        let found = &config.value["sliding_window"];
+        let expected =
+            "a window that is used, because layers of the kind sliding_attention have one";
+        return Err(config.wrong("sliding_window", expected, found));
     }
+    if has_window && has_windows_alone && !full.is_empty() {
+        let expected = "sliding_attention in all layers, because sliding_window is set";
+        return Err(config.wrong("layer_types", expected, "full_attention"));
+    }
+    Ok(full)
 }
 
 /// Gemma's formulas, with the defaults of transformers.
@@ -294,10 +325,6 @@ fn gemma(config: &Object, architecture: Architecture) -> Result<Option<GemmaConf
     if architecture != Architecture::Gemma3 {
         return Ok(None);
     }
-    let positive = |field: &str| match config.number(field)? {
-        Some(number) if number <= 0.0 => Err(config.wrong(field, "a positive number", number)),
-        number => Ok(number),
-    };
     let new = match config.object("rope_parameters")? {
         Some(kinds) => kinds.object("sliding_attention")?,
         None => None,
@@ -308,15 +335,17 @@ fn gemma(config: &Object, architecture: Architecture) -> Result<Option<GemmaConf
             if kind != "default" {
                 return Err(new.wrong("rope_type", "default", kind));
             }
+            new.refuse_rope_fields()?;
             new.theta("rope_theta")?
         }
-        None => config.theta("rope_local_base_freq")?,
+        None => None,
     };
+    let window_rope_theta = window_rope_theta.or(config.theta("rope_local_base_freq")?);
     Ok(Some(GemmaConfig {
-        query_scalar: positive("query_pre_attn_scalar")?.unwrap_or(256.0),
-        window_rope_theta: window_rope_theta.unwrap_or(1e4),
+        query_scalar: config.positive("query_pre_attn_scalar")?.unwrap_or(256.0),
+        window_rope_theta: window_rope_theta.unwrap_or(GemmaConfig::WINDOW_ROPE_THETA),
         norm_offset: 1.0,
-        logit_cap: positive("final_logit_softcapping")?,
+        logit_cap: config.positive("final_logit_softcapping")?,
     }))
 }
 
@@ -337,21 +366,9 @@ fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadE
     };
     let theta = theta.unwrap_or(default_theta);
     let Some(scaling) = scaling else { return Ok((theta, RopeScaling::None)) };
-    for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
-    {
-        let served = match field {
-            "partial_rotary_factor" => scaling.number(field)? == Some(1.0),
-            "truncate" => scaling.bool(field)? == Some(true),
-            _ => false,
-        };
-        if !scaling.value[field].is_null() && !served {
-            return Err(scaling.wrong(field, "no such field", &scaling.value[field]));
-        }
-    }
-    let positive = |field: &str| match scaling.number(field)? {
-        Some(number) if number > 0.0 => Ok(number),
-        Some(number) => Err(scaling.wrong(field, "a positive number", number)),
-        None => Err(scaling.missing(field, "a positive number")),
+    scaling.refuse_rope_fields()?;
+    let positive = |field: &str| {
+        scaling.positive(field)?.ok_or_else(|| scaling.missing(field, "a positive number"))
     };
     let original = || match scaling.u32("original_max_position_embeddings")? {
         Some(0) => Err(scaling.wrong("original_max_position_embeddings", "a positive number", 0)),
@@ -439,11 +456,37 @@ impl Object {
     /// The base of rotary frequencies.
     fn theta(&self, field: &str) -> Result<Option<f32>, LoadError> {
         match self.number(field)? {
-            Some(theta) if theta.is_nan() || theta <= 1.0 => {
-                Err(self.wrong(field, "more than 1", theta))
+            Some(theta) if !theta.is_finite() || theta <= 1.0 => {
+                Err(self.wrong(field, "a finite number above 1", theta))
             }
             theta => Ok(theta),
         }
+    }
+
+    fn positive(&self, field: &str) -> Result<Option<f32>, LoadError> {
+        match self.number(field)? {
+            Some(number) if !number.is_finite() || number <= 0.0 => {
+                Err(self.wrong(field, "a positive number", number))
+            }
+            number => Ok(number),
+        }
+    }
+
+    /// Fields of a rotation that change the computation.
+    fn refuse_rope_fields(&self) -> Result<(), LoadError> {
+        for field in
+            ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
+        {
+            let served = match field {
+                "partial_rotary_factor" => self.number(field)? == Some(1.0),
+                "truncate" => self.bool(field)? == Some(true),
+                _ => false,
+            };
+            if !self.value[field].is_null() && !served {
+                return Err(self.wrong(field, "no such field", &self.value[field]));
+            }
+        }
+        Ok(())
     }
 
     fn u32(&self, field: &str) -> Result<Option<u32>, LoadError> {
@@ -471,7 +514,7 @@ impl Object {
         Ok(ids.unwrap_or_default())
     }
 
-    fn refuse_unserved(&self) -> Result<(), LoadError> {
+    fn refuse_unserved(&self, architecture: Architecture) -> Result<(), LoadError> {
         for (field, served) in ONLY {
             let found = &self.value[field];
             if !found.is_null() && *found != served {
@@ -483,16 +526,15 @@ impl Object {
         if let Some(other) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
             return Err(self.wrong("layer_types", "full_attention or sliding_attention", other));
         }
-        self.refuse_activation()
+        self.refuse_activation(architecture)
     }
 
     /// Gemma's checkpoints have the field `hidden_activation`, or the older `hidden_act`, which
     /// transformers does not read.
-    fn refuse_activation(&self) -> Result<(), LoadError> {
-        let is_gemma = self.string("model_type")? == Some("gemma3_text");
-        let (field, served) = match is_gemma {
-            true => ("hidden_activation", ["gelu_pytorch_tanh"; 2]),
-            false => ("hidden_act", ["silu", "swish"]),
+    fn refuse_activation(&self, architecture: Architecture) -> Result<(), LoadError> {
+        let (field, served) = match architecture {
+            Architecture::Gemma3 => ("hidden_activation", ["gelu_pytorch_tanh"; 2]),
+            _ => ("hidden_act", ["silu", "swish"]),
         };
         match self.string(field)? {
             Some(other) if !served.contains(&other) => Err(self.wrong(field, served[0], other)),

@@ -174,7 +174,7 @@ fn experts_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
-fn windows_are_read_as_transformers_reads_them() {
+fn windows_are_those_of_transformers() {
     let window = |name: &str, change: &dyn Fn(&mut Value)| {
         let config = read(name, |c| {
             c["sliding_window"] = json!(64);
@@ -218,7 +218,16 @@ fn windows_are_read_as_transformers_reads_them() {
         c["use_sliding_window"] = json!(false);
         c["layer_types"] = kinds(["sliding", "full"]);
     });
-    assert!(without.contains("layer_types") && without.contains("without a window"), "{without}");
+    assert!(without.contains("sliding_window: expected a window that is used"), "{without}");
+    // transformers reads no list of these models, and gives all layers the window.
+    for name in ["mistral-f32", "qwen3-moe-f32"] {
+        let message = refusal_of(name, |c| {
+            c["use_sliding_window"] = json!(true);
+            c["sliding_window"] = json!(64);
+            c["layer_types"] = kinds(["sliding", "full"]);
+        });
+        assert!(message.contains("layer_types: expected sliding_attention in all"), "{message}");
+    }
 }
 
 #[test]
@@ -253,6 +262,8 @@ fn gemma_is_read_in_both_spellings() {
             c.as_object_mut().unwrap().remove(field);
         }
     });
+    let missing = refusal_of("gemma3-bf16", |c| c["sliding_window"] = Value::Null);
+    assert!(missing.contains("sliding_window: expected a window"), "{missing}");
     let gemma = GemmaConfig { query_scalar: 256.0, logit_cap: None, ..gemma };
     assert_eq!(defaults.gemma, Some(gemma));
     assert_eq!(defaults.window, Some(WindowConfig { tokens: 4096, full_layers: vec![5, 11] }));
@@ -269,8 +280,14 @@ fn gemma_is_read_in_both_spellings() {
 #[test]
 fn what_gemma_has_and_baton_does_not_is_refused_by_name() {
     type Change = fn(&mut Value);
-    let cases: [(Change, &str); 7] = [
+    let cases: [(Change, &str); 10] = [
         (|c| c["model_type"] = json!("gemma3"), "model_type"),
+        (|c| c["sliding_window"] = Value::Null, "sliding_window"),
+        (|c| c["final_logit_softcapping"] = json!(1e300), "final_logit_softcapping"),
+        (
+            |c| c["rope_parameters"]["sliding_attention"]["partial_rotary_factor"] = json!(0.5),
+            "rope_parameters.sliding_attention.partial_rotary_factor",
+        ),
         (|c| c["attn_logit_softcapping"] = json!(50.0), "attn_logit_softcapping"),
         (|c| c["use_bidirectional_attention"] = json!(true), "use_bidirectional_attention"),
         (|c| c["hidden_activation"] = json!("gelu"), "hidden_activation"),

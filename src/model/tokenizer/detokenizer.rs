@@ -77,7 +77,7 @@ mod tests {
     use std::sync::LazyLock;
 
     static TOKENIZER: LazyLock<Tokenizer> =
-        LazyLock::new(|| Tokenizer::from_hf(&fixture("llama-f32")).unwrap());
+        LazyLock::new(|| Tokenizer::from_hf(&fixture("llama-f32"), 384).unwrap());
 
     fn byte(byte: u8) -> u32 {
         (0..).find(|&id| TOKENIZER.token_bytes(id) == [byte]).unwrap()

@@ -2,6 +2,7 @@
 //! SentencePiece vocabulary.
 
 use super::{Tokenizer, sentence_piece};
+use crate::limits::TOKENIZER_VOCAB_MAX;
 use crate::model::gguf::metadata::Metadata;
 use crate::model::weights::LoadError;
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -25,6 +26,11 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     const MODEL: &str = "tokenizer.ggml.model";
     let tokens = required_strings(metadata, "tokenizer.ggml.tokens")?;
+    if tokens.len() > TOKENIZER_VOCAB_MAX {
+        let expected = format!("at most {TOKENIZER_VOCAB_MAX} tokens");
+        let found = tokens.len();
+        return Err(LoadError::field(metadata.file, "tokenizer.ggml.tokens", expected, found));
+    }
     let types = types(metadata, tokens.len())?;
     let (mut inner, begins) = match metadata.string(MODEL)? {
         Some("gpt2") => byte_level(metadata, &tokens)?,

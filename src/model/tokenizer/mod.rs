@@ -50,9 +50,10 @@ impl Tokenizer {
         gguf::read(metadata)
     }
 
-    /// Reads `tokenizer.json` in a Hugging Face directory.
-    pub fn from_hf(directory: &Path) -> Result<Tokenizer, LoadError> {
-        hf::read(directory)
+    /// Reads `tokenizer.json` in a Hugging Face directory. The model has `vocab` ids, and added
+    /// tokens with higher ids are left out.
+    pub fn from_hf(directory: &Path, vocab: usize) -> Result<Tokenizer, LoadError> {
+        hf::read(directory, vocab)
     }
 
     /// Makes a tokenizer with each byte as an id, for models without a tokenizer. Ids from `vocab`
@@ -197,7 +198,7 @@ mod tests {
             ("gpt-2", "llama-mqa-yarn-f32"),
             ("llama-bpe", "llama-mha-llama3-bf16"),
         ] {
-            conforms(name, &Tokenizer::from_hf(&fixture(directory)).unwrap());
+            conforms(name, &Tokenizer::from_hf(&fixture(directory), 384).unwrap());
         }
     }
 

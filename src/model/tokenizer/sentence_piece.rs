@@ -1,7 +1,7 @@
 //! A SentencePiece vocabulary from GGUF metadata, as Llama 2 and Gemma have it. Its BPE joins those
 //! two neighbours that form the token with the highest score.
 
-use crate::limits::TOKENIZER_PIECE_CHARS_MAX;
+use crate::limits::{TOKENIZER_MERGES_MAX, TOKENIZER_PIECE_CHARS_MAX};
 use crate::model::gguf::metadata::Metadata;
 use crate::model::weights::LoadError;
 use std::collections::HashMap;
@@ -66,11 +66,13 @@ fn merges(metadata: &Metadata<'_>, tokens: &[&str], types: &[u32]) -> Result<Mer
     let ids: HashMap<&str, usize> =
         tokens.iter().enumerate().filter(normal).map(|(index, &token)| (token, index)).collect();
     let mut pairs = Vec::new();
+    let wrong = |expected: String, found: String| {
+        LoadError::field(metadata.file, "tokenizer.ggml.tokens", expected, found)
+    };
     for (id, &token) in tokens.iter().enumerate().filter(normal) {
         if token.chars().count() > TOKENIZER_PIECE_CHARS_MAX {
             let expected = format!("at most {TOKENIZER_PIECE_CHARS_MAX} letters in a token");
-            let found = format!("more in token {id}");
-            return Err(LoadError::field(metadata.file, "tokenizer.ggml.tokens", expected, found));
+            return Err(wrong(expected, format!("more in token {id}")));
         }
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
@@ -78,9 +80,13 @@ fn merges(metadata: &Metadata<'_>, tokens: &[&str], types: &[u32]) -> Result<Mer
                 pairs.push((id, left, right));
             }
         }
+        if pairs.len() > TOKENIZER_MERGES_MAX {
+            let expected = format!("at most {TOKENIZER_MERGES_MAX} pairs of tokens that form one");
+            return Err(wrong(expected, format!("more in the first {} tokens", id + 1)));
+        }
     }
     // Of equal scores, SentencePiece joins the leftmost pair first, and a rank cannot say that.
-    pairs.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then((a.1, a.2).cmp(&(b.1, b.2))));
+    pairs.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(a.cmp(b)));
     Ok(pairs
         .into_iter()
         .map(|(_, left, right)| (tokens[left].to_owned(), tokens[right].to_owned()))
@@ -172,7 +178,17 @@ mod tests {
     #[test]
     fn vocabularies_that_do_not_fit_are_refused_by_name() {
         let long = "a".repeat(257);
+        // All texts of two letters up to this length.
+        let mut many = vec![String::new()];
+        for length in 1..=17 {
+            let longest = many.iter().filter(|text| text.len() + 1 == length);
+            let longer: Vec<String> =
+                longest.flat_map(|text| ["a", "b"].map(|end| text.clone() + end)).collect();
+            many.extend(longer);
+        }
+        let many: Vec<(&str, f32)> = many[1..].iter().map(|text| (text.as_str(), 0.0)).collect();
         for (writer, parts) in [
+            (writer(&many), ["tokenizer.ggml.tokens", "2097152 pairs"]),
             (writer(&[(&long, 0.0)]), ["tokenizer.ggml.tokens", "256 letters"]),
             (writer_with(&NORMAL, 9, 0), ["tokenizer.ggml.scores", "270 numbers"]),
             (writer_with(&NORMAL, 270, 900), ["unknown_token_id", "below 270"]),

@@ -18,7 +18,7 @@ impl RequestTable {
     /// The table of a mixed process without workers, with the tokenizer of a fixture.
     pub(in crate::worker) fn without_workers() -> RequestTable {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-f32");
-        let tokenizer = Tokenizer::from_hf(&model).unwrap();
+        let tokenizer = Tokenizer::from_hf(&model, 384).unwrap();
         let grammars = GrammarCompiler::new(tokenizer.vocab_size(), &[]);
         let (chat, clock) = (None, Clock::default());
         let style = AnswerStyle::new(

@@ -476,7 +476,8 @@ mod tests {
 
     #[test]
     fn a_text_too_long_for_any_tokens_is_refused_by_its_bytes() {
-        let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
+        let tokenizer =
+            Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32"), 384).unwrap();
         let text = processor(tokenizer, None);
         let ids = |bytes: usize| {
             text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), ApiEndpoint::Completions)
@@ -496,7 +497,8 @@ mod tests {
         let source =
             "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
         let chat = ChatTemplate::new(source, Vec::new()).unwrap();
-        let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
+        let tokenizer =
+            Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32"), 384).unwrap();
         let text = processor(tokenizer, Some(chat));
         let message = serde_json::json!({"role": "user", "content": "x"});
         let conversation = ChatPrompt {

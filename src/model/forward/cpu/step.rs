@@ -188,7 +188,7 @@ impl CpuModel {
     }
 
     fn attention_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
-        let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
+        let CpuModel { config, weights, dispatch, team, plan, scratch, window_rope, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
         let Layer { input_norm, qkv, head_norms, output, output_norms, .. } =
             &weights.layers[layer];
@@ -201,7 +201,7 @@ impl CpuModel {
 
         let window = config.layer_window(layer);
         let angles = match window {
-            Some(_) if !scratch.window_angles.is_empty() => &scratch.window_angles,
+            Some(_) if window_rope.is_some() => &scratch.window_angles,
             _ => &scratch.angles,
         };
         let angles = &angles[tokens.start * config.head_dim..tokens.end * config.head_dim];

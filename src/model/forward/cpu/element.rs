@@ -144,7 +144,7 @@ impl RowSource for GatedRow<'_> {
 
 /// x / (1 + e⁻ʸ)
 #[inline(always)]
-fn times_sigmoid<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
+pub fn times_sigmoid<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
     let power = s.min(s.mul(y, s.splat(-LOG2_E)), s.splat(126.0));
     s.div(x, s.add(s.splat(1.0), s.exp2(power)))
 }

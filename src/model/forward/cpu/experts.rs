@@ -7,7 +7,7 @@
 //! ascending order. So its bits do not depend on other tokens. Only chosen experts are read.
 //! Not here: the products of the expert router and of the shared expert (`step`).
 
-use super::element::{Gated, Normed, Raw};
+use super::element::{Gated, Normed, Raw, times_sigmoid};
 use super::load::{Layer, Mlp};
 use super::matrix_product::{Linear, Multiply};
 use super::panel::{PANEL, PanelForms, Panels};
@@ -330,8 +330,7 @@ impl Kernel for Sum<'_> {
     fn run<S: Simd>(self, s: S) {
         let Sum { chosen, outputs, shared, gate, stream } = self;
         let stride = stream.len();
-        let power = s.min(s.mul(s.splat(gate), s.splat(-LOG2_E)), s.splat(126.0));
-        let gate = s.div(s.splat(1.0), s.add(s.splat(1.0), s.exp2(power)));
+        let gate = times_sigmoid(s, s.splat(1.0), s.splat(gate));
         for (index, stream) in stream.chunks_exact_mut(LANES).enumerate() {
             let at = index * LANES;
             let mut sum = s.splat(0.0);

@@ -51,13 +51,20 @@ impl GgufFile {
         let metadata = Metadata { file: path, bytes: mapped.bytes(), header: &header };
         let config = config::read(&metadata)?;
         let mut tensors = BTreeMap::new();
+        let mut add = |name: String, entry: Entry| match tensors.insert(name.clone(), entry) {
+            None => Ok(()),
+            Some(_) => {
+                let found = "it is there twice";
+                Err(LoadError::tensor(path, name, "one tensor of that name", found))
+            }
+        };
         for (name, info) in header.tensors.iter().filter(|(name, _)| *name != names::ROPE_FACTORS) {
             let ours = names::canonical(name, config.architecture);
             match expert_stack::split(&ours, info, &config) {
-                None => drop(tensors.insert(ours, entry(&config, name, info, mapped.bytes()))),
-                Some(Ok(matrices)) => tensors.extend(matrices.into_iter().map(|(name, info)| {
-                    (name, Entry { info, order: RowOrder::Natural, natural: None })
-                })),
+                None => add(ours, entry(&config, name, info, mapped.bytes()))?,
+                Some(Ok(matrices)) => matrices.into_iter().try_for_each(|(name, info)| {
+                    add(name, Entry { info, order: RowOrder::Natural, natural: None })
+                })?,
                 Some(Err(expected)) => {
                     let found = format!("shape [{}, {}]", info.rows, info.cols);
                     return Err(LoadError::tensor(path, name, expected, found));

@@ -159,6 +159,10 @@ fn experts_are_matrices_of_one_tensor() {
 
     for (writer, parts) in [
         (sparse(4), ["llama.expert_used_count", "the 3"]),
+        (
+            sparse(2).tensor("blk.1.ffn_up.0.weight", &[4, 2], 0, &[0; 32]),
+            ["experts.0.up_proj.weight", "twice"],
+        ),
         (sparse(2).u32("llama.expert_gating_func", 2), ["expert_gating_func", "found 2"]),
         (sparse(2).f32("llama.expert_weights_scale", 2.5), ["expert_weights_scale", "2.5"]),
         (sparse(2).u32("llama.expert_group_count", 4), ["expert_group_count", "no such field"]),

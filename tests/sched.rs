@@ -6,7 +6,7 @@ mod support;
 
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId};
-use baton::kv::prefix::Salt;
+use baton::kv::page_key::Salt;
 use baton::limits::{GRAMMAR_STACK, KEPT_KV_LIFE, PASSES_MAX};
 use baton::model::grammar::GrammarSource;
 use baton::model::logprobs::Sampled;

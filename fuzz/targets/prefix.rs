@@ -5,7 +5,7 @@
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::pool::{PageCounts, PagePool, Reusable};
-use baton::kv::prefix::{Salt, Sequence};
+use baton::kv::page_key::{PageKey, Salt, Sequence};
 
 const PAGES: u32 = 24;
 const PAGE_SIZE: usize = 2;
@@ -37,7 +37,8 @@ struct Request {
     prompt: Vec<u32>,
     output: Vec<u32>,
     pages: Vec<PageId>,
-    kept: u32,
+    keys: Vec<PageKey>,
+    kept: usize,
     leases: Vec<(Lease, Vec<PageId>)>,
     /// A transfer writes it: nothing is computed or kept before the transfer ends.
     is_written: bool,
@@ -46,6 +47,14 @@ struct Request {
 impl Request {
     fn sequence(&self) -> Sequence<'_> {
         Sequence { salt: Salt(self.tenant.into()), prompt: &self.prompt, output: &self.output }
+    }
+
+    /// The keys of the full pages of its first `tokens` tokens.
+    fn keys(&mut self, pool: &PagePool, tokens: usize) -> Vec<PageKey> {
+        let mut keys = std::mem::take(&mut self.keys);
+        pool.extend_keys(&self.sequence(), tokens as u32, &mut keys);
+        self.keys = keys;
+        self.keys[..tokens / PAGE_SIZE].to_vec()
     }
 
     fn text(&self, page: usize) -> Text {
@@ -102,26 +111,21 @@ impl List {
         }
     }
 
-    fn keep(&mut self, request: &mut Request, tokens: usize) {
-        for index in request.kept as usize..tokens / PAGE_SIZE {
+    fn keep(&mut self, request: &mut Request, full: usize) {
+        for index in request.kept..full {
             let (text, own) = (request.text(index), request.pages[index].index());
             self.pages[own].written = text.clone();
-            let before =
-                index.checked_sub(1).map(|before| &self.pages[request.pages[before].index()].text);
-            if before.is_some_and(Option::is_none) {
-                return;
-            }
             match self.find(&text) {
                 None => self.pages[own].text = Some(text),
-                Some(_) if self.pages[own].leases > 0 => return,
+                Some(_) if self.pages[own].leases > 0 => {}
                 Some(twin) => {
                     self.pages[twin].users += 1;
                     self.pages[own].users -= 1;
                     request.pages[index] = PageId(twin as u32);
                 }
             }
-            request.kept = index as u32 + 1;
         }
+        request.kept = request.kept.max(full);
     }
 }
 
@@ -141,6 +145,7 @@ pub fn run(data: &[u8]) {
                     prompt,
                     output: Vec::new(),
                     pages: Vec::with_capacity(PAGES as usize),
+                    keys: Vec::with_capacity(PAGES as usize),
                     kept: 0,
                     leases: Vec::new(),
                     is_written: false,
@@ -169,7 +174,7 @@ pub fn run(data: &[u8]) {
                 }
                 request.is_written = is_written;
                 let pages =
-                    request.pages[if is_written { request.kept as usize } else { 0 }..].to_vec();
+                    request.pages[if is_written { request.kept } else { 0 }..].to_vec();
                 let lease = match is_written {
                     true => pool.lease_to_write(SlotId(0), Generation(1), &pages),
                     false => pool.lease(SlotId(0), Generation(1), &pages),
@@ -201,11 +206,12 @@ pub fn run(data: &[u8]) {
 fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
     let tokens = new.len() - 1;
     let found = list.found(new, tokens);
+    let keys = new.keys(pool, tokens);
     let idle = found.iter().filter(|&&page| !list.pages[page].is_held()).count();
     let reusable = Reusable { pages: found.len() as u32, idle: idle as u32 };
-    assert_eq!(pool.reusable(&new.sequence(), tokens as u32), reusable);
+    assert_eq!(pool.reusable(&keys), reusable);
     let mut pages = std::mem::take(&mut new.pages);
-    pool.reuse(&new.sequence(), tokens as u32, &mut pages);
+    pool.reuse(&keys, &mut pages);
     assert_eq!(pages.iter().map(|page| page.index()).collect::<Vec<_>>(), found);
     for (index, &page) in found.iter().enumerate() {
         assert_eq!(
@@ -215,8 +221,8 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
         );
         list.pages[page].users += 1;
     }
-    new.kept = found.len() as u32;
-    let missing = new.len().div_ceil(PAGE_SIZE) as u32 - new.kept;
+    new.kept = found.len();
+    let missing = (new.len().div_ceil(PAGE_SIZE) - new.kept) as u32;
     let fits = missing <= list.counts().free + list.counts().cached;
     assert_eq!(pool.allocate(missing, &mut pages), fits);
     new.pages = pages;
@@ -236,7 +242,7 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
 
 /// Computes more of a request: of its prompt, or one id after it.
 fn grow(pool: &mut PagePool, list: &mut List, request: &mut Request, by: u32) {
-    let mut tokens = (request.kept as usize * PAGE_SIZE + by as usize).min(request.len());
+    let mut tokens = (request.kept * PAGE_SIZE + by as usize).min(request.len());
     if by % 4 == 3
         && request.len().div_ceil(PAGE_SIZE) == request.pages.len()
         && request.leases.is_empty()
@@ -255,10 +261,12 @@ fn grow(pool: &mut PagePool, list: &mut List, request: &mut Request, by: u32) {
         request.output.push(by / 4 % 2);
         tokens = request.len();
     }
-    let (kept, mut pages) = (request.kept, request.pages.clone());
-    let now = pool.keep(&request.sequence(), tokens as u32, &mut pages, kept);
-    list.keep(request, tokens);
-    assert_eq!((now, &pages), (request.kept, &request.pages));
+    let (keys, kept, mut pages) = (request.keys(pool, tokens), request.kept, request.pages.clone());
+    if keys.len() > kept {
+        pool.keep(&keys[kept..], &mut pages[kept..keys.len()]);
+    }
+    list.keep(request, keys.len());
+    assert_eq!(pages, request.pages);
 }
 
 fn end(pool: &mut PagePool, list: &mut List, request: &mut Request, right: &MoverRight) {

@@ -1,13 +1,15 @@
 //! KV memory. [`layout`] gives the position of each token's keys and values. [`region`] is the
-//! mapping that holds them. [`pool`] and [`lease`] record the holders of each page. [`prefix`]
-//! records the content of each page. [`tier`] keeps the KV of requests that wait for pages.
+//! mapping that holds them. [`pool`] and [`lease`] record the holders of each page. [`page_key`]
+//! names the content of pages, and `prefix` finds it. [`tier`] keeps the KV of requests that wait
+//! for pages.
 
 mod adopted_memory;
 mod bits;
 pub mod layout;
 pub mod lease;
 mod memory_file;
+pub mod page_key;
 pub mod pool;
-pub mod prefix;
+mod prefix;
 pub mod region;
 pub mod tier;

@@ -7,12 +7,13 @@
 //! user nor lease. A lease ends when its [`EndedLease`] is back. A cached page is never written;
 //! eviction takes only idle pages, the least recently used first. Allocation prefers long runs of
 //! adjacent pages, which become single copies and writes.
-//! Not here: the memory (`region`), the content of each page (`prefix`).
+//! Not here: the memory (`region`), the content of each page (`page_key`, `prefix`).
 
 use crate::ids::{Generation, PageId, SlotId};
 use crate::kv::bits::Bits;
 use crate::kv::lease::{EndedLease, Lease};
-use crate::kv::prefix::{Parent, PrefixTree, Sequence};
+use crate::kv::page_key::{KeyChain, PageKey, Sequence};
+use crate::kv::prefix::PrefixIndex;
 use crate::stdx::failpoint::is_failpoint_active;
 
 /// Pages by state. Every page is in exactly one.
@@ -76,8 +77,14 @@ pub struct PagePool {
     pages: Box<[Page]>,
     free: Bits,
     counts: PageCounts,
-    prefixes: Option<PrefixTree>,
+    cache: Option<Cache>,
     lookups: Lookups,
+}
+
+/// The prefix cache, and the keys by which it finds pages.
+struct Cache {
+    index: PrefixIndex,
+    chain: KeyChain,
 }
 
 impl PagePool {
@@ -87,14 +94,15 @@ impl PagePool {
             pages: vec![Page::default(); pages as usize].into(),
             free: Bits::ones(pages as usize),
             counts: PageCounts { free: pages, ..PageCounts::default() },
-            prefixes: None,
+            cache: None,
             lookups: Lookups::default(),
         }
     }
 
     /// The same with a prefix cache over pages of `page_size` tokens.
     pub fn with_cache(pages: u32, page_size: u32) -> PagePool {
-        PagePool { prefixes: Some(PrefixTree::new(pages, page_size)), ..PagePool::new(pages) }
+        let cache = Cache { index: PrefixIndex::new(pages), chain: KeyChain::new(page_size) };
+        PagePool { cache: Some(cache), ..PagePool::new(pages) }
     }
 
     /// Pages by state.
@@ -124,15 +132,23 @@ impl PagePool {
         true
     }
 
-    /// The most pages that the cache can hold of the first `tokens` tokens of a sequence.
-    pub fn most_reusable(&self, tokens: u32) -> u32 {
-        self.prefixes.as_ref().map_or(0, |tree| tokens / tree.page_size() as u32)
+    /// Pages that the cache can hold of the first `tokens` tokens of a sequence.
+    pub fn cacheable_pages(&self, tokens: u32) -> usize {
+        self.cache.as_ref().map_or(0, |cache| cache.chain.full_pages(tokens))
     }
 
-    /// The cached part of the first `tokens` tokens of `sequence`: whole pages without a gap.
-    pub fn reusable(&self, sequence: &Sequence<'_>, tokens: u32) -> Reusable {
+    /// Appends the missing keys of the full pages of the first `tokens` tokens. `keys` has those of
+    /// the first pages, and the capacity for all. Without a cache it stays empty.
+    pub fn extend_keys(&self, sequence: &Sequence<'_>, tokens: u32, keys: &mut Vec<PageKey>) {
+        if let Some(cache) = &self.cache {
+            cache.chain.extend(sequence, tokens, keys);
+        }
+    }
+
+    /// The cached part of the pages with these keys, without a gap.
+    pub fn reusable(&self, keys: &[PageKey]) -> Reusable {
         let mut found = Reusable::default();
-        for page in self.cached_pages(sequence, tokens) {
+        for page in self.cached_pages(keys) {
             found.pages += 1;
             found.idle += u32::from(!self.is_held(page));
         }
@@ -141,55 +157,37 @@ impl PagePool {
 
     /// Adds a user to each page that [`PagePool::reusable`] counts. Appends them to `pages`, which
     /// is empty and has the capacity for them.
-    pub fn reuse(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut Vec<PageId>) {
+    pub fn reuse(&mut self, keys: &[PageKey], pages: &mut Vec<PageId>) {
         debug_assert!(pages.is_empty());
-        pages.extend(self.cached_pages(sequence, tokens));
+        pages.extend(self.cached_pages(keys));
         pages.iter().for_each(|&page| self.add_user(page));
     }
 
     /// Counts a lookup of a new request: of `asked` tokens, `found` were in the cache.
     pub fn count_lookup(&mut self, asked: u32, found: u32) {
-        if self.prefixes.is_some() {
+        if self.cache.is_some() {
             self.lookups.asked += u64::from(asked);
             self.lookups.found += u64::from(found);
         }
     }
 
-    /// Puts the full pages of the first `tokens` tokens of `sequence` into the cache. The caller
-    /// uses `pages`; the first `kept` of them were put there before. If the cache already holds a
-    /// page's content, that page replaces the caller's, unless the caller's is leased. Returns how
-    /// many pages of `pages` are in the cache now.
-    pub fn keep(
-        &mut self,
-        sequence: &Sequence<'_>,
-        tokens: u32,
-        pages: &mut [PageId],
-        kept: u32,
-    ) -> u32 {
-        let tokens = tokens + u32::from(is_failpoint_active("page is kept before it is full"));
-        let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
-        for index in kept as usize..full {
-            let Some(tree) = &mut self.prefixes else { break };
-            let page = pages[index];
-            let parent = match index.checked_sub(1) {
-                None => Parent::Root(sequence.salt),
-                // The cache was emptied in the meantime.
-                Some(before) if !tree.contains(pages[before]) => return index as u32,
-                Some(before) => Parent::Page(pages[before]),
-            };
-            match tree.find(parent, sequence, index) {
-                None => tree.insert(page, parent, sequence, index),
-                Some(twin) if twin == page => {}
-                // A mover uses the page's number, so the page cannot be replaced.
-                Some(_) if self.pages[page.index()].leases > 0 => return index as u32,
+    /// Puts pages that are full of KV into the cache, under their `keys`. The caller uses them, and
+    /// has not put them there before. If the cache already holds a page's content, that page
+    /// replaces the caller's, unless the caller's is leased: a mover uses its number.
+    pub fn keep(&mut self, keys: &[PageKey], pages: &mut [PageId]) {
+        debug_assert_eq!(keys.len(), pages.len());
+        for (&key, page) in keys.iter().zip(pages) {
+            let Some(cache) = &mut self.cache else { return };
+            match cache.index.find(key) {
+                None => cache.index.insert(*page, key),
+                Some(twin) if twin == *page || self.pages[page.index()].leases > 0 => {}
                 Some(twin) => {
                     self.add_user(twin);
-                    self.remove_user(page);
-                    pages[index] = twin;
+                    self.remove_user(*page);
+                    *page = twin;
                 }
             }
         }
-        kept.max(full as u32)
     }
 
     /// Empties the cache and returns how many pages became free. Pages with a holder become free
@@ -197,15 +195,15 @@ impl PagePool {
     pub fn flush(&mut self) -> u32 {
         let cached = self.counts.cached;
         self.evict(cached);
-        if let Some(tree) = self.prefixes.as_mut().filter(|tree| !tree.is_empty()) {
-            (0..self.pages.len()).for_each(|index| tree.remove(PageId(index as u32)));
+        if let Some(cache) = self.cache.as_mut().filter(|cache| !cache.index.is_empty()) {
+            (0..self.pages.len()).for_each(|index| cache.index.remove(PageId(index as u32)));
         }
         cached
     }
 
     /// Removes a user of each of these pages.
     pub fn release(&mut self, pages: &[PageId]) {
-        // In reverse order, so that a page becomes idle after the pages behind it.
+        // In reverse order, so that a page is evicted after the pages behind it.
         pages.iter().rev().for_each(|&page| self.remove_user(page));
     }
 
@@ -271,8 +269,8 @@ impl PagePool {
         }
         assert_eq!(seen, self.counts);
         assert_eq!(seen.total() as usize, self.pages.len());
-        if let Some(tree) = &self.prefixes {
-            tree.invariants(|page| !self.is_held(page));
+        if let Some(cache) = &self.cache {
+            cache.index.invariants(|page| !self.is_held(page));
         }
     }
 
@@ -281,18 +279,13 @@ impl PagePool {
     }
 
     fn is_cached(&self, id: PageId) -> bool {
-        self.prefixes.as_ref().is_some_and(|tree| tree.contains(id))
+        self.cache.as_ref().is_some_and(|cache| cache.index.contains(id))
     }
 
-    /// The cached pages that hold the first `tokens` of `sequence`, up to the first gap.
-    fn cached_pages(&self, sequence: &Sequence<'_>, tokens: u32) -> impl Iterator<Item = PageId> {
-        let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
-        let mut parent = Parent::Root(sequence.salt);
-        (0..full).map_while(move |index| {
-            let page = self.prefixes.as_ref()?.find(parent, sequence, index)?;
-            parent = Parent::Page(page);
-            Some(page)
-        })
+    /// The cached pages with these keys, up to the first gap.
+    fn cached_pages(&self, keys: &[PageKey]) -> impl Iterator<Item = PageId> {
+        let index = self.cache.as_ref().map(|cache| &cache.index);
+        keys.iter().map_while(move |&key| index?.find(key))
     }
 
     /// Adds a user to a page that is in use, leased or cached.
@@ -305,8 +298,8 @@ impl PagePool {
         self.counts.in_use += 1;
         if page.leases > 0 {
             self.counts.leased -= 1;
-        } else if let Some(tree) = &mut self.prefixes {
-            tree.wake(id);
+        } else if let Some(cache) = &mut self.cache {
+            cache.index.wake(id);
             self.counts.cached -= 1;
         }
     }
@@ -328,9 +321,9 @@ impl PagePool {
 
     /// Handles a page that has lost its last holder.
     fn let_go(&mut self, id: PageId) {
-        match &mut self.prefixes {
-            Some(tree) if tree.contains(id) => {
-                tree.leave(id);
+        match &mut self.cache {
+            Some(cache) if cache.index.contains(id) => {
+                cache.index.leave(id);
                 self.counts.cached += 1;
             }
             _ => self.free_up(id),
@@ -340,8 +333,8 @@ impl PagePool {
     /// Evicts `n` pages of the cache, which has at least `n` pages without a holder.
     fn evict(&mut self, n: u32) {
         for _ in 0..n {
-            let page =
-                self.prefixes.as_mut().and_then(PrefixTree::evict).expect("a cached page is idle");
+            let cache = self.cache.as_mut();
+            let page = cache.and_then(|cache| cache.index.evict()).expect("a cached page is idle");
             self.counts.cached -= 1;
             self.free_up(page);
         }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::kv::lease::MoverRight;
-use crate::kv::prefix::Salt;
+use crate::kv::page_key::Salt;
 use crate::stdx::failpoint::panic_of;
 use proptest::prelude::*;
 
@@ -95,11 +95,13 @@ fn invariants_find_a_held_page_in_the_order_of_idle_pages() {
         let sequence = Sequence { salt: Salt::default(), prompt: &[1, 2, 3, 4], output: &[] };
         let mut pool = PagePool::with_cache(3, 2);
         let mut pages = allocate(&mut pool, 2);
-        assert_eq!(pool.keep(&sequence, 4, &mut pages, 0), 2);
+        let mut keys = Vec::with_capacity(2);
+        pool.extend_keys(&sequence, 4, &mut keys);
+        pool.keep(&keys, &mut pages);
         pool.release(&pages);
         pool.invariants();
         let mut reused = Vec::new();
-        pool.reuse(&sequence, 4, &mut reused);
+        pool.reuse(&keys, &mut reused);
         assert_eq!(reused, pages);
         pool.invariants();
     };

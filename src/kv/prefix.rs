@@ -1,92 +1,36 @@
-//! The prefix cache: a radix tree from token ids to the pages with their KV. An edge is one page.
+//! The prefix cache: an index from page keys to the pages with their KV.
 //!
-//! A node is a page; its parent is the page of the tokens before it. So a page has one place, and
-//! the tree is an array by page with an index over (parent, ids). Owns: the places, and the order
-//! in which pages became idle.
+//! Owns: the key of each cached page, and the order in which pages became idle.
 //! Thread: `engine`.
-//! Invariants: a lookup compares the ids of a page and of all pages before it, never only their
-//! hash. A parent stays in the tree as long as its child. Descendants of an idle page are idle and
-//! became so earlier, so the oldest idle page is a leaf. Nothing is allocated after start.
-//! Not here: the users of a page, which decide whether it is idle ([`super::pool`]).
+//! Invariants: two pages have different keys. A key stands for all tokens up to the end of its
+//! page, so a lookup goes from key to key until one is missing. A page can be here while one of the
+//! pages before it is not; no lookup then reaches it. Nothing is allocated after start.
+//! Not here: the keys ([`super::page_key`]), the users of a page, which decide whether it is idle
+//! ([`super::pool`]).
 
 use crate::ids::PageId;
+use crate::kv::page_key::PageKey;
 use crate::stdx::failpoint::is_failpoint_active;
-use sha2::{Digest, Sha256};
-use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A digest of a tenant's name. It separates tenants: a tenant can neither use nor detect pages
-/// that another tenant has cached.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Salt(pub u128);
-
-impl Salt {
-    /// The salt of `name` within this salt.
-    pub fn of(self, name: &str) -> Salt {
-        let digest: [u8; 32] =
-            Sha256::new().chain_update(self.0.to_le_bytes()).chain_update(name).finalize().into();
-        let half = digest.first_chunk().expect("sixteen of its bytes");
-        Salt(u128::from_le_bytes(*half))
-    }
-}
-
-/// The ids of a sequence, for a lookup: prompt, then output.
-#[derive(Clone, Copy, Debug)]
-pub struct Sequence<'a> {
-    /// Its tenant.
-    pub salt: Salt,
-    /// The first part.
-    pub prompt: &'a [u32],
-    /// The second part.
-    pub output: &'a [u32],
-}
-
-impl Sequence<'_> {
-    /// The ids of its `index`-th page.
-    fn page(&self, index: usize, page_size: usize) -> impl Iterator<Item = u32> {
-        let (begin, end) = (index * page_size, (index + 1) * page_size);
-        let part = |ids: &'_ [u32], before: usize| {
-            let clamp = |at: usize| at.saturating_sub(before).min(ids.len());
-            clamp(begin)..clamp(end)
-        };
-        let prompt = &self.prompt[part(self.prompt, 0)];
-        let output = &self.output[part(self.output, self.prompt.len())];
-        prompt.iter().chain(output).copied()
-    }
-}
-
-/// The place before a page.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(in crate::kv) enum Parent {
-    /// The page is the first one of a sequence of this tenant.
-    Root(Salt),
-    /// This page.
-    Page(PageId),
-}
-
-/// A page's place. Without a parent it is not in the tree.
+/// A page's place. Without a key it is not in the cache.
 #[derive(Clone, Copy, Default)]
 struct Node {
-    parent: Option<Parent>,
+    key: Option<PageKey>,
     /// The next page of its bucket.
     next: Option<PageId>,
     /// Idle pages before and after it, by the time they became idle; only valid while idle.
     older: Option<PageId>,
     newer: Option<PageId>,
-    /// When it became idle; for [`PrefixTree::invariants`], which must not allocate.
+    /// When it became idle; for [`PrefixIndex::invariants`], which must not allocate.
     left: u64,
 }
 
-/// The tree over one worker's pages.
-pub(in crate::kv) struct PrefixTree {
-    page_size: usize,
+/// The index over one worker's pages.
+pub(in crate::kv) struct PrefixIndex {
     nodes: Box<[Node]>,
-    /// Ids by page.
-    ids: Box<[u32]>,
     /// First page of each bucket; the number of buckets is a power of two.
     buckets: Box<[Option<PageId>]>,
-    /// Random at start, so that no client can fill one bucket.
-    keys: RandomState,
-    /// Pages in the tree.
+    /// Pages in the cache.
     len: usize,
     /// Idle for the longest time, and for the shortest.
     oldest: Option<PageId>,
@@ -95,15 +39,12 @@ pub(in crate::kv) struct PrefixTree {
     clock: u64,
 }
 
-impl PrefixTree {
-    /// An empty tree over `pages` pages of `page_size` tokens.
-    pub fn new(pages: u32, page_size: u32) -> PrefixTree {
-        PrefixTree {
-            page_size: page_size as usize,
+impl PrefixIndex {
+    /// An empty index over `pages` pages.
+    pub fn new(pages: u32) -> PrefixIndex {
+        PrefixIndex {
             nodes: vec![Node::default(); pages as usize].into(),
-            ids: vec![0; pages as usize * page_size as usize].into(),
             buckets: vec![None; (pages as usize).next_power_of_two()].into(),
-            keys: RandomState::new(),
             len: 0,
             oldest: None,
             newest: None,
@@ -111,29 +52,22 @@ impl PrefixTree {
         }
     }
 
-    /// Tokens of a page.
-    pub fn page_size(&self) -> usize {
-        self.page_size
-    }
-
-    /// Whether no page is in the tree.
+    /// Whether no page is in the cache.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the page is in the tree.
+    /// Whether the page is in the cache.
     pub fn contains(&self, page: PageId) -> bool {
-        self.nodes[page.index()].parent.is_some()
+        self.nodes[page.index()].key.is_some()
     }
 
-    /// The cached page with the ids of the `index`-th page of `sequence`, behind `parent`.
-    pub fn find(&self, parent: Parent, sequence: &Sequence<'_>, index: usize) -> Option<PageId> {
-        let mut at = self.buckets[self.bucket(parent, sequence.page(index, self.page_size))];
+    /// The page of this key.
+    pub fn find(&self, key: PageKey) -> Option<PageId> {
+        let mut at = self.buckets[self.bucket(key)];
         while let Some(page) = at {
             let node = &self.nodes[page.index()];
-            if node.parent == Some(parent)
-                && sequence.page(index, self.page_size).eq(self.ids_of(page))
-            {
+            if node.key == Some(key) {
                 return Some(page);
             }
             at = node.next;
@@ -141,23 +75,20 @@ impl PrefixTree {
         None
     }
 
-    /// Inserts `page`, which holds the KV of the `index`-th page of `sequence`, behind `parent`. It
-    /// is not in the tree, no other page has this place, and it is not idle.
-    pub fn insert(&mut self, page: PageId, parent: Parent, sequence: &Sequence<'_>, index: usize) {
-        debug_assert!(!self.contains(page) && self.find(parent, sequence, index).is_none());
-        let ids = &mut self.ids[page.index() * self.page_size..][..self.page_size];
-        ids.iter_mut().zip(sequence.page(index, self.page_size)).for_each(|(kept, id)| *kept = id);
-        let bucket = self.bucket(parent, self.ids_of(page));
+    /// Inserts a page. It is not in the cache, no other page has its key, and it is not idle.
+    pub fn insert(&mut self, page: PageId, key: PageKey) {
+        debug_assert!(!self.contains(page) && self.find(key).is_none());
+        let bucket = self.bucket(key);
         let next = self.buckets[bucket].replace(page);
-        self.nodes[page.index()] = Node { parent: Some(parent), next, ..Node::default() };
+        self.nodes[page.index()] = Node { key: Some(key), next, ..Node::default() };
         self.len += 1;
     }
 
-    /// Removes a page that is not idle from the tree.
+    /// Removes a page that is not idle from the cache.
     pub fn remove(&mut self, page: PageId) {
-        let Node { parent, next, .. } = self.nodes[page.index()];
-        let Some(parent) = parent else { return };
-        let bucket = self.bucket(parent, self.ids_of(page));
+        let Node { key, next, .. } = self.nodes[page.index()];
+        let Some(key) = key else { return };
+        let bucket = self.bucket(key);
         match self.buckets[bucket] {
             Some(first) if first == page => self.buckets[bucket] = next,
             first => {
@@ -176,7 +107,7 @@ impl PrefixTree {
         self.len -= 1;
     }
 
-    /// A page of the tree becomes idle. Its descendants are idle already.
+    /// A page of the cache becomes idle.
     pub fn leave(&mut self, page: PageId) {
         let older = self.newest.replace(page);
         self.clock += 1;
@@ -205,7 +136,7 @@ impl PrefixTree {
         }
     }
 
-    /// Removes the page that is idle for the longest time from the tree.
+    /// Removes the page that is idle for the longest time from the cache.
     pub fn evict(&mut self) -> Option<PageId> {
         let page = self.oldest?;
         self.wake(page);
@@ -213,45 +144,28 @@ impl PrefixTree {
         Some(page)
     }
 
-    /// Panics unless index, places and order of idle pages agree. `idle` returns whether a page has
-    /// no holder.
+    /// Panics unless buckets, keys and the order of idle pages agree. `idle` returns whether a page
+    /// has no holder.
     pub fn invariants(&self, idle: impl Fn(PageId) -> bool) {
         let mut indexed = 0;
         for (bucket, &first) in self.buckets.iter().enumerate() {
             let mut at = first;
             while let Some(page) = at {
                 let node = &self.nodes[page.index()];
-                let parent = node.parent.expect("a page of the index is in the tree");
-                assert_eq!(
-                    self.bucket(parent, self.ids_of(page)),
-                    bucket,
-                    "page {page} is in a foreign bucket"
-                );
-                if let Parent::Page(parent) = parent {
-                    assert!(self.contains(parent), "page {page} has lost its parent {parent}");
-                    assert!(
-                        idle(page) || !idle(parent),
-                        "page {parent} is idle, its child {page} is not"
-                    );
-                }
+                let key = node.key.expect("a page of the index is in the cache");
+                assert_eq!(self.bucket(key), bucket, "page {page} is in a foreign bucket");
+                assert_eq!(self.find(key), Some(page), "another page has the key of page {page}");
                 indexed += 1;
                 at = node.next;
             }
         }
-        assert_eq!(indexed, self.nodes.iter().filter(|node| node.parent.is_some()).count());
+        assert_eq!(indexed, self.nodes.iter().filter(|node| node.key.is_some()).count());
         assert_eq!(indexed, self.len);
         let (mut at, mut older, mut left, mut ordered) = (self.oldest, None, 0, 0);
         while let Some(page) = at {
             let node = &self.nodes[page.index()];
             assert!(self.contains(page) && idle(page), "page {page} is in the order of idle pages");
             assert!(node.older == older && node.left > left, "page {page} is out of order");
-            if let Some(Parent::Page(parent)) = node.parent {
-                let parent_left = self.nodes[parent.index()].left;
-                assert!(
-                    !idle(parent) || parent_left > node.left,
-                    "page {parent} was left before its child {page}"
-                );
-            }
             (older, left, ordered, at) = (Some(page), node.left, ordered + 1, node.newer);
         }
         assert_eq!(self.newest, older);
@@ -259,17 +173,7 @@ impl PrefixTree {
         assert_eq!(ordered, pages.filter(|&page| self.contains(page) && idle(page)).count());
     }
 
-    fn ids_of(&self, page: PageId) -> impl Iterator<Item = u32> {
-        self.ids[page.index() * self.page_size..][..self.page_size].iter().copied()
-    }
-
-    fn bucket(&self, parent: Parent, ids: impl Iterator<Item = u32>) -> usize {
-        let mut hasher = self.keys.build_hasher();
-        match parent {
-            Parent::Root(salt) => hasher.write_u128(salt.0),
-            Parent::Page(page) => hasher.write_u32(page.0),
-        }
-        ids.for_each(|id| hasher.write_u32(id));
-        hasher.finish() as usize & (self.buckets.len() - 1)
+    fn bucket(&self, key: PageKey) -> usize {
+        key.low_bits() & (self.buckets.len() - 1)
     }
 }

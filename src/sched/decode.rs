@@ -128,7 +128,7 @@ impl DecodeWorker {
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
         let state = Decode { stage, session: None, lease: LeaseState::None, prefix: 0, aux: None };
-        if let Err(request) = self.slots.insert(request, state) {
+        if let Err(request) = self.slots.insert(request, state, &self.pool) {
             refuse(request, channel);
         } else if !fits {
             self.fail(slot, Cause::Refused, channel);

@@ -125,7 +125,7 @@ impl PrefillWorker {
             aux: None,
             awaited: false,
         };
-        if let Err(request) = self.slots.insert(request, state) {
+        if let Err(request) = self.slots.insert(request, state, &self.pool) {
             refuse(request, channel);
         } else if !fits {
             self.fail(slot, Cause::Refused, channel);

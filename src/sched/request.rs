@@ -4,7 +4,7 @@
 //! with [`super::messages::RequestEvent::Released`]. So the engine neither allocates nor frees.
 
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
-use crate::kv::prefix::{Salt, Sequence};
+use crate::kv::page_key::{PageKey, Salt, Sequence};
 use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::{SamplingParams, TokenRules};
 use crate::sched::masks::RequestGrammar;
@@ -41,6 +41,9 @@ pub struct EngineRequest {
     pub output: Vec<u32>,
     /// Pages held, in order of position; capacity for prompt + `max_new`.
     pub pages: Vec<PageId>,
+    /// Keys of its full pages in the prefix cache, from its first page on; capacity as `pages`. The
+    /// engine computes them.
+    pub keys: Vec<PageKey>,
     /// Salt of the prefix cache that it uses and fills; `None`: it uses no cache.
     pub salt: Option<Salt>,
     /// Sampling parameters.

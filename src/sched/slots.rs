@@ -5,6 +5,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
+use crate::kv::page_key::PageKey;
 use crate::kv::pool::{PagePool, Reusable};
 use crate::kv::tier::Stored;
 use crate::sched::admission::{self, Claim, PageBudget};
@@ -13,6 +14,7 @@ use crate::sched::config::SchedConfig;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::EngineRequest;
 use crate::sched::worker::Activity;
+use crate::stdx::failpoint::is_failpoint_active;
 use std::mem;
 use std::ops::{Index, IndexMut, Range};
 
@@ -39,7 +41,7 @@ pub struct SlotEntry<S> {
     pub cached: u32,
     /// Prompt tokens in the prefix cache when it began to wait.
     foreseen: u32,
-    /// Number of its first pages that were taken from the prefix cache or put into it.
+    /// Number of its first pages that were taken from the prefix cache or offered to it.
     kept: u32,
     /// Set while it has no pages because other requests needed them.
     pub retracted: Option<RetractedKv>,
@@ -66,7 +68,7 @@ impl<S> SlotEntry<S> {
         if need <= room.pages {
             return true;
         }
-        if *lookups == 0 || need - pool.most_reusable(self.reusable_tokens()) > room.pages {
+        if *lookups == 0 || need - self.reusable_keys(pool).len() as u32 > room.pages {
             return false;
         }
         *lookups -= 1;
@@ -81,8 +83,22 @@ impl<S> SlotEntry<S> {
 
     /// The part of `fill` that the prefix cache has.
     fn reusable(&self, pool: &PagePool) -> Reusable {
-        let sequence = self.request.sequence();
-        sequence.map_or(Reusable::default(), |it| pool.reusable(&it, self.reusable_tokens()))
+        pool.reusable(self.reusable_keys(pool))
+    }
+
+    /// The keys of the pages that a cache can replace.
+    fn reusable_keys(&self, pool: &PagePool) -> &[PageKey] {
+        let keys = &self.request.keys;
+        &keys[..pool.cacheable_pages(self.reusable_tokens()).min(keys.len())]
+    }
+
+    /// Computes the missing keys of the full pages of its first `tokens` tokens.
+    fn extend_keys(&mut self, pool: &PagePool, tokens: u32) {
+        let mut keys = mem::take(&mut self.request.keys);
+        if let Some(sequence) = self.request.sequence() {
+            pool.extend_keys(&sequence, tokens, &mut keys);
+        }
+        self.request.keys = keys;
     }
 
     /// Pages that it needs to begin, minus those in the prefix cache when it began to wait.
@@ -141,11 +157,9 @@ impl<S> SlotEntry<S> {
         let before = pool.counts();
         let reusable = self.reusable_tokens();
         let mut pages = mem::take(&mut self.request.pages);
-        if let Some(sequence) = self.request.sequence() {
-            pool.reuse(&sequence, reusable, &mut pages);
-            if self.request.output.is_empty() {
-                pool.count_lookup(reusable, pages.len() as u32 * config.page_size);
-            }
+        pool.reuse(self.reusable_keys(pool), &mut pages);
+        if self.request.salt.is_some() && self.request.output.is_empty() {
+            pool.count_lookup(reusable, pages.len() as u32 * config.page_size);
         }
         self.kept = pages.len() as u32;
         debug_assert!(self.kept * config.page_size <= reusable, "a cache has no more than it can");
@@ -175,13 +189,16 @@ impl<S> SlotEntry<S> {
 
     /// Puts full pages into the prefix cache.
     pub fn keep(&mut self, pool: &mut PagePool) {
-        let in_place = self.in_place();
-        let mut pages = mem::take(&mut self.request.pages);
-        if let Some(sequence) = self.request.sequence() {
-            self.kept = pool.keep(&sequence, in_place, &mut pages, self.kept);
-            debug_assert!(self.kept as usize <= pages.len(), "kept pages are the request's own");
+        let tokens =
+            self.in_place() + u32::from(is_failpoint_active("page is kept before it is full"));
+        self.extend_keys(pool, tokens);
+        let EngineRequest { keys, pages, .. } = &mut *self.request;
+        let full = pool.cacheable_pages(tokens).min(keys.len());
+        let kept = self.kept as usize;
+        if full > kept {
+            pool.keep(&keys[kept..full], &mut pages[kept..full]);
+            self.kept = full as u32;
         }
-        self.request.pages = pages;
     }
 
     /// Ends it for its client: sends Finished and releases its pages. A lease over them continues.
@@ -232,17 +249,19 @@ impl<S> Slots<S> {
         self.entries.len()
     }
 
-    /// Puts a new request into its slot. Returns it if there is no such slot or the slot is taken.
+    /// Puts a new request into its slot, and computes the keys of its prompt's pages for `pool`.
+    /// Returns it if there is no such slot or the slot is taken.
     pub fn insert(
         &mut self,
         request: Box<EngineRequest>,
         state: S,
+        pool: &PagePool,
     ) -> Result<(), Box<EngineRequest>> {
         match self.entries.get_mut(request.slot.index()) {
             Some(entry @ None) => {
                 let fill = request.prompt.len() as u32;
                 let (computed, cached, foreseen, kept, retracted) = (0, 0, 0, 0, None);
-                *entry = Some(SlotEntry {
+                let entry = entry.insert(SlotEntry {
                     request,
                     fill,
                     computed,
@@ -252,6 +271,7 @@ impl<S> Slots<S> {
                     retracted,
                     state,
                 });
+                entry.extend_keys(pool, fill);
                 self.taken += 1;
                 debug_assert_eq!(self.taken, self.iter().count(), "taken slots are counted");
                 Ok(())

@@ -6,7 +6,7 @@ use super::requests::PlannedRequest;
 use super::workload::SimLogprobs;
 use crate::http::client::{RequestLine, ResponseDecoder, ResponseEvent, write_request};
 use crate::http::{HttpLimits, Method};
-use crate::kv::prefix::Salt;
+use crate::kv::page_key::Salt;
 use crate::net::{ConnId, Event, MemoryKernel, Reactor};
 use crate::stdx::event_queue::{MILLI, Nanos, SECOND};
 use serde_json::{Value, json};

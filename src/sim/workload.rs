@@ -2,7 +2,7 @@
 //! hash, not on pages, chunks and workers.
 
 use super::model::{END, Fold, VOCAB};
-use crate::kv::prefix::Salt;
+use crate::kv::page_key::Salt;
 use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
 use crate::model::sampler::{Sampler, SamplingParams, TokenHistory, TokenLimits};
 use crate::model::tokenizer::Tokenizer;

@@ -3,7 +3,7 @@
 use super::mover::{Side, TestMover};
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
-use baton::kv::prefix::Salt;
+use baton::kv::page_key::Salt;
 use baton::kv::region::Region;
 use baton::kv::tier::Tier;
 use baton::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
@@ -165,6 +165,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         resumed: 0,
         output: Vec::with_capacity(wanted.max_new as usize),
         pages: Vec::with_capacity(tokens),
+        keys: Vec::with_capacity(tokens),
         salt: wanted.salt,
         sampling: wanted.sampling,
         grammar: None,

@@ -11,7 +11,7 @@ use super::{LoadCluster, Open, PATIENCE, SimEvent};
 use crate::cause::Cause;
 use crate::cli::flags::SimEngine;
 use crate::ids::{DecodeAllocation, Leg, RequestId, Room};
-use crate::kv::prefix::Salt;
+use crate::kv::page_key::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::routing::attempts::{AttemptAction, AttemptContext, AttemptEvent, Attempts};
 use crate::routing::balancer::{NoWorker, Reservation};
@@ -195,6 +195,7 @@ impl LoadCluster<'_> {
             resumed: 0,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages as usize),
+            keys: Vec::with_capacity(pages as usize),
             salt: Some(Salt::default()),
             sampling: SamplingParams::GREEDY,
             grammar: None,

@@ -7,7 +7,7 @@ use crate::api::{ApiError, BootstrapParams, GenerateRequest, KeptKv, kv_transfer
 use crate::cause::Cause;
 use crate::config::{BOOTSTRAP_PORT, FirstToken};
 use crate::ids::{RequestId, RequestKey, Room, WorkerId};
-use crate::kv::prefix::Salt;
+use crate::kv::page_key::Salt;
 use crate::link::handoff::{Handoff, Source, prompt_of, room_of};
 use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::SamplingParams;
@@ -363,11 +363,9 @@ impl RequestTable {
             resumed: *resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
+            keys: Vec::with_capacity(pages),
             // A self-test must compute its whole prompt, so it shares no KV.
-            salt: (!active.is_self_test).then(|| {
-                let shared = Salt::default();
-                asked.cache_salt.as_deref().map_or(shared, |text| shared.of(text))
-            }),
+            salt: (!active.is_self_test).then(|| salt(asked)),
             sampling: sampling(asked, place.sample, cx.reactor.entropy()),
             grammar: None,
             rules: active.rules.clone(),
@@ -427,6 +425,12 @@ fn score_prompt(request: &mut EngineRequest, logprobs: Option<Box<PromptLogprobs
         request.salt = None;
     }
     request.prompt_logprobs = logprobs;
+}
+
+/// The salt of a request in the prefix cache.
+fn salt(request: &GenerateRequest) -> Salt {
+    let shared = Salt::default();
+    request.cache_salt.as_deref().map_or(shared, |text| shared.of(text))
 }
 
 /// Sampling parameters of one sample. The samples of a seeded request differ, but the same seed

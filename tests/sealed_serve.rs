@@ -24,16 +24,20 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 /// One test, as the count is the process's.
 #[test]
 fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
-    for flags in
-        ["--mixed", "--transfer shm", "--prefill-workers 2 --decode-workers 2 --chunk-ms 1"]
-    {
-        serve(flags, |address| {
+    for (model, flags) in [
+        ("llama-f32", "--mixed"),
+        ("llama-f32", "--transfer shm"),
+        ("llama-f32", "--prefill-workers 2 --decode-workers 2 --chunk-ms 1"),
+        ("qwen2-moe-f32", "--transfer shm"),
+        ("gemma3-f32", "--transfer shm"),
+    ] {
+        serve(model, flags, |address| {
             thread::scope(|scope| {
                 (0..6).for_each(|user| drop(scope.spawn(move || use_it(address, user))))
             });
-            assert_eq!(violations(), 0, "{flags}");
+            assert_eq!(violations(), 0, "{model} {flags}");
         });
-        assert_eq!(violations(), 0, "{flags}, at its end");
+        assert_eq!(violations(), 0, "{model} {flags}, at its end");
     }
     let seal = seal_thread();
     let allocated = vec![1u8];
@@ -43,8 +47,8 @@ fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
 }
 
 /// Serves in a thread while `visit` runs, then drains.
-fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
+fn serve(model: &str, flags: &str, visit: impl FnOnce(SocketAddr)) {
+    let model = format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"));
     // The port was free a moment ago. No other test here takes ports by number.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let arguments = format!(

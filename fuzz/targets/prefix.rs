@@ -4,8 +4,8 @@
 
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::lease::{Lease, MoverRight};
-use baton::kv::pool::{PageCounts, PagePool, Reusable};
 use baton::kv::page_key::{PageKey, Salt, Sequence};
+use baton::kv::pool::{PageCounts, PagePool, Reusable};
 
 const PAGES: u32 = 24;
 const PAGE_SIZE: usize = 2;
@@ -173,8 +173,7 @@ pub fn run(data: &[u8]) {
                     continue;
                 }
                 request.is_written = is_written;
-                let pages =
-                    request.pages[if is_written { request.kept } else { 0 }..].to_vec();
+                let pages = request.pages[if is_written { request.kept } else { 0 }..].to_vec();
                 let lease = match is_written {
                     true => pool.lease_to_write(SlotId(0), Generation(1), &pages),
                     false => pool.lease(SlotId(0), Generation(1), &pages),

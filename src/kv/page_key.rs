@@ -59,7 +59,7 @@ impl PageKey {
 /// Makes the keys of one pool.
 pub(in crate::kv) struct KeyChain {
     page_size: usize,
-    secret: [u8; 16],
+    secret: u128,
 }
 
 impl KeyChain {
@@ -67,8 +67,8 @@ impl KeyChain {
     pub fn new(page_size: u32) -> KeyChain {
         // The standard library seeds this state from the system's entropy.
         let state = RandomState::new();
-        let halves = [0_u8, 1].map(|half| state.hash_one(half).to_le_bytes());
-        let secret = std::array::from_fn(|at| halves[at / 8][at % 8]);
+        let half = |number: u8| u128::from(state.hash_one(number));
+        let secret = half(0) << 64 | half(1);
         KeyChain { page_size: page_size as usize, secret }
     }
 
@@ -83,7 +83,7 @@ impl KeyChain {
         for index in keys.len()..self.full_pages(tokens) {
             let before = keys.last().map_or(sequence.salt.0, |key| key.0);
             let mut digest = Sha256::new();
-            digest.update(self.secret);
+            digest.update(self.secret.to_le_bytes());
             digest.update(before.to_le_bytes());
             let ids = sequence.page(index, self.page_size);
             ids.iter().for_each(|ids| digest.update(bytemuck::cast_slice(ids)));
@@ -116,6 +116,12 @@ mod tests {
         assert_eq!(long.len(), 2, "the third page is not full");
         assert_eq!(long, keys(&chain, 1, &[1, 2, 3], &[4, 9]), "wherever the ids stand");
         assert_eq!(long[..1], keys(&chain, 1, &[1, 2], &[]), "whatever follows");
+        let mut grown = Vec::with_capacity(2);
+        for (prompt, output) in [(&[1, 2, 3][..], &[][..]), (&[1, 2, 3], &[4])] {
+            let tokens = (prompt.len() + output.len()) as u32;
+            chain.extend(&Sequence { salt: Salt(1), prompt, output }, tokens, &mut grown);
+        }
+        assert_eq!(long, grown, "in several calls");
         let others = [
             keys(&chain, 2, &[1, 2, 3, 4], &[]),
             keys(&chain, 1, &[7, 2, 3, 4], &[]),

@@ -180,7 +180,7 @@ impl PagePool {
             let Some(cache) = &mut self.cache else { return };
             match cache.index.find(key) {
                 None => cache.index.insert(*page, key),
-                Some(twin) if twin == *page || self.pages[page.index()].leases > 0 => {}
+                Some(_) if self.pages[page.index()].leases > 0 => {}
                 Some(twin) => {
                     self.add_user(twin);
                     self.remove_user(*page);
@@ -191,7 +191,8 @@ impl PagePool {
     }
 
     /// Empties the cache and returns how many pages became free. Pages with a holder become free
-    /// when their holders leave.
+    /// when their holders leave. Pages that a running request keeps later are cached, but no lookup
+    /// reaches them before the pages in front of them are computed again.
     pub fn flush(&mut self) -> u32 {
         let cached = self.counts.cached;
         self.evict(cached);

@@ -77,7 +77,8 @@ impl PrefixIndex {
 
     /// Inserts a page. It is not in the cache, no other page has its key, and it is not idle.
     pub fn insert(&mut self, page: PageId, key: PageKey) {
-        debug_assert!(!self.contains(page) && self.find(key).is_none());
+        assert!(!self.contains(page), "page {page} has two keys");
+        debug_assert!(self.find(key).is_none(), "two pages have one key");
         let bucket = self.bucket(key);
         let next = self.buckets[bucket].replace(page);
         self.nodes[page.index()] = Node { key: Some(key), next, ..Node::default() };

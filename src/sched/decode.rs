@@ -128,7 +128,7 @@ impl DecodeWorker {
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
         let state = Decode { stage, session: None, lease: LeaseState::None, prefix: 0, aux: None };
-        if let Err(request) = self.slots.insert(request, state, &self.pool) {
+        if let Err(request) = self.slots.insert(request, state) {
             refuse(request, channel);
         } else if !fits {
             self.fail(slot, Cause::Refused, channel);
@@ -538,6 +538,7 @@ impl Worker for DecodeWorker {
                     held.state.session = Some(session);
                     held.state.stage = Stage::Waiting;
                     held.request.stamps.bootstrapped = Some(now);
+                    held.extend_prompt_keys(&self.pool);
                     self.line.push(slot, held.request.priority);
                 }
             }

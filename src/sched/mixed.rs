@@ -83,7 +83,7 @@ impl MixedWorker {
     fn submit(&mut self, request: Box<EngineRequest>, now: Instant, channel: &mut EngineChannel) {
         let (slot, left) = (request.slot, request.deadline.saturating_duration_since(now));
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
-        if let Err(request) = self.slots.insert(request, Stage::Waiting, &self.pool) {
+        if let Err(request) = self.slots.insert(request, Stage::Waiting) {
             return refuse(request, channel);
         }
         if !fits {

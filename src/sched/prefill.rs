@@ -125,7 +125,7 @@ impl PrefillWorker {
             aux: None,
             awaited: false,
         };
-        if let Err(request) = self.slots.insert(request, state, &self.pool) {
+        if let Err(request) = self.slots.insert(request, state) {
             refuse(request, channel);
         } else if !fits {
             self.fail(slot, Cause::Refused, channel);

@@ -92,8 +92,15 @@ impl<S> SlotEntry<S> {
         &keys[..pool.cacheable_pages(self.reusable_tokens()).min(keys.len())]
     }
 
+    /// Computes the keys of its prompt's pages, before its first lookup. The keys of a long prompt
+    /// take milliseconds, so a request that never fits is refused before.
+    pub fn extend_prompt_keys(&mut self, pool: &PagePool) {
+        self.extend_keys(pool, self.fill);
+    }
+
     /// Computes the missing keys of the full pages of its first `tokens` tokens.
     fn extend_keys(&mut self, pool: &PagePool, tokens: u32) {
+        // The ids are borrowed from the same request.
         let mut keys = mem::take(&mut self.request.keys);
         if let Some(sequence) = self.request.sequence() {
             pool.extend_keys(&sequence, tokens, &mut keys);
@@ -126,6 +133,7 @@ impl<S> SlotEntry<S> {
 
     /// Looks up its cached prefix once, when it begins to wait.
     pub fn foresee(&mut self, pool: &PagePool, page_size: u32) {
+        self.extend_prompt_keys(pool);
         self.foreseen = self.reusable(pool).pages * page_size;
     }
 
@@ -249,19 +257,18 @@ impl<S> Slots<S> {
         self.entries.len()
     }
 
-    /// Puts a new request into its slot, and computes the keys of its prompt's pages for `pool`.
-    /// Returns it if there is no such slot or the slot is taken.
+    /// Puts a new request into its slot. Returns it if there is no such slot or the slot is taken.
     pub fn insert(
         &mut self,
         request: Box<EngineRequest>,
         state: S,
-        pool: &PagePool,
     ) -> Result<(), Box<EngineRequest>> {
         match self.entries.get_mut(request.slot.index()) {
             Some(entry @ None) => {
                 let fill = request.prompt.len() as u32;
                 let (computed, cached, foreseen, kept, retracted) = (0, 0, 0, 0, None);
-                let entry = entry.insert(SlotEntry {
+                debug_assert!(request.keys.is_empty(), "a request begins without keys");
+                *entry = Some(SlotEntry {
                     request,
                     fill,
                     computed,
@@ -271,7 +278,6 @@ impl<S> Slots<S> {
                     retracted,
                     state,
                 });
-                entry.extend_keys(pool, fill);
                 self.taken += 1;
                 debug_assert_eq!(self.taken, self.iter().count(), "taken slots are counted");
                 Ok(())

@@ -10,6 +10,7 @@
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
+use baton::kv::request_pages::PageSpan;
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::event::WaitSet;
@@ -153,8 +154,8 @@ impl Session {
         let from = Arc::new(from);
         let (half, _) =
             RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
-        source.lists.store(SLOT, &pages(401));
-        from.targets.store(SLOT, &pages(613));
+        source.lists.store(SLOT, PageSpan::whole(&pages(401)));
+        from.targets.store(SLOT, PageSpan::whole(&pages(613)));
         fabric.set_pace(StepMode::Discarded);
         // They are never dropped. The provider does not need them, because it discards all work.
         std::mem::forget((offer, destination, fabric));

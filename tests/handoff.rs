@@ -7,6 +7,7 @@ use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::lease::MoverRight;
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
+use baton::kv::request_pages::PageSpan;
 use baton::link::handoff::{
     EndpointKind, Handoff, LinkId, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
 };
@@ -205,7 +206,14 @@ impl Cluster {
         assert!(self.decode.pool.allocate(count, &mut pages));
         let lease = self.decode.pool.lease(slot.id, slot.generation, &pages);
         let from = (session, Room(room));
-        self.decode.handle.expect(slot.id, slot.generation, from, 0..tokens, &pages, lease);
+        self.decode.handle.expect(
+            slot.id,
+            slot.generation,
+            from,
+            0..tokens,
+            PageSpan::whole(&pages),
+            lease,
+        );
         self.handoff.handle_expecting(DECODE, slot, 0..tokens, self.now);
         pages
     }
@@ -238,7 +246,7 @@ impl Cluster {
         pages.reverse();
         self.fill(&pages, slot.id.0 as u8 + 1);
         let lease = self.prefill.pool.lease(slot.id, slot.generation, &pages);
-        self.prefill.handle.begin(slot.id, slot.generation, target, &pages, lease);
+        self.prefill.handle.begin(slot.id, slot.generation, target, PageSpan::whole(&pages), lease);
         pages
     }
 

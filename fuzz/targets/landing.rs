@@ -4,6 +4,7 @@ use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
+use baton::kv::request_pages::PageSpan;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::copy_pool::CopyPool;
 use baton::transfer::pages::PageLists;
@@ -27,7 +28,8 @@ pub fn layout() -> KvLayout {
 pub fn memory(word: u64) -> Memory {
     let lists = Arc::new(PageLists::new(SLOTS, 8).expect("memory"));
     // The rest of the list is from an earlier use of the slot, and must not be used.
-    lists.store(NOTICE.slot, &[&LEASED[..], &[PageId(1); 6]].concat());
+    let pages = [&LEASED[..], &[PageId(1); 6]].concat();
+    lists.store(NOTICE.slot, PageSpan::whole(&pages));
     let layout = layout();
     let bytes = (u64::from(PAGES) * layout.page_stride) as usize;
     let region = Arc::new(Region::new(c"fuzz", bytes).expect("memory"));

@@ -5,6 +5,7 @@
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::page_key::{PageKey, Salt, Sequence};
+use baton::kv::window::Reach;
 use baton::kv::pool::{PageCounts, PagePool, Reusable};
 
 const PAGES: u32 = 24;
@@ -207,8 +208,8 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
     let found = list.found(new, tokens);
     let keys = new.keys(pool, tokens);
     let idle = found.iter().filter(|&&page| !list.pages[page].is_held()).count();
-    let reusable = Reusable { pages: found.len() as u32, idle: idle as u32 };
-    assert_eq!(pool.reusable(&keys), reusable);
+    let reusable = Reusable { pages: 0..found.len() as u32, idle: idle as u32 };
+    assert_eq!(pool.reusable(&keys, Reach::From(0)), reusable);
     let mut pages = std::mem::take(&mut new.pages);
     pool.reuse(&keys, &mut pages);
     assert_eq!(pages.iter().map(|page| page.index()).collect::<Vec<_>>(), found);

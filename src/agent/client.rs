@@ -13,6 +13,7 @@ use super::requests::{
 use crate::cause::Cause;
 use crate::ids::{PageId, Role, Room};
 use crate::kv::layout::KvLayout;
+use crate::kv::request_pages::PageSpan;
 use crate::limits::REQUEST_TIME_MAX;
 use crate::link::handoff::{Source, prompt_of};
 use crate::stdx::event_count::EventCount;
@@ -251,7 +252,7 @@ impl AgentClient {
         if self.is_dead() {
             return Err(AgentError::Dead);
         }
-        self.parts.lists.store_from(slot.id, first, pages);
+        self.parts.lists.store(slot.id, PageSpan { first, pages });
         progress.prefix.store(prefix, Ordering::Relaxed);
         progress.leased.store(pack(slot, leased as u32), Ordering::Release);
         self.wake();

@@ -24,6 +24,7 @@ use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
 use crate::kv::lease::MoverRight;
 use crate::kv::pool::PagePool;
+use crate::kv::request_pages::PageSpan;
 use crate::limits::LANES_MAX;
 use crate::link::control::{ControlLinks, PeerIdentity};
 use crate::link::handoff::{
@@ -280,7 +281,7 @@ impl SourceAgent {
     pub fn begin(&mut self, slot: Slot, target: Target, pages: &[PageId]) {
         let lease = self.pool.lease(slot.id, slot.generation, pages);
         self.note_lease(slot, pages);
-        self.handle.begin(slot.id, slot.generation, target, pages, lease);
+        self.handle.begin(slot.id, slot.generation, target, PageSpan::whole(pages), lease);
     }
 
     /// Leases the pages of the prompt that are not in its lease yet. `pages` are those of the whole
@@ -346,8 +347,9 @@ impl DestinationAgent {
     ) -> bool {
         let lease = self.pool.lease_to_write(slot.id, slot.generation, pages);
         self.note_lease(slot, pages);
+        let span = PageSpan::whole(pages);
         let granted =
-            self.handle.expect(slot.id, slot.generation, from, tokens.clone(), pages, lease);
+            self.handle.expect(slot.id, slot.generation, from, tokens.clone(), span, lease);
         self.handoff.handle_expecting(WORKER, slot, tokens, self.reactor.now());
         granted
     }

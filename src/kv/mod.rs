@@ -1,6 +1,7 @@
 //! KV memory. [`layout`] gives the position of each token's keys and values. [`region`] is the
 //! mapping that holds them. [`pool`] and [`lease`] record the holders of each page. [`page_key`]
-//! names the content of pages, and `prefix` finds it. [`tier`] keeps the KV of requests that wait
+//! names the content of pages, and `prefix` finds it. [`request_pages`] lists the pages of a
+//! request, and [`window`] says which ones it needs. [`tier`] keeps the KV of requests that wait
 //! for pages.
 
 mod adopted_memory;
@@ -12,4 +13,6 @@ pub mod page_key;
 pub mod pool;
 mod prefix;
 pub mod region;
+pub mod request_pages;
 pub mod tier;
+pub mod window;

@@ -6,6 +6,7 @@
 //! Thread: `engine`.
 //! Invariants: nothing is allocated. Keys are not comparable between pools.
 
+use crate::stdx::failpoint::is_failpoint_active;
 use sha2::{Digest, Sha256};
 use std::hash::{BuildHasher, RandomState};
 
@@ -72,6 +73,11 @@ impl KeyChain {
         KeyChain { page_size: page_size as usize, secret }
     }
 
+    /// Tokens of a page.
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
     /// Full pages of the first `tokens` tokens.
     pub fn full_pages(&self, tokens: u32) -> usize {
         tokens as usize / self.page_size
@@ -81,7 +87,8 @@ impl KeyChain {
     /// the first pages, and the capacity for all.
     pub fn extend(&self, sequence: &Sequence<'_>, tokens: u32, keys: &mut Vec<PageKey>) {
         for index in keys.len()..self.full_pages(tokens) {
-            let before = keys.last().map_or(sequence.salt.0, |key| key.0);
+            let before = keys.last().filter(|_| !is_failpoint_active("key lacks the ids before"));
+            let before = before.map_or(sequence.salt.0, |key| key.0);
             let mut digest = Sha256::new();
             digest.update(self.secret.to_le_bytes());
             digest.update(before.to_le_bytes());

@@ -14,7 +14,9 @@ use crate::kv::bits::Bits;
 use crate::kv::lease::{EndedLease, Lease};
 use crate::kv::page_key::{KeyChain, PageKey, Sequence};
 use crate::kv::prefix::PrefixIndex;
+use crate::kv::window::{KvWindow, Reach};
 use crate::stdx::failpoint::is_failpoint_active;
+use std::ops::Range;
 
 /// Pages by state. Every page is in exactly one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,11 +43,11 @@ impl PageCounts {
     }
 }
 
-/// The cached part of a sequence, from its beginning.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// The cached pages of a sequence that serve a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reusable {
-    /// Pages.
-    pub pages: u32,
+    /// Their places in the sequence. The request does not read the pages before them.
+    pub pages: Range<u32>,
     /// Those of them without a holder. After a reuse, they can no longer be evicted.
     pub idle: u32,
 }
@@ -79,6 +81,7 @@ pub struct PagePool {
     counts: PageCounts,
     cache: Option<Cache>,
     lookups: Lookups,
+    flushes: u32,
 }
 
 /// The prefix cache, and the keys by which it finds pages.
@@ -96,6 +99,7 @@ impl PagePool {
             counts: PageCounts { free: pages, ..PageCounts::default() },
             cache: None,
             lookups: Lookups::default(),
+            flushes: 0,
         }
     }
 
@@ -145,18 +149,56 @@ impl PagePool {
         }
     }
 
-    /// The cached part of the pages with these keys, without a gap.
-    pub fn reusable(&self, keys: &[PageKey]) -> Reusable {
-        let mut found = Reusable::default();
-        for page in self.cached_pages(keys) {
-            found.pages += 1;
-            found.idle += u32::from(!self.is_held(page));
-        }
-        found
+    /// The longest cached part, without a gap, of a sequence with these keys from its first page
+    /// on. `reach` says where the part begins. If there is none, its range is empty and begins with
+    /// the first page that the request reads.
+    pub fn reusable(&self, keys: &[PageKey], reach: Reach) -> Reusable {
+        let pages = match reach {
+            Reach::From(first) => self.run_from(keys, first),
+            Reach::Back(window) if window.is_endless() => self.run_from(keys, 0),
+            Reach::Back(window) => self.last_window(keys, window),
+        };
+        let places = pages.start as usize..pages.end as usize;
+        let cached = self.cached_pages(keys.get(places).unwrap_or_default());
+        let idle = cached.filter(|&page| !self.is_held(page)).count() as u32;
+        Reusable { pages, idle }
     }
 
-    /// Adds a user to each page that [`PagePool::reusable`] counts. Appends them to `pages`, which
-    /// is empty and has the capacity for them.
+    /// The cached pages from the `first`-th one on.
+    fn run_from(&self, keys: &[PageKey], first: u32) -> Range<u32> {
+        let keys = keys.get(first as usize..).unwrap_or_default();
+        first..first + self.cached_pages(keys).count() as u32
+    }
+
+    /// The longest cached part such that the pages that the token behind it sees are there.
+    fn last_window(&self, keys: &[PageKey], window: KvWindow) -> Range<u32> {
+        let Some(cache) = &self.cache else { return 0..0 };
+        let is_missing = |place: usize| cache.index.find(keys[place]).is_none();
+        let mut end = keys.len();
+        let mut place = end;
+        while end > 0 {
+            let first = window.pages_behind((end * cache.chain.page_size()) as u32) as usize;
+            if place <= first {
+                return first as u32..end as u32;
+            }
+            // Each shorter part that reaches beyond this page needs it, so a miss is found early.
+            if place == end && is_missing(first) {
+                (end, place) = (first, first);
+                continue;
+            }
+            if place < end && is_failpoint_active("window of the prefix is not looked up") {
+                return place as u32..end as u32;
+            }
+            place -= 1;
+            if is_missing(place) {
+                end = place;
+            }
+        }
+        0..0
+    }
+
+    /// Adds a user to each cached page with these keys, up to the first gap. Appends them to
+    /// `pages`, which is empty and has the capacity for them.
     pub fn reuse(&mut self, keys: &[PageKey], pages: &mut Vec<PageId>) {
         debug_assert!(pages.is_empty());
         pages.extend(self.cached_pages(keys));
@@ -190,10 +232,20 @@ impl PagePool {
         }
     }
 
+    /// Number of [`PagePool::flush`] so far. KV from before a flush does not enter the cache.
+    pub fn flushes(&self) -> u32 {
+        self.flushes
+    }
+
+    /// How many of these pages have more than one user.
+    pub fn count_shared(&self, pages: &[PageId]) -> u32 {
+        pages.iter().filter(|page| self.pages[page.index()].users > 1).count() as u32
+    }
+
     /// Empties the cache and returns how many pages became free. Pages with a holder become free
-    /// when their holders leave. Pages that a running request keeps later are cached, but no lookup
-    /// reaches them before the pages in front of them are computed again.
+    /// when their holders leave.
     pub fn flush(&mut self) -> u32 {
+        self.flushes += 1;
         let cached = self.counts.cached;
         self.evict(cached);
         if let Some(cache) = self.cache.as_mut().filter(|cache| !cache.index.is_empty()) {

@@ -5,6 +5,7 @@ use super::*;
 use crate::kv::lease::MoverRight;
 use crate::kv::page_key::Salt;
 use crate::stdx::failpoint::panic_of;
+use crate::stdx::rng::Rng;
 use proptest::prelude::*;
 
 fn allocate(pool: &mut PagePool, n: u32) -> Vec<PageId> {
@@ -171,5 +172,40 @@ proptest! {
             prop_assert_eq!(counts.leased as usize, only_leased.len());
             prop_assert_eq!(counts.total(), total);
         }
+    }
+}
+
+#[test]
+fn the_longest_part_whose_window_is_cached_is_found() {
+    const PAGES: u32 = 24;
+    let mut rng = Rng::new(7);
+    for _ in 0..400 {
+        let page_size = rng.range_u32(1, 4);
+        let mut pool = PagePool::with_cache(PAGES, page_size);
+        let ids: Vec<u32> = (0..PAGES * page_size).collect();
+        let sequence = Sequence { salt: Salt(0), prompt: &ids, output: &[] };
+        let mut keys = Vec::with_capacity(PAGES as usize);
+        pool.extend_keys(&sequence, PAGES * page_size, &mut keys);
+        let mut pages = Vec::with_capacity(PAGES as usize);
+        assert!(pool.allocate(PAGES, &mut pages));
+        let gaps = rng.range_u64(2, 9);
+        let is_cached: Vec<bool> = pages.iter().map(|_| !rng.one_in(gaps)).collect();
+        for index in (0..pages.len()).filter(|&index| is_cached[index]) {
+            pool.keep(&keys[index..][..1], &mut pages[index..][..1]);
+        }
+        let is_whole = |from: u32, end: u32| (from..end).all(|page| is_cached[page as usize]);
+
+        let window = KvWindow::new(Some(rng.range_u32(1, 20)), page_size);
+        let window =
+            window.staying_from(if rng.one_in(2) { u32::MAX } else { rng.range_u32(0, PAGES) });
+        let parts = (1..=PAGES).rev().map(|end| window.pages_behind(end * page_size)..end);
+        let expected = parts.into_iter().find(|part| is_whole(part.start, part.end));
+        let found = pool.reusable(&keys, Reach::Back(window)).pages;
+        assert_eq!(found, expected.unwrap_or(0..0), "{window:?} {is_cached:?}");
+
+        let from = rng.range_u32(0, PAGES + 3);
+        let end = (from..PAGES).find(|&page| !is_cached[page as usize]);
+        let found = pool.reusable(&keys, Reach::From(from)).pages;
+        assert_eq!(found, from..end.unwrap_or(PAGES.max(from)));
     }
 }

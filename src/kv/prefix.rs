@@ -3,8 +3,8 @@
 //! Owns: the key of each cached page, and the order in which pages became idle.
 //! Thread: `engine`.
 //! Invariants: two pages have different keys. A key stands for all tokens up to the end of its
-//! page, so a lookup goes from key to key until one is missing. A page can be here while one of the
-//! pages before it is not; no lookup then reaches it. Nothing is allocated after start.
+//! page. A page can be here while one of the pages before it is not. Nothing is allocated after
+//! start.
 //! Not here: the keys ([`super::page_key`]), the users of a page, which decide whether it is idle
 //! ([`super::pool`]).
 

@@ -97,7 +97,9 @@ impl Tier {
         let region = self.region.as_ref().expect("KV is stored only in a tier with pages");
         let mut at = stored.first;
         for (index, page) in pages.iter().enumerate() {
-            if index >= skipped {
+            let is_last = index + 1 == pages.len();
+            let is_lost = is_last && is_failpoint_active("the last page of retracted KV is lost");
+            if index >= skipped && !is_lost {
                 let from = at as usize * self.page_bytes;
                 pool.copy_from(page.index() * self.page_bytes, region, from, self.page_bytes);
             }

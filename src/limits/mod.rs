@@ -225,6 +225,8 @@ pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 // config
 
 /// Longest page in tokens. A request wastes half a page on average, and longer pages gain nothing.
+/// A prefill worker keeps up to this many tokens before a window, because the destination's pages
+/// can be this long.
 pub const PAGE_SIZE_MAX: u32 = 256;
 /// Most running requests of a worker. Slots, aux records and batch arrays are allocated for all of
 /// them.

@@ -192,6 +192,14 @@ impl ModelConfig {
         window.map(|window| window.tokens)
     }
 
+    /// How many tokens the query sees that sees most, its own included; `None` if all.
+    pub fn widest_window(&self) -> Option<u32> {
+        self.window
+            .as_ref()
+            .filter(|window| window.full_layers.is_empty())
+            .map(|window| window.tokens)
+    }
+
     /// The function of the MLPs' gates.
     pub fn activation(&self) -> Activation {
         if self.gemma.is_some() { Activation::GeluTanh } else { Activation::Silu }

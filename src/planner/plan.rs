@@ -231,19 +231,7 @@ impl LoadPlan {
             against: None,
             least_good: None,
             kv_tokens,
-            config: SchedConfig {
-                max_running: load.max_running_requests.unwrap_or(256) as usize,
-                max_queued: load.max_queued_requests.unwrap_or(256) as usize,
-                max_prefill_tokens: chunk,
-                chunked_prefill_size: chunk,
-                chunk_ms: load.chunk_ms.unwrap_or(0),
-                page_size,
-                // Set by `size`, when the requests are known.
-                context: 0,
-                prefix_cache: !load.disable_radix_cache,
-                vocab: cost::VOCAB,
-                reserve: RESERVED_TOKENS,
-            },
+            config: scheduler(load, page_size, chunk),
         })
     }
 
@@ -269,7 +257,10 @@ impl LoadPlan {
 
     /// The same plan with another page size.
     pub fn with_page_size(self, page_size: u32) -> LoadPlan {
-        LoadPlan { config: SchedConfig { page_size, ..self.config }, ..self }
+        LoadPlan {
+            config: SchedConfig { page_size, largest_page: page_size, ..self.config },
+            ..self
+        }
     }
 
     /// The router's forecast, with the true costs of this plan.
@@ -301,6 +292,24 @@ impl LoadPlan {
             slots: self.config.slots(),
             sessions: self.sessions,
         }
+    }
+}
+
+/// The settings of the scheduler. `size` sets the context, when the requests are known.
+fn scheduler(load: &WorkloadFlags, page_size: u32, chunk: u32) -> SchedConfig {
+    SchedConfig {
+        max_running: load.max_running_requests.unwrap_or(256) as usize,
+        max_queued: load.max_queued_requests.unwrap_or(256) as usize,
+        max_prefill_tokens: chunk,
+        chunked_prefill_size: chunk,
+        chunk_ms: load.chunk_ms.unwrap_or(0),
+        page_size,
+        largest_page: page_size,
+        context: 0,
+        window: None,
+        prefix_cache: !load.disable_radix_cache,
+        vocab: cost::VOCAB,
+        reserve: RESERVED_TOKENS,
     }
 }
 

@@ -12,6 +12,7 @@ use crate::config::{
 use crate::hub::{self, ModelContents};
 use crate::ids::DecodeAllocation;
 use crate::kv::layout::{KvDtype, KvLayout};
+use crate::limits::PAGE_SIZE_MAX;
 use crate::model::config::ModelConfig;
 use crate::model::files::{ModelFiles, WeightFormat};
 use crate::model::forward::Forward;
@@ -147,7 +148,9 @@ impl LoadedModel {
             chunked_prefill_size: chunks.chunked_prefill_size,
             chunk_ms: chunks.chunk_ms,
             page_size: worker.kv.page_size,
+            largest_page: PAGE_SIZE_MAX,
             context: context as u32,
+            window: model.widest_window(),
             prefix_cache: worker.kv.prefix_cache,
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,

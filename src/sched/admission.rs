@@ -1,39 +1,57 @@
 //! The arithmetic of admission (docs/design/memory.md), in whole pages. It has no side effects.
 //! Only this module decides whether a request fits the pool.
 //!
-//! A request gets pages for its current tokens, prompt and output. Admission also counts a
+//! A request gets pages for its current tokens, prompt and output, except for those behind its
+//! window. A prompt that is computed here gets all its pages at once. Admission also counts a
 //! *reserve* ahead for it, but not its maximum, because most answers end long before their
 //! `max_new`. If the pool runs empty, requests are retracted ([`super::retraction`]). New requests
 //! leave room for retracted ones. For a prefill worker `max_new` is 1.
 
-use crate::kv::pool::{PageCounts, Reusable};
+use crate::kv::pool::{PageCounts, PagePool, Reusable};
 use crate::sched::config::SchedConfig;
 use crate::sched::request::EngineRequest;
 
 /// The pages that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Claim {
-    /// Pages that it has.
+    /// Pages that it has. Those that it gives back within its reserve do not count if other
+    /// requests use them, because they do not become free.
     pub held: u32,
-    /// Pages for all its tokens and its reserve.
+    /// Pages that it needs at its current length, and up to the end of its reserve.
     pub soon: u32,
 }
 
 impl Claim {
     /// The claim of a request at its current length.
-    pub fn of(config: &SchedConfig, request: &EngineRequest) -> Claim {
-        let tokens = (request.prompt.len() + request.output.len()) as u32;
-        let left = request.max_new.saturating_sub(request.output.len() as u32);
-        // A request that does not end at an end-of-sequence token uses its whole length.
-        let ahead = if request.ignore_eos { left } else { left.min(config.reserve) };
-        let pages = |ahead: u32| tokens.saturating_add(ahead).div_ceil(config.page_size);
-        Claim { held: request.pages.len() as u32, soon: pages(ahead) }
+    pub fn of(config: &SchedConfig, request: &EngineRequest, pool: &PagePool) -> Claim {
+        let pages = &request.pages;
+        let gone = pages_behind_soon(config, request).saturating_sub(pages.behind() as u32);
+        let lost = if gone == 0 { 0 } else { gone.min(pages.count_shared(pool)) };
+        Claim { held: pages.held().len() as u32 - lost, soon: pages_soon(config, request) }
     }
 
     /// Reserved pages that it does not have yet.
     pub fn owed(&self) -> u32 {
         self.soon.saturating_sub(self.held)
     }
+}
+
+/// Its tokens at the end of its reserve.
+fn tokens_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
+    let tokens = (request.prompt.len() + request.output.len()) as u32;
+    let left = request.max_new.saturating_sub(request.output.len() as u32);
+    // A request that does not end at an end-of-sequence token uses its whole length.
+    tokens.saturating_add(if request.ignore_eos { left } else { left.min(config.reserve) })
+}
+
+/// Pages that a request needs at its current length, and up to the end of its reserve.
+pub fn pages_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
+    config.window().most_pages(tokens_soon(config, request))
+}
+
+/// Pages behind its window at the end of its reserve.
+pub fn pages_behind_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
+    config.window().pages_behind(tokens_soon(config, request))
 }
 
 /// The pages that all requests of a worker need.
@@ -49,9 +67,9 @@ impl Claims {
         self.owed += claim.owed();
     }
 
-    /// Adds a retracted request.
-    pub fn retract(&mut self, claim: Claim) {
-        self.retracted += claim.soon;
+    /// Adds a retracted request that needs `pages` pages.
+    pub fn retract(&mut self, pages: u32) {
+        self.retracted += pages;
     }
 
     /// Pages that retracted requests can take.
@@ -82,10 +100,12 @@ impl PageBudget {
 
 /// Pages that a request of `need` pages takes from a [`PageBudget`]. Pages that the prefix cache
 /// has are not charged if a request holds them. Cached pages without a holder are charged, because
-/// they are no longer evictable.
-pub const fn charge(need: u32, reusable: Reusable) -> u32 {
-    debug_assert!(reusable.idle <= reusable.pages, "idle pages are a part of the cached ones");
-    (need + reusable.idle).saturating_sub(reusable.pages)
+/// they are no longer evictable. The first `gone` pages are charged, because the request gives them
+/// back within its reserve: if others use them, they do not become free.
+pub fn charge(need: u32, reusable: &Reusable, gone: u32) -> u32 {
+    let cached = reusable.pages.len() as u32;
+    debug_assert!(reusable.idle <= cached, "idle pages are a part of the cached ones");
+    need.saturating_sub((cached - reusable.idle).saturating_sub(gone))
 }
 
 /// Whether an empty pool of `pages` pages could hold the request. If not, it is refused at arrival.
@@ -124,14 +144,14 @@ mod tests {
     #[test]
     fn newcomers_leave_the_pages_that_retracted_requests_take() {
         let mut claims = Claims::default();
-        claims.retract(claim(0, 6));
+        claims.retract(6);
         assert_eq!(claims.budget_for_new(counts(8)).pages, 4);
         assert_eq!(claims.budget_for_retracted(counts(8)).pages, 10);
     }
 
     #[test]
     fn a_request_is_charged_for_the_idle_cache_pages_that_it_takes() {
-        let charge = |pages, idle| charge(10, Reusable { pages, idle });
+        let charge = |pages: u32, idle| charge(10, &Reusable { pages: 3..3 + pages, idle }, 0);
         assert_eq!((charge(0, 0), charge(4, 0), charge(4, 3), charge(4, 4)), (10, 6, 9, 10));
     }
 }

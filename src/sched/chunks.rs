@@ -3,8 +3,8 @@
 //! Owns: the wait queue of prompts, the prompts with a begun chunk, the measured speed.
 //! Invariants: begun prompts continue first, in order. A chunk other than the last ends on a page
 //! boundary. A prompt gets all its pages with its first chunk, which begins after its cached
-//! prefix. If prompts share a large prefix, one of them computes it, and the others wait and begin
-//! behind it. A chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a
+//! prefix. The pages that no later token sees go back after each chunk. If prompts share a large
+//! prefix, one of them computes it, and the others wait and begin behind it. A chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a
 //! retracted request is computed again in the same way. Such a request already has its pages and
 //! needs no logits, because its next token is known. A prompt with logprobs needs logits for most
 //! of its tokens, and its chunks are bounded by the room for them.
@@ -249,6 +249,7 @@ impl ChunkScheduler {
     ) -> Computed {
         let held = &mut slots[chunk.slot];
         held.keep(pool);
+        held.give_back_pages(&self.config, pool);
         let tokens = chunk.tokens.end - chunk.tokens.start;
         // A recomputed request already has its next token.
         let is_prompt = held.request.output.is_empty();
@@ -299,7 +300,8 @@ impl ChunkScheduler {
         };
         let free = batch.free_logits();
         let parts = held.request.tokens(tokens.clone());
-        let pushed = batch.push_joined(parts, tokens.start, &held.request.pages[..pages], wanted);
+        let pages = held.request.pages.up_to(pages);
+        let pushed = batch.push_joined(parts, tokens.start, pages, wanted);
         assert!(pushed.is_ok(), "a chunk within its bounds does not fit the batch: {pushed:?}");
         let logits = (free - batch.free_logits()) as u32;
         self.picked.push(Chunk { slot, tokens, last, logits });

@@ -1,6 +1,7 @@
 //! Settings of a scheduler: plain numbers, resolved and checked by `cli`.
 
 use crate::kv::pool::PagePool;
+use crate::kv::window::KvWindow;
 use crate::limits::PROMPT_LOGPROBS_ROWS;
 use crate::model::forward::batch::BatchLimits;
 
@@ -21,8 +22,12 @@ pub struct SchedConfig {
     pub chunk_ms: u32,
     /// Tokens of one page.
     pub page_size: u32,
+    /// Tokens of the largest page of a destination, a multiple of `page_size`.
+    pub largest_page: u32,
     /// Most tokens of one sequence, prompt and output.
     pub context: u32,
+    /// Tokens that a token sees, its own included, if no layer sees more; `None`: all.
+    pub window: Option<u32>,
     /// Tokens beyond its current length for which admission reserves pages. A request that
     /// generates more can be retracted.
     pub reserve: u32,
@@ -48,6 +53,11 @@ impl SchedConfig {
     /// chunks can end on a page boundary.
     pub fn chunk_tokens(&self) -> u32 {
         self.max_prefill_tokens.min(self.chunked_prefill_size).max(self.page_size)
+    }
+
+    /// The pages that a sequence needs.
+    pub fn window(&self) -> KvWindow {
+        KvWindow::new(self.window, self.page_size)
     }
 
     /// Makes a worker's page pool.

@@ -61,7 +61,8 @@ struct Decode {
     stage: Stage,
     session: Option<SessionId>,
     lease: LeaseState,
-    /// Number of its pages that come from the prefix cache. The lease covers the pages behind them.
+    /// Number of its first pages that come from the prefix cache, or that it never reads. The lease
+    /// covers the pages behind them.
     prefix: usize,
     /// The aux record that came with the KV.
     aux: Option<AuxRecord>,
@@ -111,7 +112,7 @@ impl DecodeWorker {
             slots: Slots::new(slots),
             line: WaitQueue::new(slots),
             arrived: WaitQueue::new(slots),
-            running: Running::new(config.max_running),
+            running: Running::new(config),
             retraction: Retraction::new(slots, tier),
             chunks: ChunkScheduler::new(config, slots),
             is_prompts_turn: false,
@@ -128,9 +129,12 @@ impl DecodeWorker {
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
         let state = Decode { stage, session: None, lease: LeaseState::None, prefix: 0, aux: None };
+        let is_transferred = !request.alone;
         if let Err(request) = self.slots.insert(request, state) {
-            refuse(request, channel);
-        } else if !fits {
+            return refuse(request, channel);
+        }
+        self.slots[slot].is_transferred = is_transferred;
+        if !fits {
             self.fail(slot, Cause::Refused, channel);
         } else if self.is_full(slot) {
             self.fail(slot, Cause::Overloaded, channel);
@@ -159,7 +163,7 @@ impl DecodeWorker {
     /// Queues a request without a prefill worker. If its deadline would pass before its turn, ends
     /// it.
     fn read(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) {
-        self.slots[slot].foresee(&self.pool, self.config.page_size);
+        self.slots[slot].foresee(&self.config, &self.pool);
         self.chunks.join(slot, self.slots[slot].request.priority);
         let left = self.slots[slot].request.deadline.saturating_duration_since(now);
         if self.chunks.is_beyond(&self.slots, slot, left) {
@@ -179,7 +183,8 @@ impl DecodeWorker {
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
                 held.state.aux = end.aux;
-                self.pool.end_lease(end.ended, &held.request.pages[held.state.prefix..]);
+                let leased = held.request.pages.from(held.state.prefix);
+                self.pool.end_lease(end.ended, leased.pages);
             }
         }
     }
@@ -248,13 +253,13 @@ impl DecodeWorker {
     fn claims(&self) -> Claims {
         let mut claims = Claims::default();
         for held in self.slots.iter() {
-            let claim = Claim::of(&self.config, &held.request);
+            let claim = Claim::of(&self.config, &held.request, &self.pool);
             match held.state.stage {
                 Stage::Connecting | Stage::Waiting | Stage::Unread | Stage::Over => {}
                 Stage::Transferring | Stage::Arrived | Stage::Computing | Stage::Running => {
                     claims.hold(claim)
                 }
-                Stage::Retracted => claims.retract(claim),
+                Stage::Retracted => claims.retract(held.need(&self.config)),
             }
         }
         claims
@@ -298,8 +303,8 @@ impl DecodeWorker {
         }
     }
 
-    /// Leases the prompt's uncached pages to the transfer and sends Expecting, so that `ctl` sends
-    /// Destination. Returns the pages taken from the budget.
+    /// Leases the prompt's uncached pages, without those that decode never reads, to the transfer.
+    /// Sends Expecting, so that `ctl` sends Destination. Returns the pages taken from the budget.
     fn expect(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) -> u32 {
         let tokens = self.slots[slot].prompt_tokens();
         let held = &mut self.slots[slot];
@@ -309,19 +314,13 @@ impl DecodeWorker {
         let (room, generation) = (request.room, request.generation);
         request.stamps.admitted = Some(now);
         state.prefix = (prefix / self.config.page_size) as usize;
-        let lease = self.pool.lease_to_write(slot, generation, &request.pages[state.prefix..]);
+        let pages = request.pages.from(state.prefix);
+        let lease = self.pool.lease_to_write(slot, generation, pages.pages);
         state.lease = LeaseState::Out;
         let tokens = prefix..tokens;
         state.stage = Stage::Transferring;
         // If the slot has failed in the meantime, the next sweep ends the request.
-        if self.transfers.expect(
-            slot,
-            generation,
-            (session, room),
-            tokens.clone(),
-            &request.pages,
-            lease,
-        ) {
+        if self.transfers.expect(slot, generation, (session, room), tokens.clone(), pages, lease) {
             channel.send_event(TransferEvent::Expecting {
                 worker: self.id,
                 slot,
@@ -513,8 +512,7 @@ impl Worker for DecodeWorker {
             slot: held.request.slot,
             generation: held.request.generation,
             prompt: &held.request.prompt,
-            pages: &held.request.pages,
-            prefix: held.state.prefix,
+            pages: held.request.pages.from(held.state.prefix),
         });
         leased.collect()
     }

@@ -68,7 +68,7 @@ impl MixedWorker {
             kv,
             slots: Slots::new(slots),
             chunks: ChunkScheduler::new(config, slots),
-            running: Running::new(config.max_running),
+            running: Running::new(config),
             retraction: Retraction::new(slots, tier),
         }
     }
@@ -89,7 +89,7 @@ impl MixedWorker {
         if !fits {
             return self.finish(slot, FinishReason::Failed(Cause::Refused), channel);
         }
-        self.slots[slot].foresee(&self.pool, self.config.page_size);
+        self.slots[slot].foresee(&self.config, &self.pool);
         self.chunks.join(slot, self.slots[slot].request.priority);
         if self.is_full() || self.chunks.is_beyond(&self.slots, slot, left) {
             self.finish(slot, FinishReason::Failed(Cause::Overloaded), channel);
@@ -140,11 +140,11 @@ impl MixedWorker {
     fn claims(&self) -> Claims {
         let mut claims = Claims::default();
         for held in self.slots.iter() {
-            let claim = Claim::of(&self.config, &held.request);
+            let claim = Claim::of(&self.config, &held.request, &self.pool);
             match held.state {
                 Stage::Waiting => {}
                 Stage::Prompt | Stage::Running => claims.hold(claim),
-                Stage::Retracted => claims.retract(claim),
+                Stage::Retracted => claims.retract(held.need(&self.config)),
             }
         }
         claims

@@ -10,6 +10,7 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::pool::PagePool;
+use crate::kv::window::KvWindow;
 use crate::limits::{KEPT_KV_LIFE, REQUEST_TIME_MAX};
 use crate::sched::admission::{self, Claims};
 use crate::sched::channel::EngineChannel;
@@ -27,7 +28,7 @@ use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::handle::SourceHandle;
 use crate::transfer::status::State;
-use crate::transfer::target::Target;
+use crate::transfer::target::{SessionId, Target};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,10 +75,12 @@ enum Stage {
 }
 
 impl Prefill {
-    /// Records the destination of the KV.
-    fn aim(&mut self, target: Target) {
+    /// Records the destination of the KV. Nothing is sent of the first `unread` tokens, which only
+    /// [`SessionId::NOBODY`] names.
+    fn aim(&mut self, target: Target, unread: u32) {
         self.target = Some(target);
-        self.handed = if is_failpoint_active("prefix is sent again") { 0 } else { target.prefix };
+        let prefix = if is_failpoint_active("prefix is sent again") { 0 } else { target.prefix };
+        self.handed = prefix.max(unread);
     }
 }
 
@@ -126,8 +129,11 @@ impl PrefillWorker {
             awaited: false,
         };
         if let Err(request) = self.slots.insert(request, state) {
-            refuse(request, channel);
-        } else if !fits {
+            return refuse(request, channel);
+        }
+        let held = &mut self.slots[slot];
+        held.stay_from = first_sent_page(&self.config, held.prompt_tokens());
+        if !fits {
             self.fail(slot, Cause::Refused, channel);
         } else if self.is_full() {
             self.fail(slot, Cause::Overloaded, channel);
@@ -151,8 +157,17 @@ impl PrefillWorker {
 
     /// Handles the arrival of a Destination.
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, channel: &mut EngineChannel) {
-        let state = &mut self.slots[slot].state;
-        state.aim(target);
+        let held = &mut self.slots[slot];
+        if target.session != SessionId::NOBODY {
+            // A destination that knows no windows wants all tokens. Their pages can still be here.
+            held.stay_from = held.stay_from.min(target.prefix / self.config.page_size);
+            if held.request.pages.behind() > held.stay_from as usize {
+                return self.fail(slot, Cause::Incompatible, channel);
+            }
+        }
+        let unread = held.stay_from * self.config.page_size;
+        let state = &mut held.state;
+        state.aim(target, unread);
         match state.stage {
             Stage::Bootstrapping => self.begin(slot, now, channel),
             Stage::Parked => state.stage = Stage::Inflight,
@@ -167,7 +182,7 @@ impl PrefillWorker {
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
         let left = held.request.deadline.saturating_duration_since(now);
-        held.foresee(&self.pool, self.config.page_size);
+        held.foresee(&self.config, &self.pool);
         self.chunks.join(slot, held.request.priority);
         if self.chunks.is_beyond(&self.slots, slot, left) {
             self.fail(slot, Cause::Overloaded, channel);
@@ -185,7 +200,8 @@ impl PrefillWorker {
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
-                self.pool.end_lease(end.ended, &held.request.pages);
+                let leased = held.request.pages.from(held.stay_from as usize);
+                self.pool.end_lease(end.ended, leased.pages);
             }
         }
     }
@@ -247,10 +263,11 @@ impl PrefillWorker {
         for index in 0..self.chunks.picked().len() {
             self.hand_over(self.chunks.picked()[index].slot);
         }
-        let (id, transfers, pool) = (self.id, &self.transfers, &mut self.pool);
+        let (transfers, pool) = (&self.transfers, &mut self.pool);
+        let (id, page_size) = (self.id, self.config.page_size);
         let completed =
             self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, channel| {
-                hand_over_parked(id, slots, pool, transfers, channel);
+                hand_over_parked((id, page_size), slots, pool, transfers, channel);
                 chunks.iter().all(|chunk| {
                     transfers.status(chunk.slot).state == State::Failed
                         || channel.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
@@ -267,7 +284,9 @@ impl PrefillWorker {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
-            self.slots[chunk.slot].keep(&mut self.pool);
+            let held = &mut self.slots[chunk.slot];
+            held.keep(&mut self.pool);
+            held.give_back_pages(&self.config, &mut self.pool);
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
             let SlotEntry { request, cached, state, .. } = &mut self.slots[chunk.slot];
             let next = score_chunk(&chunk, &mut logits, request, turn);
@@ -409,7 +428,7 @@ impl Worker for PrefillWorker {
 
 /// Passes new KV to the mover, if its ring has room.
 fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, transfers: &SourceHandle) {
-    let SlotEntry { request, computed, state, .. } = held;
+    let SlotEntry { request, computed, stay_from, state, .. } = held;
     let (slot, generation) = (request.slot, request.generation);
     let Some(target) = state.target else { return };
     // The destination can already hold more tokens than are computed here.
@@ -420,8 +439,9 @@ fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, transfers: &Sou
         if !transfers.has_room() {
             return;
         }
-        let lease = pool.lease(slot, generation, &request.pages);
-        transfers.begin(slot, generation, target, &request.pages, lease);
+        let pages = request.pages.from(*stay_from as usize);
+        let lease = pool.lease(slot, generation, pages.pages);
+        transfers.begin(slot, generation, target, pages, lease);
         state.lease = LeaseState::Out;
     }
     if transfers.has_room() {
@@ -430,10 +450,18 @@ fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, transfers: &Sou
     }
 }
 
+/// The first page of a prompt that a destination can want. The destination reads the tokens that
+/// the first token of the answer sees, and wants whole pages of its own size.
+fn first_sent_page(config: &SchedConfig, prompt: u32) -> u32 {
+    debug_assert!(config.largest_page.is_multiple_of(config.page_size), "pages are powers of two");
+    let of_largest = KvWindow::new(config.window, config.largest_page).pages_behind(prompt);
+    of_largest * (config.largest_page / config.page_size)
+}
+
 /// Transfers parked requests as soon as their Destination arrives, even while other requests are
 /// computed.
 fn hand_over_parked(
-    worker: WorkerId,
+    (worker, page_size): (WorkerId, u32),
     slots: &mut Slots<Prefill>,
     pool: &mut PagePool,
     transfers: &SourceHandle,
@@ -449,13 +477,15 @@ fn hand_over_parked(
             }) if of == worker => {
                 let held = slots.find_mut(slot, generation)?;
                 let is_open = transfers.status(slot).state == State::WaitingForInput;
-                (held.state.stage == Stage::Parked && is_open).then_some((slot, target))
+                let has_all = target.prefix >= held.stay_from * page_size;
+                let is_next = held.state.stage == Stage::Parked && is_open && has_all;
+                is_next.then_some((slot, target))
             }
             _ => None,
         });
         let Some((slot, target)) = granted else { return };
         let held = &mut slots[slot];
-        held.state.aim(target);
+        held.state.aim(target, held.stay_from * page_size);
         held.state.stage = Stage::Inflight;
         hand_over(held, pool, transfers);
     }

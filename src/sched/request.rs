@@ -3,8 +3,9 @@
 //! `ctl` allocates all vectors with their final capacity. The box goes to the engine and returns
 //! with [`super::messages::RequestEvent::Released`]. So the engine neither allocates nor frees.
 
-use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
+use crate::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use crate::kv::page_key::{PageKey, Salt, Sequence};
+use crate::kv::request_pages::RequestPages;
 use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::{SamplingParams, TokenRules};
 use crate::sched::masks::RequestGrammar;
@@ -39,8 +40,8 @@ pub struct EngineRequest {
     pub resumed: u32,
     /// Ids generated so far; capacity `max_new`.
     pub output: Vec<u32>,
-    /// Pages held, in order of position; capacity for prompt + `max_new`.
-    pub pages: Vec<PageId>,
+    /// Its pages; capacity for prompt + `max_new`.
+    pub pages: RequestPages,
     /// Keys of its full pages in the prefix cache, from its first page on; capacity as `pages`. The
     /// engine computes them.
     pub keys: Vec<PageKey>,

@@ -57,7 +57,7 @@ impl Retraction {
         clock: &dyn Fn() -> Instant,
     ) -> Option<SlotId> {
         let counts = pool.counts();
-        let missing = running.missing(slots, kv.layout.page_size);
+        let missing = running.missing(slots);
         if missing <= counts.free + counts.cached || is_failpoint_active("no room is made") {
             return None;
         }
@@ -77,12 +77,12 @@ impl Retraction {
         clock: &dyn Fn() -> Instant,
     ) {
         held.keep(pool);
+        let pages = held.request.pages.up_to(kv.layout.pages_for(held.in_place()) as usize).pages;
         let tokens = held.in_place();
-        let pages = kv.layout.pages_for(tokens) as usize;
-        let bytes = (pages * self.tier.page_bytes()) as f64;
+        let bytes = (pages.len() * self.tier.page_bytes()) as f64;
         let begin = clock();
         let stored = if pays_to_copy(self.copying.estimate(bytes), recompute(tokens.into())) {
-            self.tier.store(&kv.region, &held.request.pages[..pages])
+            self.tier.store(&kv.region, pages)
         } else {
             None
         };
@@ -110,10 +110,9 @@ impl Retraction {
         let (cached, _) = held.take_pages(config, pool);
         held.computed = cached;
         if let Some(RetractedKv::Stored(stored)) = held.retracted.take() {
-            let skipped = (cached / config.page_size) as usize;
-            let skipped = skipped
-                + usize::from(is_failpoint_active("the first page of retracted KV is lost"));
-            self.tier.restore(stored, &kv.region, &held.request.pages, skipped);
+            let pages = &held.request.pages;
+            let skipped = (cached / config.page_size) as usize - pages.behind();
+            self.tier.restore(stored, &kv.region, pages.held(), skipped);
             held.computed = held.fill;
         }
         Some(slot)

@@ -8,6 +8,7 @@ use crate::model::forward::StepEnd;
 use crate::model::forward::batch::Logits;
 use crate::model::logprobs::Sampled;
 use crate::sched::channel::EngineChannel;
+use crate::sched::config::SchedConfig;
 use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::EngineRequest;
 use crate::sched::slots::Slots;
@@ -17,6 +18,7 @@ use std::time::Instant;
 /// Requests that decode together, in order of joining.
 #[derive(Debug)]
 pub struct Running {
+    config: SchedConfig,
     slots: Vec<SlotId>,
     /// Those of the current step.
     rows: Vec<SlotId>,
@@ -24,9 +26,11 @@ pub struct Running {
 }
 
 impl Running {
-    /// Makes an empty batch for at most `max_running` requests.
-    pub fn new(max_running: usize) -> Running {
+    /// Makes an empty batch.
+    pub fn new(config: SchedConfig) -> Running {
+        let max_running = config.max_running;
         Running {
+            config,
             slots: Vec::with_capacity(max_running),
             rows: Vec::with_capacity(max_running),
             ended: Vec::with_capacity(max_running),
@@ -61,7 +65,8 @@ impl Running {
     }
 
     /// Pages that the next step needs beyond the held ones.
-    pub fn missing<S>(&self, slots: &Slots<S>, page_size: u32) -> u32 {
+    pub fn missing<S>(&self, slots: &Slots<S>) -> u32 {
+        let page_size = self.config.page_size;
         self.slots.iter().map(|&slot| missing(&slots[slot].request, page_size)).sum()
     }
 
@@ -84,7 +89,7 @@ impl Running {
             let tokens = request.output.len();
             let grammar = request.grammar.as_ref();
             if !grammar.is_some_and(|grammar| grammar.is_still_late(tokens)) {
-                push_row(request, pool, kv.layout.page_size, turn);
+                push_row(request, pool, self.config.page_size, turn);
                 self.rows.push(slot);
             }
         }
@@ -117,6 +122,7 @@ impl Running {
                 Err(NoToken::GrammarFailed) => Some(FinishReason::Failed(Cause::Grammar)),
             };
             self.ended.extend(outcome.map(|outcome| (slot, outcome)));
+            slots[slot].give_back_pages(&self.config, pool);
         }
         Some(generated)
     }
@@ -130,7 +136,7 @@ impl Running {
 /// Pages that a request's next token needs beyond the held ones.
 fn missing(request: &EngineRequest, page_size: u32) -> u32 {
     let tokens = (request.prompt.len() + request.output.len()) as u32;
-    tokens.div_ceil(page_size).saturating_sub(request.pages.len() as u32)
+    tokens.div_ceil(page_size).saturating_sub(request.pages.end() as u32)
 }
 
 /// Adds the last token at its position, on a page that was made free.
@@ -141,13 +147,11 @@ fn push_row(
     turn: &mut TurnContext<'_>,
 ) {
     let position = (request.prompt.len() + request.output.len() - 1) as u32;
-    assert!(
-        pool.allocate(missing(request, page_size), &mut request.pages),
-        "no page was made free"
-    );
-    let last = &request.output[request.output.len() - 1..];
     let pages = (position + 1).div_ceil(page_size) as usize;
-    let pushed = turn.batch.push(last, position, &request.pages[..pages], Logits::Last);
+    assert!(request.pages.extend_to(pool, pages), "no page was made free");
+    let last = &request.output[request.output.len() - 1..];
+    let pages = request.pages.up_to(pages);
+    let pushed = turn.batch.push_joined([last, &[]], position, pages, Logits::Last);
     assert!(pushed.is_ok(), "a running request does not fit the batch: {pushed:?}");
 }
 

@@ -8,6 +8,7 @@ use crate::ids::{Generation, SlotId};
 use crate::kv::page_key::PageKey;
 use crate::kv::pool::{PagePool, Reusable};
 use crate::kv::tier::Stored;
+use crate::kv::window::{KvWindow, Reach};
 use crate::sched::admission::{self, Claim, PageBudget};
 use crate::sched::channel::EngineChannel;
 use crate::sched::config::SchedConfig;
@@ -39,9 +40,16 @@ pub struct SlotEntry<S> {
     pub computed: u32,
     /// Prompt tokens that were not computed for it, here or at its prefill worker.
     pub cached: u32,
+    /// The KV of its prompt comes from a prefill worker.
+    pub is_transferred: bool,
+    /// Its pages from this one on stay until it ends.
+    pub stay_from: u32,
     /// Prompt tokens in the prefix cache when it began to wait.
     foreseen: u32,
-    /// Number of its first pages that were taken from the prefix cache or offered to it.
+    /// Pages that it needed to begin, without those in the prefix cache, when it began to wait.
+    foreseen_charge: Option<u32>,
+    /// Number of its first pages that were taken from the prefix cache, were offered to it, or are
+    /// never read.
     kept: u32,
     /// Set while it has no pages because other requests needed them.
     pub retracted: Option<RetractedKv>,
@@ -64,15 +72,57 @@ impl<S> SlotEntry<S> {
         pool: &PagePool,
         lookups: &mut u32,
     ) -> bool {
-        let need = Claim::of(config, &self.request).soon;
+        let need = self.need(config);
         if need <= room.pages {
             return true;
         }
-        if *lookups == 0 || need - self.reusable_keys(pool).len() as u32 > room.pages {
+        if *lookups == 0 || need.saturating_sub(self.reusable_keys(pool).len() as u32) > room.pages
+        {
             return false;
         }
         *lookups -= 1;
-        admission::charge(need, self.reusable(pool)) <= room.pages
+        let reusable = self.reusable(config, pool);
+        self.charge(config, &reusable) <= room.pages
+    }
+
+    /// Pages that it needs to begin or to continue, without those that it holds. The prefix cache
+    /// can have a part of them.
+    pub fn need(&self, config: &SchedConfig) -> u32 {
+        let first = match self.reach(config) {
+            Reach::From(first) => first,
+            Reach::Back(_) => 0,
+        };
+        self.need_from(config, first)
+    }
+
+    /// The same if it reads no page before the `first`-th one.
+    fn need_from(&self, config: &SchedConfig, first: u32) -> u32 {
+        let pages = config.window().pages(self.fill) - first;
+        pages.max(admission::pages_soon(config, &self.request))
+    }
+
+    /// Pages that it takes from a budget if the cache has these.
+    fn charge(&self, config: &SchedConfig, reusable: &Reusable) -> u32 {
+        let first = reusable.pages.start;
+        let gone = admission::pages_behind_soon(config, &self.request).saturating_sub(first);
+        admission::charge(self.need_from(config, first), reusable, gone)
+    }
+
+    /// The pages that a cache must have to be of use. If KV is copied here, the last window of
+    /// `fill` is enough. If it is computed, the tokens behind the cached part see a window of it.
+    fn reach(&self, config: &SchedConfig) -> Reach {
+        let is_copied = match &self.retracted {
+            Some(RetractedKv::Stored(_)) => true,
+            Some(RetractedKv::Dropped) => false,
+            None => self.is_transferred,
+        };
+        match is_copied {
+            true => {
+                let late = is_failpoint_active("window is copied from a page too late");
+                Reach::From(config.window().pages_behind(self.fill) + u32::from(late))
+            }
+            false => Reach::Back(self.window(config)),
+        }
     }
 
     /// Most tokens that a cache can replace. The last token of a prompt is always computed, for its
@@ -82,8 +132,8 @@ impl<S> SlotEntry<S> {
     }
 
     /// The part of `fill` that the prefix cache has.
-    fn reusable(&self, pool: &PagePool) -> Reusable {
-        pool.reusable(self.reusable_keys(pool))
+    fn reusable(&self, config: &SchedConfig, pool: &PagePool) -> Reusable {
+        pool.reusable(self.reusable_keys(pool), self.reach(config))
     }
 
     /// The keys of the pages that a cache can replace.
@@ -110,7 +160,11 @@ impl<S> SlotEntry<S> {
 
     /// Pages that it needs to begin, minus those in the prefix cache when it began to wait.
     fn unforeseen(&self, config: &SchedConfig) -> u32 {
-        Claim::of(config, &self.request).soon - self.foreseen / config.page_size
+        self.foreseen_charge.unwrap_or_else(|| self.need(config))
+    }
+
+    fn window(&self, config: &SchedConfig) -> KvWindow {
+        config.window().staying_from(self.stay_from)
     }
 
     /// Whether all KV for a decode step is in place.
@@ -132,9 +186,12 @@ impl<S> SlotEntry<S> {
     }
 
     /// Looks up its cached prefix once, when it begins to wait.
-    pub fn foresee(&mut self, pool: &PagePool, page_size: u32) {
+    pub fn foresee(&mut self, config: &SchedConfig, pool: &PagePool) {
         self.extend_prompt_keys(pool);
-        self.foreseen = self.reusable(pool).pages * page_size;
+        let reusable = self.reusable(config, pool);
+        self.foreseen = reusable.pages.end * config.page_size;
+        let all_held = Reusable { idle: 0, ..reusable };
+        self.foreseen_charge = Some(self.charge(config, &all_held));
     }
 
     /// Tokens of whole pages that both prompts share and that this request computes in the current
@@ -160,28 +217,55 @@ impl<S> SlotEntry<S> {
     }
 
     /// Takes the pages for `fill`: the cached ones, then new ones. There must be room. Returns the
-    /// cached tokens and the pages taken from the budget.
+    /// tokens at the beginning that it already has or never reads, and the pages taken from the
+    /// budget.
     pub fn take_pages(&mut self, config: &SchedConfig, pool: &mut PagePool) -> (u32, u32) {
         let before = pool.counts();
-        let reusable = self.reusable_tokens();
-        let mut pages = mem::take(&mut self.request.pages);
-        pool.reuse(self.reusable_keys(pool), &mut pages);
+        let found = self.reusable(config, pool);
         if self.request.salt.is_some() && self.request.output.is_empty() {
-            pool.count_lookup(reusable, pages.len() as u32 * config.page_size);
+            self.count_lookup(config, pool, &found);
         }
-        self.kept = pages.len() as u32;
-        debug_assert!(self.kept * config.page_size <= reusable, "a cache has no more than it can");
-        let missing = self.fill.div_ceil(config.page_size) - self.kept;
+        let is_stored = matches!(self.retracted, Some(RetractedKv::Stored(_)));
+        let EngineRequest { pages, keys, .. } = &mut *self.request;
+        if !is_stored {
+            pages.begin(pool);
+        }
+        pages.reuse(pool, keys, &found);
+        self.kept = found.pages.end;
+        let whole = config.window().pages(self.fill);
+        debug_assert!(self.kept <= whole, "a cache has no more than it can");
         assert!(
-            pool.allocate(missing, &mut pages),
-            "admitted {missing} pages that are neither free nor cached"
+            pages.extend_to(pool, whole as usize),
+            "admitted {} pages that are neither free nor cached",
+            whole - self.kept
         );
         let after = pool.counts();
         let taken = (before.free + before.cached) - (after.free + after.cached);
-        debug_assert!(taken <= self.kept + missing, "pages are taken once");
-        self.request.pages = pages;
-        self.foreseen = 0;
-        (self.kept * config.page_size, taken + Claim::of(config, &self.request).owed())
+        debug_assert!(taken <= whole - found.pages.start, "pages are taken once");
+        (self.foreseen, self.foreseen_charge) = (0, None);
+        (self.kept * config.page_size, taken + Claim::of(config, &self.request, pool).owed())
+    }
+
+    /// Counts its lookup. Tokens behind the window of its first step are neither asked for nor
+    /// found.
+    fn count_lookup(&self, config: &SchedConfig, pool: &mut PagePool, found: &Reusable) {
+        let behind = match self.reach(config) {
+            Reach::From(first) => first * config.page_size,
+            Reach::Back(_) => 0,
+        };
+        let asked = self.reusable_tokens().saturating_sub(behind);
+        pool.count_lookup(asked, found.pages.end * config.page_size - behind);
+    }
+
+    /// Gives the pages back that no later token sees. Full ones go into the prefix cache.
+    pub fn give_back_pages(&mut self, config: &SchedConfig, pool: &mut PagePool) {
+        let early = is_failpoint_active("window page goes back early");
+        let next = self.in_place() + if early { config.page_size } else { 0 };
+        let behind = self.window(config).pages_behind(next) as usize;
+        if behind > self.request.pages.behind() {
+            self.keep(pool);
+            self.request.pages.give_back_before(pool, behind);
+        }
     }
 
     /// Gives up its pages. Sets `fill` to the tokens that had KV in place.
@@ -191,7 +275,7 @@ impl<S> SlotEntry<S> {
         (self.computed, self.kept) = (0, 0);
         let before = self.retracted.replace(kept);
         debug_assert!(before.is_none(), "a request without pages gives up none");
-        pool.release(&self.request.pages);
+        self.request.pages.release(pool);
         self.request.pages.clear();
     }
 
@@ -204,7 +288,7 @@ impl<S> SlotEntry<S> {
         let full = pool.cacheable_pages(tokens).min(keys.len());
         let kept = self.kept as usize;
         if full > kept {
-            pool.keep(&keys[kept..full], &mut pages[kept..full]);
+            pages.keep(pool, keys, kept, full);
             self.kept = full as u32;
         }
     }
@@ -217,7 +301,7 @@ impl<S> SlotEntry<S> {
         channel: &mut EngineChannel,
     ) {
         self.keep(pool);
-        pool.release(&self.request.pages);
+        self.request.pages.release(pool);
         channel.send_event(RequestEvent::Finished {
             request: self.request.id,
             outcome,
@@ -266,16 +350,18 @@ impl<S> Slots<S> {
         match self.entries.get_mut(request.slot.index()) {
             Some(entry @ None) => {
                 let fill = request.prompt.len() as u32;
-                let (computed, cached, foreseen, kept, retracted) = (0, 0, 0, 0, None);
                 debug_assert!(request.keys.is_empty(), "a request begins without keys");
                 *entry = Some(SlotEntry {
                     request,
                     fill,
-                    computed,
-                    cached,
-                    foreseen,
-                    kept,
-                    retracted,
+                    computed: 0,
+                    cached: 0,
+                    is_transferred: false,
+                    stay_from: u32::MAX,
+                    foreseen: 0,
+                    foreseen_charge: None,
+                    kept: 0,
+                    retracted: None,
                     state,
                 });
                 self.taken += 1;

@@ -1,10 +1,11 @@
 //! The interface between an engine and its workers, and the resources that the engine lends a
 //! worker for a turn.
 
-use crate::ids::{Generation, PageId, SlotId, WorkerId};
+use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::layout::KvLayout;
 use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
+use crate::kv::request_pages::PageSpan;
 use crate::model::forward::batch::Batch;
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::model::logprobs::{Sampled, ScoredToken};
@@ -69,11 +70,8 @@ pub struct WriteLease<'a> {
     pub generation: Generation,
     /// The prompt. The transfer brings its KV.
     pub prompt: &'a [u32],
-    /// The pages of the prompt, from its first token on.
-    pub pages: &'a [PageId],
-    /// Number of first pages that the lease does not cover, because they come from the prefix
-    /// cache.
-    pub prefix: usize,
+    /// The leased pages, which are the last ones of the prompt.
+    pub pages: PageSpan<'a>,
 }
 
 /// The memory of a worker's KV pool.

@@ -33,6 +33,8 @@ const DECODE_PORT: u16 = 30_002;
 const CROWDED: u64 = 4;
 /// Time of one token of a batch of a decode worker of such a run.
 const CROWDED_TOKEN: Nanos = 5 * MILLI;
+/// One in so many models has a window in all layers.
+const WINDOWED: u64 = 4;
 /// One in so many runs of a storm has a router that sends few requests to workers at once.
 const LIMITED: u64 = 4;
 
@@ -57,6 +59,8 @@ pub struct SimFleet {
     pub has_names: bool,
     /// Whether decode workers have few pages and slow steps.
     pub is_crowded: bool,
+    /// Tokens that a token sees in all layers of the model; `None`: all.
+    pub window: Option<u32>,
 }
 
 /// Where a process runs, and the memory that a worker has there.
@@ -68,6 +72,8 @@ pub struct HostSite {
     pub pages: u32,
     /// Pages for the KV of retracted requests.
     pub tier_pages: u32,
+    /// Tokens that a token of the model sees; `None`: all. The same at all sites.
+    pub window: Option<u32>,
     /// Time of one token of a batch.
     pub token: Nanos,
     /// Whether the host has a NIC.
@@ -103,6 +109,7 @@ impl SimFleet {
             etcd_members: dice.fork("etcd").pick(&[0, 0, 1, 2]),
             has_names: dice.fork("names").one_in(3),
             is_crowded: dice.fork("crowd").one_in(CROWDED),
+            window: draw_window(dice.fork("window")),
         };
         fleet.write_lines(&mut place, &words, scale);
         let mut limited = dice.fork("limit");
@@ -112,6 +119,7 @@ impl SimFleet {
             let words = ["--max-concurrent-requests".to_owned(), most.to_string()];
             fleet.lines[0].extend(words);
         }
+        fleet.sites.iter_mut().for_each(|site| site.window = fleet.window);
         if fleet.is_crowded {
             fleet.sites[..=prefill].iter_mut().for_each(|site| site.token = TOKENS[0]);
             fleet.sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
@@ -236,12 +244,18 @@ impl FleetWords {
     }
 }
 
+/// The window of a model. One in so many models has one.
+fn draw_window(mut dice: Rng) -> Option<u32> {
+    dice.one_in(WINDOWED).then(|| dice.pick(&[1, 9, 30]))
+}
+
 /// The sites of so many hosts.
 fn draw_sites(place: &mut Rng, words: &FleetWords, hosts: usize) -> Vec<HostSite> {
     let site = |_| HostSite {
         machine: place.range_u64(1, words.spread) as u8,
         pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
         tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
+        window: None,
         token: place.pick(&TOKENS),
         has_nic: place.one_in(words.nics),
         rdma: Settings {

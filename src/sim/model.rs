@@ -1,6 +1,7 @@
 //! A model that only checks paged KV. Each token writes a hash of itself, its position and the hash
-//! of the previous token. Logits are a hash over all KV up to the position, read back through the
-//! pages. A page that is missing, stale or of another prefix changes the next token.
+//! of the previous token. Logits are a hash over all KV up to the position, or over that of its
+//! window, read back through the pages. A page that is missing, stale or of another prefix changes
+//! the next token.
 //!
 //! Owns no weights. Not here: the expected tokens of a request (`workload`); [`Fold`] gives them.
 
@@ -9,6 +10,7 @@ use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
 use crate::model::forward::batch::{Batch, Logits, Row};
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::stdx::rng::scramble;
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -71,37 +73,47 @@ impl Written {
 }
 
 /// The hash over KV from which logits are computed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Fold {
-    hash: u64,
+    window: Option<u32>,
+    /// The KV of the tokens that the last one sees.
+    seen: VecDeque<[(u64, u64); LAYERS as usize]>,
     /// Keys of the last token, by layer; 0 before the first token.
     keys: [u64; LAYERS as usize],
 }
 
-impl Default for Fold {
-    fn default() -> Fold {
-        Fold { hash: 7, keys: [0; LAYERS as usize] }
-    }
-}
-
 impl Fold {
+    /// The hash of a model with this window, before the first token.
+    pub fn new(window: Option<u32>) -> Fold {
+        Fold { window, seen: VecDeque::new(), keys: [0; LAYERS as usize] }
+    }
+
     /// Adds a token with its correct KV.
     pub fn add(&mut self, token: u32, position: u32) {
-        for layer in 0..LAYERS {
-            let (key, value) = written(self.keys[layer as usize], token, position, layer);
-            self.keys[layer as usize] = key;
-            self.take((key, value));
+        let pairs = std::array::from_fn(|layer| {
+            let pair = written(self.keys[layer], token, position, layer as u32);
+            self.keys[layer] = pair.0;
+            pair
+        });
+        if self.window.is_some_and(|window| self.seen.len() == window as usize) {
+            self.seen.pop_front();
         }
-    }
-
-    fn take(&mut self, (key, value): (u64, u64)) {
-        self.hash = scramble(scramble(self.hash ^ key) ^ value);
+        self.seen.push_back(pairs);
     }
 
     /// Logits of the next token.
-    pub fn logits(self) -> impl Iterator<Item = f32> {
-        (0..VOCAB).map(move |id| (scramble(self.hash ^ u64::from(id)) % 1000) as f32 / 200.0)
+    pub fn logits(&self) -> impl Iterator<Item = f32> + use<> {
+        logits(hash(self.seen.iter().flatten().copied()))
     }
+}
+
+/// The hash of the KV that a token sees, in order.
+fn hash(seen: impl Iterator<Item = (u64, u64)>) -> u64 {
+    seen.fold(7, |hash, (key, value)| scramble(scramble(hash ^ key) ^ value))
+}
+
+fn logits(hash: u64) -> impl Iterator<Item = f32> {
+    (0..VOCAB).map(move |id| (scramble(hash ^ u64::from(id)) % 1000) as f32 / 200.0)
 }
 
 /// A function that the model calls after each layer.
@@ -125,13 +137,14 @@ pub struct Watch {
 /// The model.
 pub struct PseudoModel {
     watch: Arc<Watch>,
+    window: Option<u32>,
     logits: Vec<f32>,
 }
 
 impl PseudoModel {
-    /// A model that gives at most `logits` rows of logits in a step.
-    pub fn new(watch: Arc<Watch>, logits: usize) -> PseudoModel {
-        PseudoModel { watch, logits: Vec::with_capacity(logits * VOCAB as usize) }
+    /// A model that gives at most `logits` rows of logits in a step. A token sees `window` tokens.
+    pub fn new(watch: Arc<Watch>, logits: usize, window: Option<u32>) -> PseudoModel {
+        PseudoModel { watch, window, logits: Vec::with_capacity(logits * VOCAB as usize) }
     }
 
     fn look(&mut self, batch: &Batch) {
@@ -143,14 +156,13 @@ impl PseudoModel {
     }
 
     fn fill_logits(&mut self, kv: KvPool<'_>, pages: &[PageId], last: u32) {
-        let mut fold = Fold::default();
-        for position in 0..=last {
-            for layer in 0..LAYERS {
-                let read = |which| cell(kv, pages, position, layer, which).load(Ordering::Relaxed);
-                fold.take((read(KeyValue::Key), read(KeyValue::Value)));
-            }
-        }
-        self.logits.extend(fold.logits());
+        let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+        let places = (first..=last).flat_map(|at| (0..LAYERS).map(move |layer| (at, layer)));
+        let seen = places.map(|(position, layer)| {
+            let read = |which| cell(kv, pages, position, layer, which).load(Ordering::Relaxed);
+            (read(KeyValue::Key), read(KeyValue::Value))
+        });
+        self.logits.extend(logits(hash(seen)));
     }
 }
 

@@ -21,7 +21,7 @@ use crate::ids::Role;
 use crate::kv::pool::PagePool;
 use crate::limits::{DRAIN_DONE_TIME, TOKENISE_QUEUE_MAX};
 use crate::model::chat::ChatError;
-use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::model::config::{Architecture, ModelConfig, RopeScaling, WindowConfig};
 use crate::model::files::ModelFiles;
 use crate::model::fingerprint::ModelFingerprint;
 use crate::model::hf::config::SamplingDefaults;
@@ -487,7 +487,7 @@ fn start_worker(
     let (server, keys) = (&config.worker.server, &config.handoff.cluster_keys);
     let secrets = process::read_secrets(server, keys, key_files, reactor.now());
     let (credentials, reload) = secrets.map_err(|error| error.to_string())?;
-    let files = model_files().map_err(|error| error.to_string())?;
+    let files = model_files(site.window).map_err(|error| error.to_string())?;
     let plan = CpuPlan::shared(vec![0], 1, false);
     let transports = worker::transports(config.handoff.transfer, &nics);
     let (chunks, retraction) = (config.chunks, config.retraction);
@@ -497,8 +497,9 @@ fn start_worker(
     let mut loaded = derived.map_err(|error| error.to_string())?;
     (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
     (loaded.pages, loaded.tier_pages) = (site.pages, site.tier_pages);
+    loaded.sched.largest_page = loaded.sched.page_size;
     let watch = Arc::new(Watch { token_ns: AtomicU64::new(site.token), ..Watch::default() });
-    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits);
+    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits, site.window);
     let waker = reactor.waker();
     let ctl = Arc::new(EventCount::new(move || waker.wake()));
     let text = Arc::default();
@@ -535,8 +536,8 @@ fn engine_clock(base: Instant, watch: &Arc<Watch>) -> EngineClock {
     Box::new(move || base + Duration::from_nanos(watch.now_ns.load(Ordering::Relaxed)))
 }
 
-/// The files of the pseudo-model, which has no weights.
-fn model_files() -> Result<ModelFiles, LoadError> {
+/// The files of the pseudo-model with this window. It has no weights.
+fn model_files(window: Option<u32>) -> Result<ModelFiles, LoadError> {
     struct NoWeights;
     impl WeightSource for NoWeights {
         fn tensor(&self, _: &str) -> Result<Option<TensorView<'_>>, LoadError> {
@@ -567,7 +568,7 @@ fn model_files() -> Result<ModelFiles, LoadError> {
         bos: None,
         eos: vec![END],
         experts: None,
-        window: None,
+        window: window.map(|tokens| WindowConfig { tokens, full_layers: Vec::new() }),
         gemma: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;

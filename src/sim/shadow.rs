@@ -120,7 +120,7 @@ impl PoolShadow {
         page: PageId,
     ) -> Result<&'a WriteLease<'a>, String> {
         let covers = |lease: &&WriteLease<'_>| {
-            lease.pages[lease.prefix..].contains(&page)
+            lease.pages.pages.contains(&page)
                 && !self.ended.contains(&(lease.slot, lease.generation))
         };
         let lease = leases.iter().find(covers);
@@ -135,7 +135,8 @@ fn check_content(
     page: PageId,
     written: impl Fn(usize) -> u64,
 ) -> Result<(), String> {
-    let index = lease.pages.iter().position(|&leased| leased == page).expect("it is covered");
+    let leased = lease.pages.pages.iter().position(|&leased| leased == page);
+    let index = lease.pages.first + leased.expect("it is covered");
     let tokens = 0..lease.prompt.len() as u32;
     match other_word(memory, (page, index), lease.prompt, &tokens, written) {
         Some(_) => Err(format!("page {page} of slot {} was written with other KV", lease.slot)),

@@ -60,6 +60,10 @@ const GRAMMARS: [&str; 3] = [r"([ !]{2}[#-&]{1,3})*", r"(!(##)*\$)*", r"([ -&]%[
 const GRAMMAR_SHARE: u64 = 6;
 /// One in so many requests asks for logprobs of its prompt.
 const LOGPROBS_SHARE: u64 = 6;
+/// In one of so many runs, some requests have another first id than a prompt that they share.
+const BEGINNING_RUNS: u64 = 4;
+/// One in so many requests of such a run does.
+const BEGINNING_SHARE: u64 = 8;
 /// The most alternatives of a token that it asks for.
 const ALTERNATIVES_MAX: u32 = 3;
 
@@ -70,6 +74,8 @@ const CONVERSATIONS: usize = 16;
 #[derive(Debug)]
 pub struct Workload {
     dice: Rng,
+    /// Tokens that a token of the model sees; `None`: all.
+    window: Option<u32>,
     stems: Vec<Vec<u32>>,
     /// Prompts with their answers and salts, the oldest first.
     past: VecDeque<(Vec<u32>, Salt)>,
@@ -78,19 +84,36 @@ pub struct Workload {
     grammar_dice: Rng,
     /// Draws the requests for logprobs. Other draws do not depend on it.
     logprobs_dice: Rng,
+    /// Draws the requests with another first id than a prompt that they share. Other draws do not
+    /// depend on it.
+    beginning_dice: Rng,
+    has_beginnings: bool,
     /// The states of [`GRAMMARS`] before the first token.
     grammars: Vec<GrammarState>,
 }
 
 impl Workload {
-    /// A workload without earlier conversations.
-    pub fn new(mut dice: Rng) -> Workload {
-        let [grammar_dice, logprobs_dice] = ["grammars", "logprobs"].map(|name| dice.fork(name));
+    /// A workload without earlier conversations, for a model with this window.
+    pub fn new(mut dice: Rng, window: Option<u32>) -> Workload {
+        let names = ["grammars", "logprobs", "beginnings"];
+        let [grammar_dice, logprobs_dice, mut beginning_dice] = names.map(|name| dice.fork(name));
+        let has_beginnings = beginning_dice.one_in(BEGINNING_RUNS);
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
         let sampler = Sampler::new(VOCAB as usize);
         let grammars = compile_grammars();
         let past = VecDeque::new();
-        Workload { dice, stems, past, sampler, grammar_dice, logprobs_dice, grammars }
+        Workload {
+            dice,
+            window,
+            stems,
+            past,
+            sampler,
+            grammar_dice,
+            logprobs_dice,
+            beginning_dice,
+            has_beginnings,
+            grammars,
+        }
     }
 
     /// The next request.
@@ -117,6 +140,10 @@ impl Workload {
             prompt = past.clone();
             prompt.extend(ids(dice, said));
             salt = *whose;
+        }
+        if self.has_beginnings && self.beginning_dice.one_in(BEGINNING_SHARE) {
+            // Its later pages have the ids of other prompts, and other KV.
+            prompt[0] = (prompt[0] + 1) % VOCAB;
         }
         let mut order = SimRequest {
             prompt,
@@ -151,7 +178,7 @@ impl Workload {
 
     /// Logprobs of the tokens of a prompt from the `first` one on, which has none itself.
     fn score(&mut self, prompt: &[u32], first: u32, alternatives: usize) -> SimLogprobs {
-        let mut fold = Fold::default();
+        let mut fold = Fold::new(self.window);
         let mut scores = SimLogprobs::default();
         for (position, &token) in (0..).zip(prompt) {
             let scored = (position > first).then(|| {
@@ -171,7 +198,7 @@ impl Workload {
 
     fn answer(&mut self, order: &SimRequest, grammar: Option<usize>) -> Vec<u32> {
         let mut grammar = grammar.map(|grammar| self.grammars[grammar].fork());
-        let mut fold = Fold::default();
+        let mut fold = Fold::new(self.window);
         let mut position = 0;
         for &token in &order.prompt {
             fold.add(token, position);

@@ -4,8 +4,9 @@
 //! Thread: `engine`. No function here blocks or allocates.
 
 use crate::cause::Cause;
-use crate::ids::{Generation, PageId, Room, SlotId};
+use crate::ids::{Generation, Room, SlotId};
 use crate::kv::lease::Lease;
+use crate::kv::request_pages::PageSpan;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{Cancel, DestinationCommand, LeaseEnd, SourceCommand};
@@ -77,17 +78,17 @@ impl<C: Cancel> TransferHandle<C> {
 }
 
 impl SourceHandle {
-    /// Sends the prompt's pages to the mover, before the first chunk. The caller has checked
-    /// [`SourceHandle::has_room`].
+    /// Sends the prompt's pages to the mover, before the first chunk. `pages` can lack first ones
+    /// that the target does not need. The caller has checked [`SourceHandle::has_room`].
     pub fn begin(
         &self,
         slot: SlotId,
         generation: Generation,
         target: Target,
-        pages: &[PageId],
+        pages: PageSpan<'_>,
         lease: Lease,
     ) {
-        debug_assert!(!pages.is_empty(), "a prompt has pages");
+        debug_assert!(!pages.pages.is_empty(), "a prompt has pages");
         self.pages.store(slot, pages);
         self.send_command(SourceCommand::Begin { slot, generation, target, lease });
     }
@@ -107,7 +108,7 @@ impl SourceHandle {
 }
 
 impl DestinationHandle {
-    /// Leases the pages of `tokens` to the transfer; `pages` lists those of the whole prompt. Sets
+    /// Leases the pages of `tokens` to the transfer; `pages` lists at least these. Sets
     /// WaitingForInput and sends the command to the mover *before* the caller sends Destination.
     /// False if the slot has failed in the meantime; the mover then ends the lease at once.
     pub fn expect(
@@ -116,7 +117,7 @@ impl DestinationHandle {
         generation: Generation,
         from: (SessionId, Room),
         tokens: Range<u32>,
-        pages: &[PageId],
+        pages: PageSpan<'_>,
         lease: Lease,
     ) -> bool {
         debug_assert!(tokens.start < tokens.end, "a prefix leaves tokens to transfer");

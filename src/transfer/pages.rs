@@ -9,6 +9,7 @@
 
 use crate::ids::{PageId, SlotId};
 use crate::kv::region::{Descriptor, PeerRegion, Region};
+use crate::kv::request_pages::PageSpan;
 use crate::stdx::sync::{Ordering, fence};
 use std::io;
 
@@ -66,18 +67,13 @@ impl PageLists {
         self.region.descriptor()
     }
 
-    /// Stores a slot's list. The command that the scheduler then sends to the mover orders the
-    /// stores.
-    pub fn store(&self, slot: SlotId, pages: &[PageId]) {
-        self.store_from(slot, 0, pages);
-    }
-
-    /// Stores a slot's list from its `first`-th page on; earlier entries stay unchanged.
-    pub fn store_from(&self, slot: SlotId, first: usize, pages: &[PageId]) {
-        assert!(first + pages.len() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
-        for (index, page) in pages.iter().enumerate() {
+    /// Stores a part of a slot's list; entries before it stay unchanged. The command that the
+    /// scheduler then sends to the mover orders the stores.
+    pub fn store(&self, slot: SlotId, span: PageSpan<'_>) {
+        assert!(span.end() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
+        for (index, page) in span.pages.iter().enumerate() {
             self.region
-                .half_word(self.shape.entry(slot, first + index))
+                .half_word(self.shape.entry(slot, span.first + index))
                 .store(page.0, Ordering::Relaxed);
         }
     }

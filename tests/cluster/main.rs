@@ -39,6 +39,7 @@ mod tls;
 mod turns;
 mod unfit;
 mod upgrade;
+mod windows;
 
 use baton::limits::DIAL_HOLD_OFF;
 use process::{PATIENCE, Process, get, post};
@@ -52,7 +53,11 @@ const COMMON: [&str; 8] =
     ["--port", "0", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
 
 fn start(command: &str, more: &[&str]) -> Process {
-    let mut args = vec![command, MODEL];
+    start_model(MODEL, command, more)
+}
+
+fn start_model(model: &str, command: &str, more: &[&str]) -> Process {
+    let mut args = vec![command, model];
     args.extend(COMMON);
     args.extend(more);
     Process::start(&args)

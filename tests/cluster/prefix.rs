@@ -8,19 +8,19 @@ use crate::{body, choices, dual, prefill, start, with_room};
 use serde_json::{Value, json};
 
 /// Prompt tokens that were not computed, and the choices.
-fn ask(worker: &Process, body: &Value) -> (u64, Value) {
+pub fn ask(worker: &Process, body: &Value) -> (u64, Value) {
     let answer = worker.post("/v1/completions", &body.to_string());
     let choices = choices(&answer);
     let answer: Value = serde_json::from_str(&answer.1).unwrap();
     (answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count"), choices)
 }
 
-fn sent(fleet: &Fleet) -> f64 {
+pub fn sent(fleet: &Fleet) -> f64 {
     fleet.decode[0].metric("baton_kv_transfer_bytes_total{", "")
 }
 
 /// The next turn of a conversation: all earlier tokens, and more.
-fn next_turn(body: &Value, choices: &Value, more: u32) -> Value {
+pub fn next_turn(body: &Value, choices: &Value, more: u32) -> Value {
     let mut next = body.clone();
     let ids = next["prompt"].as_array_mut().expect("ids");
     ids.extend(choices[0]["token_ids"].as_array().expect("ids").iter().cloned());

@@ -304,21 +304,43 @@ fn check(expected: &[String], found: &[String], cases: &[Case], how: &str) {
 
 #[test]
 fn split_equals_mixed_however_the_work_is_cut() {
+    split_equals_mixed(
+        MODEL,
+        &[
+            "--mixed --chunked-prefill-size 7 --page-size 4 --threads 2",
+            "--threads 1 --page-size 1 --chunked-prefill-size 16",
+            "--threads 3 --page-size 4 --chunked-prefill-size 33 --max-running-requests 3",
+            "--threads 2 --page-size 16 --chunk-ms 1 --prefill-workers 2 --decode-workers 2 \
+             --chunked-prefill-size 64",
+        ],
+    );
+}
+
+#[test]
+fn windows_and_experts_split_as_they_mix_however_the_work_is_cut() {
+    for model in ["mistral-f32", "gemma3-f32", "qwen2-moe-f32", "mixtral-f32"] {
+        split_equals_mixed(
+            model,
+            &[
+                "--mixed --chunked-prefill-size 7 --page-size 4 --threads 2",
+                "--threads 2 --page-size 8 --chunk-ms 1 --prefill-workers 2 --decode-workers 2 \
+                 --chunked-prefill-size 64",
+            ],
+        );
+    }
+}
+
+fn split_equals_mixed(model: &str, layouts: &[&str]) {
     let cases = cases();
+    let start = |flags: &[&str]| Server::start_model(&fixture(model), flags);
     let expected = {
-        let server = Server::start(&["--mixed", "--threads", "1", "--disable-radix-cache"]);
+        let server = start(&["--mixed", "--threads", "1", "--disable-radix-cache"]);
         all(&server, &cases, false)
     };
     assert!(expected.iter().all(|answer| answer.contains("logprob")));
-    for flags in [
-        "--mixed --chunked-prefill-size 7 --page-size 4 --threads 2",
-        "--threads 1 --page-size 1 --chunked-prefill-size 16",
-        "--threads 3 --page-size 4 --chunked-prefill-size 33 --max-running-requests 3",
-        "--threads 2 --page-size 16 --chunk-ms 1 --prefill-workers 2 --decode-workers 2 \
-         --chunked-prefill-size 64",
-    ] {
+    for flags in layouts {
         let flags: Vec<&str> = flags.split(' ').collect();
-        let server = Server::start(&flags);
+        let server = start(&flags);
         // First everything is computed, twice; then cached prefixes are used.
         for (at_once, flush) in [(false, false), (true, true), (true, false)] {
             if flush {
@@ -328,7 +350,7 @@ fn split_equals_mixed_however_the_work_is_cut() {
                 &expected,
                 &all(&server, &cases, at_once),
                 &cases,
-                &format!("{flags:?}, {at_once}"),
+                &format!("{model}, {flags:?}, {at_once}"),
             );
         }
         server.wait_until_idle();
@@ -338,6 +360,30 @@ fn split_equals_mixed_however_the_work_is_cut() {
 /// Many long answers at once, in a pool that holds a quarter of them.
 #[test]
 fn a_retracted_request_continues_with_the_same_bits() {
+    retracted_requests_continue(
+        MODEL,
+        &[
+            "--mixed --swap-memory 0",
+            "--mixed --swap-memory 4MiB --disable-radix-cache",
+            "--swap-memory 0 --disable-radix-cache",
+            "--swap-memory 4MiB",
+            "",
+        ],
+    );
+}
+
+/// Pages have 128 tokens. A window needs one of them, and two while it crosses their border.
+#[test]
+fn a_retracted_request_with_windows_or_experts_continues_with_the_same_bits() {
+    for model in ["mistral-f32", "gemma3-f32", "qwen2-moe-f32"] {
+        retracted_requests_continue(
+            model,
+            &["--mixed --swap-memory 0 --page-size 128", "--swap-memory 4MiB --page-size 128"],
+        );
+    }
+}
+
+fn retracted_requests_continue(model: &str, layouts: &[&str]) {
     let greedy = |seed: u32| {
         json!({"prompt": ids(seed, 30 + 9 * seed), "max_tokens": 300, "temperature": 0,
             "logprobs": 2, "return_token_ids": true})
@@ -349,28 +395,23 @@ fn a_retracted_request_continues_with_the_same_bits() {
     };
     let bodies = (0..8).flat_map(|seed| [greedy(seed), seeded(seed)]);
     let cases: Vec<_> = bodies.map(|body| Case { path: "/v1/completions", body }).collect();
+    let start = |flags: &[&str]| Server::start_model(&fixture(model), flags);
     let expected = {
-        let server = Server::start(&["--mixed", "--threads", "1", "--disable-radix-cache"]);
+        let server = start(&["--mixed", "--threads", "1", "--disable-radix-cache"]);
         all(&server, &cases, false)
     };
-    for flags in [
-        "--mixed --swap-memory 0",
-        "--mixed --swap-memory 4MiB --disable-radix-cache",
-        "--swap-memory 0 --disable-radix-cache",
-        "--swap-memory 4MiB",
-        "",
-    ] {
+    for &flags in layouts {
         let scarce =
             ["--kv-memory", "1MiB", "--num-reserved-decode-tokens", "16", "--threads", "2"];
         let more: Vec<&str> = flags.split_whitespace().collect();
-        let server = Server::start(&[&scarce[..], &more].concat());
-        check(&expected, &all(&server, &cases, true), &cases, flags);
+        let server = start(&[&scarce[..], &more].concat());
+        check(&expected, &all(&server, &cases, true), &cases, &format!("{model}, {flags}"));
         server.wait_until_idle();
         let metrics = server.metrics();
         let count = |name| metrics.sum(name, "");
         let (retracted, recomputed) =
             (count("vllm:num_preemptions_total"), count("baton_recomputed_tokens_total"));
-        assert!(retracted > 0.0, "{flags}: no request was retracted");
+        assert!(retracted > 0.0, "{model}, {flags}: no request was retracted");
         assert_eq!(count("sglang:num_retracted_reqs"), 0.0);
         // The log reports all retractions, in a line now and then.
         server.wait_until("told", |_| {
@@ -430,9 +471,16 @@ fn other_types_and_architectures_split_as_they_mix() {
 /// The server generates the reference's greedy ids, up to the first near tie.
 #[test]
 fn the_references_ids_come_out() {
-    let golden = fixture("").join(format!("../goldens/tiny/{MODEL}.json"));
+    // Both model families: all tokens are seen, and pages behind a window go back.
+    for model in [MODEL, "mistral-f32"] {
+        references_ids_come_out(model);
+    }
+}
+
+fn references_ids_come_out(model: &str) {
+    let golden = fixture("").join(format!("../goldens/tiny/{model}.json"));
     let goldens: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
-    let server = Server::start(&[]);
+    let server = Server::start_model(&fixture(model), &["--page-size", "4"]);
     for case in goldens.as_array().unwrap() {
         let body = json!({"prompt": case["prompt"],
             "max_tokens": case["ids"].as_array().unwrap().len(), "temperature": 0,

@@ -184,6 +184,10 @@ mod others {
         cancel_keeps_the_lease: "cancel keeps the lease", "a cancelled leg is not released", 6;
         early_destination_is_lost: "early destination is lost", "not ended in time", 4;
         ready_is_not_told: "ready is not told", "not ended in time", 1;
+        window_page_goes_back_early: "window page goes back early", "expected", 1;
+        window_of_the_prefix_is_not_looked_up: "window of the prefix is not looked up", "has gone back", 1;
+        window_is_copied_from_a_page_too_late: "window is copied from a page too late", "Wrong(", 1;
+        key_lacks_the_ids_before: "key lacks the ids before", "Wrong(", 20;
         page_is_kept_before_it_is_full: "page is kept before it is full", "Wrong(", 6;
         waiting_chunk_is_dropped: "waiting chunk is dropped", "expected", 9;
         early_bytes_are_dropped: "early bytes are dropped", "not ended in time", 13;
@@ -193,10 +197,8 @@ mod others {
         kv_is_kept_for_an_hour: "KV is kept for an hour", "not ended in time", 121;
         turns_outlive_their_try: "turns outlive their try", "has a call or waits for a retry", 27;
         no_worker_reads_alone: "no worker reads alone", "without a fault", 91;
-        the_first_page_of_retracted_kv_is_lost: "the first page of retracted KV is lost",
-            "Wrong(", 1663;
         kv_taken_back_stays_in_the_tier: "KV taken back stays in the tier",
-            "KV of retracted requests", 619;
+            "KV of retracted requests", 745;
         drain_does_not_wait_for_requests: "drain does not wait for requests",
             "the worker has drained and holds requests", 17;
         drain_does_not_wait_for_done: "drain does not wait for Done",

@@ -5,6 +5,7 @@ use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use baton::kv::page_key::Salt;
 use baton::kv::region::Region;
+use baton::kv::request_pages::RequestPages;
 use baton::kv::tier::Tier;
 use baton::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
 use baton::model::logprobs::{PromptLogprobs, Sampled};
@@ -48,6 +49,11 @@ pub const DECODE: WorkerId = WorkerId(1);
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub config: SchedConfig,
+    /// Tokens that a token of the model sees; `None`: all. The scheduler can know of a wider window
+    /// or of none.
+    pub window: Option<u32>,
+    /// The decode worker knows of no window.
+    pub decode_sees_all: bool,
     pub slots: usize,
     pub prefill_pages: u32,
     pub decode_pages: u32,
@@ -64,11 +70,15 @@ impl Setup {
                 chunked_prefill_size: 16,
                 chunk_ms: 0,
                 page_size: 4,
+                largest_page: 4,
                 context: 128,
+                window: None,
                 vocab: VOCAB,
                 reserve: 512,
                 prefix_cache: true,
             },
+            window: None,
+            decode_sees_all: false,
             slots: 16,
             prefill_pages: 64,
             decode_pages: 64,
@@ -164,7 +174,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         keep: false,
         resumed: 0,
         output: Vec::with_capacity(wanted.max_new as usize),
-        pages: Vec::with_capacity(tokens),
+        pages: RequestPages::with_capacity(tokens),
         keys: Vec::with_capacity(tokens),
         salt: wanted.salt,
         sampling: wanted.sampling,
@@ -277,9 +287,10 @@ impl Rig {
         };
         let prefill =
             PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), source_handle);
+        let window = setup.config.window.filter(|_| !setup.decode_sees_all);
         let decode = DecodeWorker::new(
             DECODE,
-            setup.config,
+            SchedConfig { window, ..setup.config },
             destination.side.kv.clone(),
             tier(setup),
             destination_handle,
@@ -314,7 +325,8 @@ impl Rig {
         let base = Instant::now();
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
-        let model = PseudoModel::new(watch.clone(), setup.config.batch_limits().logits);
+        let model =
+            PseudoModel::new(watch.clone(), setup.config.batch_limits().logits, setup.window);
         let channel = EngineChannel::new(inbox, outbox, quiet_bell());
         let places = (workers.len(), setup.slots);
         let metrics = MaskMetrics::register(&mut Registry::default());
@@ -702,7 +714,15 @@ impl Rig {
 
 /// The result of a request that has a mixed worker to itself.
 pub fn alone(wanted: &Wanted) -> Told {
-    let mut setup = Setup::new();
+    alone_in(Setup::new(), wanted)
+}
+
+/// The same with a model of this window, whose pages stay until a request ends.
+pub fn alone_with_window(window: u32, wanted: &Wanted) -> Told {
+    alone_in(Setup { window: Some(window), ..Setup::new() }, wanted)
+}
+
+fn alone_in(mut setup: Setup, wanted: &Wanted) -> Told {
     setup.config.chunked_prefill_size = 128;
     setup.config.max_prefill_tokens = 128;
     let mut rig = Rig::mixed(&setup);

@@ -8,6 +8,7 @@ mod way;
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::request_pages::PageSpan;
 use baton::limits::RDMA_BREAKS_MAX;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::verbs::CompletionError;
@@ -552,7 +553,8 @@ fn a_wrong_post_harms_its_own_session_at_most() {
 fn page_numbers_beyond_the_pool_are_not_followed() {
     let mut rig = Rig::new(Kind::Shm);
     let wrong = rig.begin(SESSION, 1, 40);
-    rig.source.memory.lists.store(wrong.from.0, &[PageId(u32::MAX), PageId(32), PageId(0)]);
+    let pages = [PageId(u32::MAX), PageId(32), PageId(0)];
+    rig.source.memory.lists.store(wrong.from.0, PageSpan::whole(&pages));
     rig.chunk(&wrong, 0..40);
     rig.until("the destination fails", |rig| rig.states(&wrong)[1] == State::Failed);
     assert!(rig.fail(&wrong, At::Source, Cause::OtherLeg));

@@ -8,6 +8,7 @@ use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
 use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
+use baton::kv::request_pages::PageSpan;
 use baton::model::logprobs::{Sampled, TopLogprobs};
 use baton::sched::first_token::FirstTokenRecord;
 use baton::stdx::event_count::EventCount;
@@ -211,16 +212,23 @@ impl Rig {
         fill(&self.source.memory, &from.2, room);
         if let Some(rails) = self.ways.get(session.0 as usize).and_then(|way| way.rails.as_ref()) {
             let first = (prefix / self.destination.memory.layout.page_size) as usize;
-            rails.targets.store_from(from.0, first, &to.2[first..]);
+            rails.targets.store(from.0, PageSpan { first, pages: &to.2[first..] });
         }
         let target = Target { session, slot: to.0, generation: to.1, room: Room(room), prefix };
-        self.source.handle.begin(from.0, from.1, target, &from.2, from_lease);
+        self.source.handle.begin(from.0, from.1, target, PageSpan::whole(&from.2), from_lease);
         let handoff = Handoff { room: Room(room), tokens: end, prefix, from, to };
         self.rooms.insert(handoff.room, handoff.clone());
         let (slot, generation, pages) = handoff.to.clone();
         let grant = move |rig: &Rig| {
             let handle = &rig.destination.handle;
-            handle.expect(slot, generation, (session, Room(room)), tokens, &pages, to_lease);
+            handle.expect(
+                slot,
+                generation,
+                (session, Room(room)),
+                tokens,
+                PageSpan::whole(&pages),
+                to_lease,
+            );
         };
         (handoff, grant)
     }

@@ -6,6 +6,7 @@
 use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportCapabilities};
 use crate::cause::Cause;
 use crate::ids::{PageId, SessionGeneration, WorkerId};
+use crate::kv::request_pages::PageSpan;
 use crate::link::local_worker::{DestinationRing, LocalWorker, SourceRing};
 use crate::net::Entropy;
 use crate::obs::log::event;
@@ -150,7 +151,7 @@ impl<E: From<TransferAnswer>> SourceEffects<LinkId> for Effects<'_, E, SourceRin
         );
         let Slot { id: slot, generation } = slot;
         if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
-            rails.targets.store_from(slot, first, pages);
+            rails.targets.store(slot, PageSpan { first, pages });
         }
         self.worker.tell(TransferAnswer::Granted {
             worker: self.worker.id,

@@ -1,6 +1,7 @@
 //! The input of one step, in arrays of fixed capacity that the engine refills each turn.
 
 use crate::ids::PageId;
+use crate::kv::request_pages::PageSpan;
 use std::ops::Range;
 
 /// Which positions of a row need logits.
@@ -94,19 +95,23 @@ impl Batch {
         pages: &[PageId],
         logits: Logits,
     ) -> Result<(), BatchFull> {
-        self.push_joined([tokens, &[]], start, pages, logits)
+        self.push_joined([tokens, &[]], start, PageSpan::whole(pages), logits)
     }
 
-    /// Like [`Batch::push`], for tokens in two parts.
+    /// Like [`Batch::push`], for tokens in two parts. No token sees a token on the pages before
+    /// `pages`.
     pub fn push_joined(
         &mut self,
         parts: [&[u32]; 2],
         start: u32,
-        pages: &[PageId],
+        pages: PageSpan<'_>,
         logits: Logits,
     ) -> Result<(), BatchFull> {
         let tokens = parts[0].len() + parts[1].len();
-        debug_assert!(tokens > 0);
+        debug_assert!(
+            tokens > 0 && !pages.pages.is_empty(),
+            "a row has tokens, and they have pages"
+        );
         let wanted = match logits {
             Logits::None => 0,
             Logits::Last => 1,
@@ -118,7 +123,7 @@ impl Batch {
         if self.tokens.len() + tokens > self.limits.tokens {
             return Err(BatchFull::Tokens);
         }
-        if self.pages.len() + pages.len() > self.limits.pages {
+        if self.pages.len() + pages.end() > self.limits.pages {
             return Err(BatchFull::Pages);
         }
         if self.logits + wanted > self.limits.logits {
@@ -129,7 +134,10 @@ impl Batch {
         }
         let (first_token, first_page) = (self.tokens.len(), self.pages.len());
         parts.iter().for_each(|part| self.tokens.extend_from_slice(part));
-        self.pages.extend_from_slice(pages);
+        // Attention can read bytes behind the window, and ignores them. It must not read them from
+        // a page that another request writes.
+        self.pages.extend(std::iter::repeat_n(pages.pages[0], pages.first));
+        self.pages.extend_from_slice(pages.pages);
         self.logits += wanted;
         self.rows.push(Row {
             tokens: first_token..self.tokens.len(),

@@ -12,6 +12,7 @@ use crate::cause::Cause;
 use crate::cli::flags::SimEngine;
 use crate::ids::{DecodeAllocation, Leg, RequestId, Room};
 use crate::kv::page_key::Salt;
+use crate::kv::request_pages::RequestPages;
 use crate::model::sampler::SamplingParams;
 use crate::routing::attempts::{AttemptAction, AttemptContext, AttemptEvent, Attempts};
 use crate::routing::balancer::{NoWorker, Reservation};
@@ -194,7 +195,7 @@ impl LoadCluster<'_> {
             keep: false,
             resumed: 0,
             output: Vec::with_capacity(max_new as usize),
-            pages: Vec::with_capacity(pages as usize),
+            pages: RequestPages::with_capacity(pages as usize),
             keys: Vec::with_capacity(pages as usize),
             salt: Some(Salt::default()),
             sampling: SamplingParams::GREEDY,

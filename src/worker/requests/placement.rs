@@ -8,6 +8,7 @@ use crate::cause::Cause;
 use crate::config::{BOOTSTRAP_PORT, FirstToken};
 use crate::ids::{RequestId, RequestKey, Room, WorkerId};
 use crate::kv::page_key::Salt;
+use crate::kv::request_pages::RequestPages;
 use crate::link::handoff::{Handoff, Source, prompt_of, room_of};
 use crate::model::logprobs::PromptLogprobs;
 use crate::model::sampler::SamplingParams;
@@ -362,7 +363,7 @@ impl RequestTable {
             prompt: ids.to_vec(),
             resumed: *resumed,
             output: Vec::with_capacity(max_new as usize),
-            pages: Vec::with_capacity(pages),
+            pages: RequestPages::with_capacity(pages),
             keys: Vec::with_capacity(pages),
             // A self-test must compute its whole prompt, so it shares no KV.
             salt: (!active.is_self_test).then(|| salt(asked)),

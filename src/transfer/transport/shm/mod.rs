@@ -355,6 +355,7 @@ mod tests {
     use super::*;
     use crate::ids::PageId;
     use crate::kv::layout::{KvDtype, KvLayout};
+    use crate::kv::request_pages::PageSpan;
     use crate::transfer::aux::AUX_PAYLOAD_BYTES;
     use crate::transfer::copy_pool::CopyPool;
     use crate::transfer::pages::PageLists;
@@ -398,7 +399,7 @@ mod tests {
     fn memory() -> Memory {
         let layout = KvLayout::page_major(TOKENS, 1, 1, 8, KvDtype::F16);
         let lists = Arc::new(PageLists::new(2, 4).unwrap());
-        lists.store(SlotId(0), &[PageId(0)]);
+        lists.store(SlotId(0), PageSpan::whole(&[PageId(0)]));
         let region = Arc::new(Region::new(c"kv", layout.page_stride as usize).unwrap());
         Memory {
             region,

@@ -4,10 +4,11 @@
 //! Invariants: begun prompts continue first, in order. A chunk other than the last ends on a page
 //! boundary. A prompt gets all its pages with its first chunk, which begins after its cached
 //! prefix. The pages that no later token sees go back after each chunk. If prompts share a large
-//! prefix, one of them computes it, and the others wait and begin behind it. A chunk is bounded in tokens and, by the measured speed, in time. Dropped KV of a
-//! retracted request is computed again in the same way. Such a request already has its pages and
-//! needs no logits, because its next token is known. A prompt with logprobs needs logits for most
-//! of its tokens, and its chunks are bounded by the room for them.
+//! prefix, one of them computes it, and the others wait and begin behind it. A chunk is bounded in
+//! tokens and, by the measured speed, in time. Dropped KV of a retracted request is computed again
+//! in the same way. Such a request already has its pages and needs no logits, because its next
+//! token is known. A prompt with logprobs needs logits for most of its tokens, and its chunks are
+//! bounded by the room for them.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;

@@ -9,8 +9,8 @@
 
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::page_span::PageSpan;
 use baton::kv::region::Region;
-use baton::kv::request_pages::PageSpan;
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::event::WaitSet;

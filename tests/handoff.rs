@@ -5,9 +5,9 @@ use baton::cause::Cause;
 use baton::ids::{DecodeAllocation, PageId, Room, WorkerId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::lease::MoverRight;
+use baton::kv::page_span::PageSpan;
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
-use baton::kv::request_pages::PageSpan;
 use baton::link::handoff::{
     EndpointKind, Handoff, LinkId, Source, TransportCapabilities, WorkerEndpoint, prompt_of,
 };

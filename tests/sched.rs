@@ -152,8 +152,8 @@ fn a_lost_page_of_retracted_kv_changes_the_output() {
     assert!((0..40).any(is_changed));
 }
 
-/// With a window, pages go back while a request runs, on both workers. The cache finds a prefix whose
-/// first pages are gone.
+/// With a window, pages go back while a request runs, on both workers. The cache finds a prefix
+/// without its first pages.
 #[test]
 fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
     let (mut cached, mut retracted, mut copied, mut tokens) = (0, 0, 0, 0);

@@ -3,8 +3,8 @@
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::page_span::PageSpan;
 use baton::kv::region::Region;
-use baton::kv::request_pages::PageSpan;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::copy_pool::CopyPool;
 use baton::transfer::pages::PageLists;

@@ -13,7 +13,7 @@ use super::requests::{
 use crate::cause::Cause;
 use crate::ids::{PageId, Role, Room};
 use crate::kv::layout::KvLayout;
-use crate::kv::request_pages::PageSpan;
+use crate::kv::page_span::PageSpan;
 use crate::limits::REQUEST_TIME_MAX;
 use crate::link::handoff::{Source, prompt_of};
 use crate::stdx::event_count::EventCount;

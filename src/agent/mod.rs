@@ -23,8 +23,8 @@ pub use config::AgentConfig;
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
 use crate::kv::lease::MoverRight;
+use crate::kv::page_span::PageSpan;
 use crate::kv::pool::PagePool;
-use crate::kv::request_pages::PageSpan;
 use crate::limits::LANES_MAX;
 use crate::link::control::{ControlLinks, PeerIdentity};
 use crate::link::handoff::{

@@ -10,6 +10,7 @@ pub mod layout;
 pub mod lease;
 mod memory_file;
 pub mod page_key;
+pub mod page_span;
 pub mod pool;
 mod prefix;
 pub mod region;

@@ -6,28 +6,8 @@
 
 use crate::ids::PageId;
 use crate::kv::page_key::PageKey;
+use crate::kv::page_span::PageSpan;
 use crate::kv::pool::{PagePool, Reusable};
-
-/// A part of the pages of a sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct PageSpan<'a> {
-    /// Number of pages of the sequence before these.
-    pub first: usize,
-    /// The pages from there on.
-    pub pages: &'a [PageId],
-}
-
-impl<'a> PageSpan<'a> {
-    /// The pages of a sequence from its beginning.
-    pub fn whole(pages: &'a [PageId]) -> PageSpan<'a> {
-        PageSpan { first: 0, pages }
-    }
-
-    /// Number of pages up to its end, with those before it.
-    pub fn end(&self) -> usize {
-        self.first + self.pages.len()
-    }
-}
 
 /// The pages that a request uses.
 #[derive(Debug, Default)]

@@ -3,9 +3,9 @@
 
 use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::layout::KvLayout;
+use crate::kv::page_span::PageSpan;
 use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
-use crate::kv::request_pages::PageSpan;
 use crate::model::forward::batch::Batch;
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::model::logprobs::{Sampled, ScoredToken};

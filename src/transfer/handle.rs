@@ -6,7 +6,7 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId};
 use crate::kv::lease::Lease;
-use crate::kv::request_pages::PageSpan;
+use crate::kv::page_span::PageSpan;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{Cancel, DestinationCommand, LeaseEnd, SourceCommand};

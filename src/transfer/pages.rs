@@ -8,8 +8,8 @@
 //! lease words.
 
 use crate::ids::{PageId, SlotId};
+use crate::kv::page_span::PageSpan;
 use crate::kv::region::{Descriptor, PeerRegion, Region};
-use crate::kv::request_pages::PageSpan;
 use crate::stdx::sync::{Ordering, fence};
 use std::io;
 

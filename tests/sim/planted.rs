@@ -185,8 +185,10 @@ mod others {
         early_destination_is_lost: "early destination is lost", "not ended in time", 4;
         ready_is_not_told: "ready is not told", "not ended in time", 1;
         window_page_goes_back_early: "window page goes back early", "expected", 1;
-        window_of_the_prefix_is_not_looked_up: "window of the prefix is not looked up", "has gone back", 1;
-        window_is_copied_from_a_page_too_late: "window is copied from a page too late", "Wrong(", 1;
+        window_of_the_prefix_is_not_looked_up: "window of the prefix is not looked up",
+            "has gone back", 1;
+        window_is_copied_from_a_page_too_late: "window is copied from a page too late",
+            "Wrong(", 1;
         key_lacks_the_ids_before: "key lacks the ids before", "Wrong(", 20;
         page_is_kept_before_it_is_full: "page is kept before it is full", "Wrong(", 6;
         waiting_chunk_is_dropped: "waiting chunk is dropped", "expected", 9;

@@ -8,7 +8,7 @@ mod way;
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
-use baton::kv::request_pages::PageSpan;
+use baton::kv::page_span::PageSpan;
 use baton::limits::RDMA_BREAKS_MAX;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::verbs::CompletionError;

@@ -6,7 +6,7 @@
 use super::{Action, DestinationSession, LinkId, Source, SourceSession, TransportCapabilities};
 use crate::cause::Cause;
 use crate::ids::{PageId, SessionGeneration, WorkerId};
-use crate::kv::request_pages::PageSpan;
+use crate::kv::page_span::PageSpan;
 use crate::link::local_worker::{DestinationRing, LocalWorker, SourceRing};
 use crate::net::Entropy;
 use crate::obs::log::event;

@@ -1,7 +1,7 @@
 //! The input of one step, in arrays of fixed capacity that the engine refills each turn.
 
 use crate::ids::PageId;
-use crate::kv::request_pages::PageSpan;
+use crate::kv::page_span::PageSpan;
 use std::ops::Range;
 
 /// Which positions of a row need logits.

@@ -4,6 +4,8 @@ use crate::ids::{Generation, SlotId};
 
 #[path = "../../../src/kv/lease.rs"]
 pub mod lease;
+#[path = "../../../src/kv/page_span.rs"]
+pub mod page_span;
 
 /// A lease as the page pool creates it.
 pub fn lease(slot: SlotId, generation: Generation) -> lease::Lease {

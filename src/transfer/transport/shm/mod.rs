@@ -355,7 +355,7 @@ mod tests {
     use super::*;
     use crate::ids::PageId;
     use crate::kv::layout::{KvDtype, KvLayout};
-    use crate::kv::request_pages::PageSpan;
+    use crate::kv::page_span::PageSpan;
     use crate::transfer::aux::AUX_PAYLOAD_BYTES;
     use crate::transfer::copy_pool::CopyPool;
     use crate::transfer::pages::PageLists;

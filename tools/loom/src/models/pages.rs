@@ -2,6 +2,7 @@
 
 use crate::channel;
 use crate::ids::{PageId, SlotId};
+use crate::kv::page_span::PageSpan;
 use crate::kv::region::Region;
 use crate::stdx::sync::Ordering;
 use crate::transfer::pages::{PageLists, PeerPageLists};
@@ -25,7 +26,7 @@ impl Taken {
     pub fn begin() -> Taken {
         let lists = Arc::new(PageLists::new(1, 1).unwrap());
         let pool = Region::new(c"pool", 16).unwrap();
-        lists.store(SLOT, &[PageId(0)]);
+        lists.store(SLOT, PageSpan::whole(&[PageId(0)]));
         pool.word(0).store(7, Ordering::Relaxed);
         let shown = PeerPageLists::map(lists.descriptor(), lists.shape()).unwrap();
         let word = lists.lease_word(SLOT);
@@ -41,7 +42,7 @@ impl Taken {
             let pool = pool.clone();
             move || {
                 if ended.try_recv().is_ok() {
-                    lists.store(SLOT, &[PageId(1)]);
+                    lists.store(SLOT, PageSpan::whole(&[PageId(1)]));
                     pool.word(0).store(8, Ordering::Relaxed);
                 }
             }

@@ -5,6 +5,7 @@ use crate::cause::Cause;
 use crate::channel;
 use crate::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
 use crate::kv::lease::MoverRight;
+use crate::kv::page_span::PageSpan;
 use crate::models::sleep::Sleep;
 use crate::stdx::event_count::EventCount;
 use crate::transfer::aux::AuxRecord;
@@ -93,7 +94,7 @@ fn decode() -> (DestinationMover, DestinationHandle, Commands, Generation) {
 
 fn expect(handle: &DestinationHandle, generation: Generation) {
     let lease = crate::kv::lease(SLOT, generation);
-    handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, &[PAGE], lease);
+    handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, PageSpan::whole(&[PAGE]), lease);
 }
 
 /// A scheduler that reads Success finds the end of the lease and the aux record.
@@ -193,6 +194,12 @@ pub fn both_threads_are_woken() {
 
 fn hand_over(handle: &SourceHandle, generation: Generation) {
     let target = Target { session: SESSION, slot: SLOT, generation, room: Room(7), prefix: 0 };
-    handle.begin(SLOT, generation, target, &[PAGE], crate::kv::lease(SLOT, generation));
+    handle.begin(
+        SLOT,
+        generation,
+        target,
+        PageSpan::whole(&[PAGE]),
+        crate::kv::lease(SLOT, generation),
+    );
     handle.chunk(SLOT, generation, 0..1, Some(AUX));
 }

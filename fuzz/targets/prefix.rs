@@ -5,8 +5,8 @@
 use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::page_key::{PageKey, Salt, Sequence};
-use baton::kv::window::Reach;
 use baton::kv::pool::{PageCounts, PagePool, Reusable};
+use baton::kv::window::Reach;
 
 const PAGES: u32 = 24;
 const PAGE_SIZE: usize = 2;

@@ -9,6 +9,7 @@
 mod model;
 
 use baton::ids::PageId;
+use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::model::config::{Architecture, ExpertConfig, ModelConfig, WindowConfig};
@@ -123,7 +124,8 @@ impl Pool {
             let ids: Vec<u32> = (0..tokens).map(|_| random.below(4096) as u32).collect();
             batch.push(&ids, start as u32, &pages, Logits::Last).expect("fits");
         }
-        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let groups = KvGroups::single(self.layout.layers as usize, None);
+        let kv = KvPool { region: &self.region, layout: &self.layout, groups: &groups };
         let mut turn = || {
             models.each_mut().map(|model| {
                 let begun = Instant::now();

@@ -9,6 +9,7 @@
 mod model;
 
 use baton::ids::PageId;
+use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::model::config::ModelConfig;
@@ -97,7 +98,8 @@ impl Bench {
             let ids: Vec<u32> = (0..tokens).map(|_| random.below(49152) as u32).collect();
             batch.push(&ids, start as u32, &pages, Logits::Last).expect("fits");
         }
-        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let groups = KvGroups::single(self.layout.layers as usize, None);
+        let kv = KvPool { region: &self.region, layout: &self.layout, groups: &groups };
         // The first run touches the pages.
         let _ = self.model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
         let mut times: Vec<Duration> = vec![];

@@ -8,6 +8,7 @@
 //! pages of 2 KiB in each of 56 buffers. Figures are medians over repeats.
 
 use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::kv::groups::GroupCounts;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::page_span::PageSpan;
 use baton::kv::region::Region;
@@ -102,6 +103,7 @@ fn layout() -> KvLayout {
 fn memory(slots: usize) -> Memory {
     let bytes = (PAGES * ITEM * 2 * LAYERS) as usize;
     Memory {
+        groups: GroupCounts::FULL,
         region: Arc::new(Region::new(c"pool", bytes).expect("memory")),
         layout: layout(),
         pages: PAGES,

@@ -56,7 +56,14 @@ fn a_step_allocates_nothing() {
 
 fn check(model: &Model) {
     for kernel in available_kernels() {
-        let how = How { kernel: *kernel, threads: 3, page_size: 16, kv: KvDtype::F16, order: 1 };
+        let how = How {
+            kernel: *kernel,
+            threads: 3,
+            page_size: 16,
+            kv: KvDtype::F16,
+            is_grouped: true,
+            order: 1,
+        };
         let mut runner = Runner::new(model, &how);
         let mut sequences: Vec<_> = (0..5).map(|i| runner.sequence(&[i; 400])).collect();
         // The first batch ever, a long one, decode rows, and a mix.

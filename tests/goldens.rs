@@ -3,6 +3,7 @@
 //! the rest.
 
 use baton::ids::PageId;
+use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::model::config::{ExpertConfig, GemmaConfig, ModelConfig};
@@ -78,6 +79,7 @@ fn logprobs(
     let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, kv);
     let region = Region::new(c"goldens", (layout.page_stride * pages as u64) as usize).unwrap();
     let pages: Vec<PageId> = (0..pages as u32).rev().map(PageId).collect();
+    let groups = KvGroups::single(layout.layers as usize, None);
     let mut batch = Batch::new(limits);
     let run = |case: &Case| {
         let (fed, last) = (case.fed(), case.prompt.len() - 1);
@@ -88,7 +90,7 @@ fn logprobs(
             }
             batch.clear();
             batch.push(&fed[tokens.clone()], tokens.start as u32, pages, wanted).unwrap();
-            let kv = KvPool { region: &region, layout: &layout };
+            let kv = KvPool { region: &region, layout: &layout, groups: &groups };
             let end = model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
             assert_eq!(end, StepEnd::Complete);
         }

@@ -3,6 +3,7 @@
 
 use baton::cause::Cause;
 use baton::ids::{DecodeAllocation, PageId, Room, WorkerId};
+use baton::kv::groups::GroupCounts;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::lease::MoverRight;
 use baton::kv::page_span::PageSpan;
@@ -72,6 +73,7 @@ fn memory(page_size: u32) -> Memory {
     let pages = PAGES * 16 / page_size;
     let bytes = u64::from(pages) * layout.page_stride;
     Memory {
+        groups: GroupCounts::FULL,
         region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()),
         layout,
         pages,
@@ -83,6 +85,7 @@ fn memory(page_size: u32) -> Memory {
 
 fn identity(memory: &Memory) -> WorkerIdentity {
     WorkerIdentity {
+        groups: GroupCounts::FULL,
         fingerprint: Fingerprint {
             config: [1; 32],
             weights: [2; 32],
@@ -211,7 +214,7 @@ impl Cluster {
             slot.generation,
             from,
             0..tokens,
-            PageSpan::whole(&pages),
+            [PageSpan::whole(&pages)],
             lease,
         );
         self.handoff.handle_expecting(DECODE, slot, 0..tokens, self.now);
@@ -246,7 +249,13 @@ impl Cluster {
         pages.reverse();
         self.fill(&pages, slot.id.0 as u8 + 1);
         let lease = self.prefill.pool.lease(slot.id, slot.generation, &pages);
-        self.prefill.handle.begin(slot.id, slot.generation, target, PageSpan::whole(&pages), lease);
+        self.prefill.handle.begin(
+            slot.id,
+            slot.generation,
+            target,
+            [PageSpan::whole(&pages)],
+            lease,
+        );
         pages
     }
 

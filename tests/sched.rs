@@ -6,6 +6,7 @@ mod support;
 
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId};
+use baton::kv::groups::GroupCounts;
 use baton::kv::page_key::Salt;
 use baton::limits::{GRAMMAR_STACK, KEPT_KV_LIFE, PASSES_MAX};
 use baton::model::grammar::GrammarSource;
@@ -26,7 +27,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use support::Rng;
 use support::rig::{
-    DECODE, END, FIRST, Legs, Rig, Setup, Told, Use, Wanted, alone, alone_with_window, request,
+    DECODE, END, FIRST, Legs, Rig, Setup, Told, Use, Wanted, alone, alone_with_windows, request,
 };
 
 const TOO_LONG: Duration = Duration::from_secs(2000);
@@ -159,7 +160,9 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
     let (mut cached, mut retracted, mut copied, mut tokens) = (0, 0, 0, 0);
     for seed in 0..60 {
         let rng = &mut Rng::new(seed * 1000 + 7);
-        let window = [1, 2, 5, 16, 33][rng.within(0, 4) as usize];
+        let window = Some([1, 2, 5, 16, 33][rng.within(0, 4) as usize]);
+        let kinds = [[window; 3], [window, None, window], [None, window, None]];
+        let windows = kinds[rng.within(0, 2) as usize];
         let mut wanted: Vec<_> = (0..rng.within(1, 14)).map(|_| random_wanted(rng)).collect();
         // Some continue the prompt of another one.
         for index in 1..wanted.len() {
@@ -170,12 +173,14 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
                 wanted[index].prompt_logprobs = None;
             }
         }
-        let expected: Vec<_> = wanted.iter().map(|it| alone_with_window(window, it)).collect();
+        let expected: Vec<_> = wanted.iter().map(|it| alone_with_windows(windows, it)).collect();
         for split in [true, false] {
             let mut setup = random_setup(rng);
-            (setup.window, setup.config.window) = (Some(window), Some(window));
+            setup = setup.with_windows(windows);
             setup.config.reserve = setup.config.reserve.min(3);
-            setup.decode_pages = 96 / setup.config.page_size;
+            let groups = setup.config.groups.total() as u32;
+            setup.decode_pages = groups * 96 / setup.config.page_size;
+            setup.prefill_pages *= groups;
             let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
             rig.late = split && seed % 3 == 0;
             let ids = play(&mut rig, &wanted, rng);
@@ -187,7 +192,8 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
             retracted += rig.stats(last).retracted_total.load(Relaxed);
             if split {
                 copied += rig.copied();
-                tokens += wanted.iter().map(|wanted| wanted.prompt.len() as u32).sum::<u32>();
+                let groups = setup.config.groups.total() as u32;
+                tokens += wanted.iter().map(|it| groups * it.prompt.len() as u32).sum::<u32>();
             }
         }
     }
@@ -201,7 +207,7 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
 fn pages_behind_the_window_go_back_while_a_request_runs() {
     for split in [true, false] {
         let mut setup = Setup::new();
-        (setup.window, setup.config.window) = (Some(9), Some(9));
+        setup = setup.with_windows([Some(9); 3]);
         setup.config.prefix_cache = false;
         let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
         let decode = if split { DECODE } else { FIRST };
@@ -238,7 +244,7 @@ fn a_destination_that_wants_tokens_behind_the_window_gets_them_or_is_refused() {
 
 fn wants_all_tokens(late: bool) {
     let mut setup = Setup::new();
-    (setup.window, setup.config.window) = (Some(9), Some(9));
+    setup = setup.with_windows([Some(9); 3]);
     setup.decode_sees_all = true;
     let mut rig = Rig::split(&setup);
     rig.late = late;
@@ -257,10 +263,10 @@ fn wants_all_tokens(late: bool) {
 #[test]
 fn requests_that_share_a_window_keep_their_reserve() {
     let mut setup = Setup::new();
-    (setup.window, setup.config.window) = (Some(33), Some(33));
+    setup = setup.with_windows([Some(33); 3]);
     (setup.config.max_running, setup.decode_pages) = (16, 60);
     let wanted = Wanted::new(80, 40);
-    let expected = alone_with_window(33, &wanted);
+    let expected = alone_with_windows([Some(33); 3], &wanted);
     let mut rig = Rig::mixed(&setup);
     let ids: Vec<_> = (0..16).map(|_| rig.submit(&wanted).decode).collect();
     rig.finish();
@@ -492,7 +498,7 @@ fn a_shared_prompt_prefix_is_neither_computed_nor_sent_again() {
 fn a_request_that_began_before_a_flush_fills_no_cache() {
     for window in [None, Some(9)] {
         let mut setup = Setup::new();
-        (setup.window, setup.config.window) = (window, window);
+        setup = setup.with_windows([window; 3]);
         let mut rig = Rig::mixed(&setup);
         let wanted = Wanted::new(60, 20);
         rig.submit(&wanted);
@@ -1314,7 +1320,7 @@ fn the_thread_serves_and_stops() {
                 generation: Generation(round),
                 room: Room(0),
             };
-            let request = request(&wanted, RequestId(0), place, Instant::now());
+            let request = request(&wanted, RequestId(0), place, Instant::now(), GroupCounts::FULL);
             commands.send(EngineCommand::Submit(request)).unwrap();
             bell.notify();
             let mut tokens = Vec::new();

@@ -2,6 +2,7 @@
 
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::kv::groups::GroupCounts;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::page_span::PageSpan;
 use baton::kv::region::Region;
@@ -35,6 +36,7 @@ pub fn memory(word: u64) -> Memory {
     let region = Arc::new(Region::new(c"fuzz", bytes).expect("memory"));
     (0..bytes).step_by(8).for_each(|at| region.word(at).store(word, Ordering::Relaxed));
     Memory {
+        groups: GroupCounts::FULL,
         region,
         layout,
         pages: PAGES,

@@ -3,6 +3,7 @@
 //! page holds the right KV.
 
 use baton::ids::{Generation, PageId, SlotId};
+use baton::kv::groups::GroupCounts;
 use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::page_key::{PageKey, Salt, Sequence};
 use baton::kv::pool::{PageCounts, PagePool, Reusable};
@@ -208,10 +209,16 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
     let found = list.found(new, tokens);
     let keys = new.keys(pool, tokens);
     let idle = found.iter().filter(|&&page| !list.pages[page].is_held()).count();
-    let reusable = Reusable { pages: 0..found.len() as u32, idle: idle as u32 };
-    assert_eq!(pool.reusable(&keys, Reach::From(0)), reusable);
+    let reusable = Reusable {
+        end: found.len() as u32,
+        window_from: 0,
+        pages: found.len() as u32,
+        idle: idle as u32,
+        held_windowed: 0,
+    };
+    assert_eq!(pool.reusable(&keys, GroupCounts::FULL, Reach::From(0)), reusable);
     let mut pages = std::mem::take(&mut new.pages);
-    pool.reuse(&keys, &mut pages);
+    pool.reuse(&keys, 0, &mut pages);
     assert_eq!(pages.iter().map(|page| page.index()).collect::<Vec<_>>(), found);
     for (index, &page) in found.iter().enumerate() {
         assert_eq!(
@@ -263,7 +270,7 @@ fn grow(pool: &mut PagePool, list: &mut List, request: &mut Request, by: u32) {
     }
     let (keys, kept, mut pages) = (request.keys(pool, tokens), request.kept, request.pages.clone());
     if keys.len() > kept {
-        pool.keep(&keys[kept..], &mut pages[kept..keys.len()]);
+        pool.keep(&keys[kept..], 0, &mut pages[kept..keys.len()]);
     }
     list.keep(request, keys.len());
     assert_eq!(pages, request.pages);

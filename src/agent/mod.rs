@@ -22,6 +22,7 @@ pub use config::AgentConfig;
 
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Peer, Role, Room, WorkerId};
+use crate::kv::groups::GroupCounts;
 use crate::kv::lease::MoverRight;
 use crate::kv::page_span::PageSpan;
 use crate::kv::pool::PagePool;
@@ -116,6 +117,7 @@ impl Parts {
     fn new(config: AgentConfig, reactor: Reactor) -> Result<Parts, String> {
         let lists = PageLists::new(config.slots, config.prompt_pages).map_err(text)?;
         let memory = Memory {
+            groups: GroupCounts::FULL,
             region: config.region.clone(),
             layout: config.layout,
             pages: config.pages,
@@ -148,6 +150,7 @@ impl Parts {
 
     fn identity(&self) -> WorkerIdentity {
         WorkerIdentity {
+            groups: GroupCounts::FULL,
             fingerprint: self.config.fingerprint,
             bit_class: self.config.bit_class,
             layout: self.memory.layout,
@@ -281,7 +284,7 @@ impl SourceAgent {
     pub fn begin(&mut self, slot: Slot, target: Target, pages: &[PageId]) {
         let lease = self.pool.lease(slot.id, slot.generation, pages);
         self.note_lease(slot, pages);
-        self.handle.begin(slot.id, slot.generation, target, PageSpan::whole(pages), lease);
+        self.handle.begin(slot.id, slot.generation, target, [PageSpan::whole(pages)], lease);
     }
 
     /// Leases the pages of the prompt that are not in its lease yet. `pages` are those of the whole
@@ -347,7 +350,7 @@ impl DestinationAgent {
     ) -> bool {
         let lease = self.pool.lease_to_write(slot.id, slot.generation, pages);
         self.note_lease(slot, pages);
-        let span = PageSpan::whole(pages);
+        let span = [PageSpan::whole(pages)];
         let granted =
             self.handle.expect(slot.id, slot.generation, from, tokens.clone(), span, lease);
         self.handoff.handle_expecting(WORKER, slot, tokens, self.reactor.now());
@@ -417,7 +420,7 @@ impl<C: Cancel> Agent<C> {
         let LeaseEnd { ended, aux } = self.handle.poll_end()?;
         let slot = Slot { id: ended.slot(), generation: ended.generation() };
         let pages = &mut self.leased[slot.id.index()];
-        self.pool.end_lease(ended, pages);
+        self.pool.end_lease(ended, &*pages);
         pages.clear();
         Some((slot, aux))
     }

@@ -1,4 +1,5 @@
-//! KV memory. [`layout`] gives the position of each token's keys and values. [`region`] is the
+//! KV memory. [`layout`] gives the position of each token's keys and values, and [`groups`] says
+//! which layers share a page. [`region`] is the
 //! mapping that holds them. [`pool`] and [`lease`] record the holders of each page. [`page_key`]
 //! names the content of pages, and `prefix` finds it. [`request_pages`] lists the pages of a
 //! request, and [`window`] says which ones it needs. [`tier`] keeps the KV of requests that wait
@@ -6,6 +7,7 @@
 
 mod adopted_memory;
 mod bits;
+pub mod groups;
 pub mod layout;
 pub mod lease;
 mod memory_file;

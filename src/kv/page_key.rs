@@ -51,6 +51,11 @@ impl Sequence<'_> {
 pub struct PageKey(u128);
 
 impl PageKey {
+    /// The key of the same tokens in a group of layers.
+    pub(in crate::kv) fn in_group(self, group: usize) -> PageKey {
+        PageKey(self.0 ^ group as u128)
+    }
+
     /// Its lowest bits, for an index of buckets.
     pub(in crate::kv) fn low_bits(self) -> usize {
         self.0 as usize

@@ -11,6 +11,7 @@
 
 use crate::ids::{Generation, PageId, SlotId};
 use crate::kv::bits::Bits;
+use crate::kv::groups::GroupCounts;
 use crate::kv::lease::{EndedLease, Lease};
 use crate::kv::page_key::{KeyChain, PageKey, Sequence};
 use crate::kv::prefix::PrefixIndex;
@@ -46,10 +47,24 @@ impl PageCounts {
 /// The cached pages of a sequence that serve a request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reusable {
-    /// Their places in the sequence. The request does not read the pages before them.
-    pub pages: Range<u32>,
+    /// Number of pages up to the end of the cached part. Full groups have all of them.
+    pub end: u32,
+    /// The first page that window groups have or need. It can be behind the end.
+    pub window_from: u32,
+    /// Cached pages, of all groups.
+    pub pages: u32,
     /// Those of them without a holder. After a reuse, they can no longer be evicted.
     pub idle: u32,
+    /// Cached pages of window groups that have a holder.
+    pub held_windowed: u32,
+}
+
+impl Reusable {
+    /// The places of a group's cached pages.
+    pub fn range(&self, counts: GroupCounts, group: usize) -> Range<usize> {
+        let first = if group < counts.full as usize { 0 } else { self.window_from as usize };
+        first..first.max(self.end as usize)
+    }
 }
 
 /// Cache lookups of requests since start, in tokens.
@@ -150,58 +165,89 @@ impl PagePool {
     }
 
     /// The longest cached part, without a gap, of a sequence with these keys from its first page
-    /// on. `reach` says where the part begins. If there is none, its range is empty and begins with
-    /// the first page that the request reads.
-    pub fn reusable(&self, keys: &[PageKey], reach: Reach) -> Reusable {
-        let pages = match reach {
-            Reach::From(first) => self.run_from(keys, first),
-            Reach::Back(window) if window.is_endless() => self.run_from(keys, 0),
-            Reach::Back(window) => self.last_window(keys, window),
+    /// on. `reach` says where the part begins in window groups. If there is none, it ends where the
+    /// request begins to read.
+    pub fn reusable(&self, keys: &[PageKey], counts: GroupCounts, reach: Reach) -> Reusable {
+        let full = (0..counts.full as usize).map(|group| self.run_of(keys, group)).min();
+        let windowed = counts.full as usize..counts.total();
+        let mut end = full.unwrap_or(keys.len());
+        let window_from = match reach {
+            Reach::From(first) => {
+                let first = first as usize;
+                let behind = keys.get(first..).unwrap_or_default();
+                let runs = windowed.map(|group| first + self.run_of(behind, group));
+                // A window group without cached pages ends the part at its first page.
+                end = runs.fold(full.unwrap_or(usize::MAX), usize::min);
+                first
+            }
+            Reach::Back(window) => {
+                let mut before = usize::MAX;
+                while before != end {
+                    before = end;
+                    for group in windowed.clone() {
+                        end = self.last_window(&keys[..end], group, window);
+                    }
+                }
+                self.pages_behind(window, end)
+            }
         };
-        let places = pages.start as usize..pages.end as usize;
-        let cached = self.cached_pages(keys.get(places).unwrap_or_default());
-        let idle = cached.filter(|&page| !self.is_held(page)).count() as u32;
-        Reusable { pages, idle }
+        let (end, window_from) = (end as u32, window_from as u32);
+        let mut found = Reusable { end, window_from, ..Reusable::default() };
+        for group in 0..counts.total() {
+            let keys = keys.get(found.range(counts, group)).unwrap_or_default();
+            for page in self.cached_pages(keys, group) {
+                let is_held = self.is_held(page);
+                found.pages += 1;
+                found.idle += u32::from(!is_held);
+                found.held_windowed += u32::from(is_held && group >= counts.full as usize);
+            }
+        }
+        found
     }
 
-    /// The cached pages from the `first`-th one on.
-    fn run_from(&self, keys: &[PageKey], first: u32) -> Range<u32> {
-        let keys = keys.get(first as usize..).unwrap_or_default();
-        first..first + self.cached_pages(keys).count() as u32
+    /// How many pages of a group are cached from the first key on.
+    fn run_of(&self, keys: &[PageKey], group: usize) -> usize {
+        self.cached_pages(keys, group).count()
     }
 
-    /// The longest cached part such that the pages that the token behind it sees are there.
-    fn last_window(&self, keys: &[PageKey], window: KvWindow) -> Range<u32> {
-        let Some(cache) = &self.cache else { return 0..0 };
-        let is_missing = |place: usize| cache.index.find(keys[place]).is_none();
+    fn pages_behind(&self, window: KvWindow, end: usize) -> usize {
+        let page_size = self.cache.as_ref().map_or(0, |cache| cache.chain.page_size());
+        window.pages_behind((end * page_size) as u32) as usize
+    }
+
+    /// The end of the longest cached part such that the pages of a group that the token behind it
+    /// sees are there.
+    fn last_window(&self, keys: &[PageKey], group: usize, window: KvWindow) -> usize {
+        let Some(cache) = &self.cache else { return 0 };
+        let is_missing = |place: usize| cache.index.find(keys[place].in_group(group)).is_none();
         let mut end = keys.len();
+        if is_failpoint_active("window of the prefix is not looked up") {
+            return end;
+        }
         let mut place = end;
         while end > 0 {
-            let first = window.pages_behind((end * cache.chain.page_size()) as u32) as usize;
+            let first = self.pages_behind(window, end);
             if place <= first {
-                return first as u32..end as u32;
+                return end;
             }
             // Each shorter part that reaches beyond this page needs it, so a miss is found early.
             if place == end && is_missing(first) {
                 (end, place) = (first, first);
                 continue;
             }
-            if place < end && is_failpoint_active("window of the prefix is not looked up") {
-                return place as u32..end as u32;
-            }
             place -= 1;
             if is_missing(place) {
                 end = place;
             }
         }
-        0..0
+        0
     }
 
-    /// Adds a user to each cached page with these keys, up to the first gap. Appends them to
-    /// `pages`, which is empty and has the capacity for them.
-    pub fn reuse(&mut self, keys: &[PageKey], pages: &mut Vec<PageId>) {
+    /// Adds a user to each cached page of a group with these keys, up to the first gap. Appends
+    /// them to `pages`, which is empty and has the capacity for them.
+    pub fn reuse(&mut self, keys: &[PageKey], group: usize, pages: &mut Vec<PageId>) {
         debug_assert!(pages.is_empty());
-        pages.extend(self.cached_pages(keys));
+        pages.extend(self.cached_pages(keys, group));
         pages.iter().for_each(|&page| self.add_user(page));
     }
 
@@ -213,13 +259,14 @@ impl PagePool {
         }
     }
 
-    /// Puts pages that are full of KV into the cache, under their `keys`. The caller uses them, and
-    /// has not put them there before. If the cache already holds a page's content, that page
-    /// replaces the caller's, unless the caller's is leased: a mover uses its number.
-    pub fn keep(&mut self, keys: &[PageKey], pages: &mut [PageId]) {
+    /// Puts pages of a group that are full of KV into the cache, under their `keys`. The caller
+    /// uses them, and has not put them there before. If the cache already holds a page's content,
+    /// that page replaces the caller's, unless the caller's is leased: a mover uses its number.
+    pub fn keep(&mut self, keys: &[PageKey], group: usize, pages: &mut [PageId]) {
         debug_assert_eq!(keys.len(), pages.len());
         for (&key, page) in keys.iter().zip(pages) {
             let Some(cache) = &mut self.cache else { return };
+            let key = key.in_group(group);
             match cache.index.find(key) {
                 None => cache.index.insert(*page, key),
                 Some(_) if self.pages[page.index()].leases > 0 => {}
@@ -262,25 +309,31 @@ impl PagePool {
 
     /// Leases pages in use to a transfer that writes them. None of them is in the cache, because
     /// other requests read cached pages.
-    pub fn lease_to_write(
+    pub fn lease_to_write<'a>(
         &mut self,
         slot: SlotId,
         generation: Generation,
-        pages: &[PageId],
+        pages: impl IntoIterator<Item = &'a PageId> + Clone,
     ) -> Lease {
-        assert!(!pages.iter().any(|&page| self.is_cached(page)), "a cached page is never written");
+        let is_cached = pages.clone().into_iter().any(|&page| self.is_cached(page));
+        assert!(!is_cached, "a cached page is never written");
         self.lease(slot, generation, pages)
     }
 
     /// Leases pages in use to a transfer that reads them.
-    pub fn lease(&mut self, slot: SlotId, generation: Generation, pages: &[PageId]) -> Lease {
+    pub fn lease<'a>(
+        &mut self,
+        slot: SlotId,
+        generation: Generation,
+        pages: impl IntoIterator<Item = &'a PageId>,
+    ) -> Lease {
         self.extend_lease(pages);
         Lease::new(slot, generation)
     }
 
     /// Adds pages in use to a lease that has not ended. [`PagePool::end_lease`] then gets them,
     /// too.
-    pub fn extend_lease(&mut self, pages: &[PageId]) {
+    pub fn extend_lease<'a>(&mut self, pages: impl IntoIterator<Item = &'a PageId>) {
         for &id in pages {
             let page = &mut self.pages[id.index()];
             assert!(page.users > 0, "page {id} is leased without a user");
@@ -289,8 +342,12 @@ impl PagePool {
     }
 
     /// The lease over these pages has ended.
-    pub fn end_lease(&mut self, _ended: EndedLease, pages: &[PageId]) {
-        for &id in pages.iter().rev() {
+    pub fn end_lease<'a>(
+        &mut self,
+        _ended: EndedLease,
+        pages: impl IntoIterator<Item = &'a PageId, IntoIter: DoubleEndedIterator>,
+    ) {
+        for &id in pages.into_iter().rev() {
             let page = &mut self.pages[id.index()];
             assert!(page.leases > 0, "page {id} has no lease to end");
             page.leases -= 1;
@@ -335,10 +392,10 @@ impl PagePool {
         self.cache.as_ref().is_some_and(|cache| cache.index.contains(id))
     }
 
-    /// The cached pages with these keys, up to the first gap.
-    fn cached_pages(&self, keys: &[PageKey]) -> impl Iterator<Item = PageId> {
+    /// The cached pages of a group with these keys, up to the first gap.
+    fn cached_pages(&self, keys: &[PageKey], group: usize) -> impl Iterator<Item = PageId> {
         let index = self.cache.as_ref().map(|cache| &cache.index);
-        keys.iter().map_while(move |&key| index?.find(key))
+        keys.iter().map_while(move |&key| index?.find(key.in_group(group)))
     }
 
     /// Adds a user to a page that is in use, leased or cached.

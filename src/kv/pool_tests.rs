@@ -98,11 +98,11 @@ fn invariants_find_a_held_page_in_the_order_of_idle_pages() {
         let mut pages = allocate(&mut pool, 2);
         let mut keys = Vec::with_capacity(2);
         pool.extend_keys(&sequence, 4, &mut keys);
-        pool.keep(&keys, &mut pages);
+        pool.keep(&keys, 0, &mut pages);
         pool.release(&pages);
         pool.invariants();
         let mut reused = Vec::new();
-        pool.reuse(&keys, &mut reused);
+        pool.reuse(&keys, 0, &mut reused);
         assert_eq!(reused, pages);
         pool.invariants();
     };
@@ -175,37 +175,75 @@ proptest! {
     }
 }
 
-#[test]
-fn the_longest_part_whose_window_is_cached_is_found() {
+/// Cached pages of a sequence, by group.
+struct CachedGroups {
+    counts: GroupCounts,
+    pool: PagePool,
+    keys: Vec<PageKey>,
+    is_cached: Vec<Vec<bool>>,
+}
+
+impl CachedGroups {
     const PAGES: u32 = 24;
-    let mut rng = Rng::new(7);
-    for _ in 0..400 {
-        let page_size = rng.range_u32(1, 4);
-        let mut pool = PagePool::with_cache(PAGES, page_size);
-        let ids: Vec<u32> = (0..PAGES * page_size).collect();
+
+    /// Caches a random part of the pages of each group.
+    fn random(rng: &mut Rng, page_size: u32) -> CachedGroups {
+        let (full, windowed) = rng.pick(&[(0, 1), (1, 0), (1, 1), (2, 1), (1, 3)]);
+        let counts = GroupCounts { full, windowed, window: (windowed > 0).then_some(1) };
+        let pages = CachedGroups::PAGES;
+        let mut pool = PagePool::with_cache(pages * counts.total() as u32, page_size);
+        let ids: Vec<u32> = (0..pages * page_size).collect();
         let sequence = Sequence { salt: Salt(0), prompt: &ids, output: &[] };
-        let mut keys = Vec::with_capacity(PAGES as usize);
-        pool.extend_keys(&sequence, PAGES * page_size, &mut keys);
-        let mut pages = Vec::with_capacity(PAGES as usize);
-        assert!(pool.allocate(PAGES, &mut pages));
-        let gaps = rng.range_u64(2, 9);
-        let is_cached: Vec<bool> = pages.iter().map(|_| !rng.one_in(gaps)).collect();
-        for index in (0..pages.len()).filter(|&index| is_cached[index]) {
-            pool.keep(&keys[index..][..1], &mut pages[index..][..1]);
+        let mut keys = Vec::with_capacity(pages as usize);
+        pool.extend_keys(&sequence, pages * page_size, &mut keys);
+        let gaps = rng.range_u64(2, 30);
+        let mut is_cached = Vec::new();
+        for group in 0..counts.total() {
+            let mut own = allocate(&mut pool, pages);
+            let kept: Vec<bool> = own.iter().map(|_| !rng.one_in(gaps)).collect();
+            for index in (0..own.len()).filter(|&index| kept[index]) {
+                pool.keep(&keys[index..][..1], group, &mut own[index..][..1]);
+            }
+            is_cached.push(kept);
         }
-        let is_whole = |from: u32, end: u32| (from..end).all(|page| is_cached[page as usize]);
+        CachedGroups { counts, pool, keys, is_cached }
+    }
+
+    /// Whether window groups have the pages from `window_from` on, and full groups all pages, up to
+    /// the `end`-th one.
+    fn has(&self, window_from: u32, end: u32) -> bool {
+        let full = self.counts.full as usize;
+        let first = |group: usize| if group < full { 0 } else { window_from as usize };
+        let has = |(group, cached): (usize, &Vec<bool>)| {
+            (first(group)..end as usize).all(|page| cached[page])
+        };
+        self.is_cached.iter().enumerate().all(has)
+    }
+}
+
+#[test]
+fn the_longest_part_with_a_cached_window_is_found() {
+    let mut rng = Rng::new(7);
+    for _ in 0..1000 {
+        let page_size = rng.range_u32(1, 4);
+        let cached = CachedGroups::random(&mut rng, page_size);
+        let (pages, counts) = (CachedGroups::PAGES, cached.counts);
 
         let window = KvWindow::new(Some(rng.range_u32(1, 20)), page_size);
-        let window =
-            window.staying_from(if rng.one_in(2) { u32::MAX } else { rng.range_u32(0, PAGES) });
-        let parts = (1..=PAGES).rev().map(|end| window.pages_behind(end * page_size)..end);
-        let expected = parts.into_iter().find(|part| is_whole(part.start, part.end));
-        let found = pool.reusable(&keys, Reach::Back(window)).pages;
-        assert_eq!(found, expected.unwrap_or(0..0), "{window:?} {is_cached:?}");
+        let stay_from = if rng.one_in(2) { u32::MAX } else { rng.range_u32(0, pages) };
+        let window = window.staying_from(stay_from);
+        let behind = |end: u32| window.pages_behind(end * page_size);
+        let expected = (1..=pages).rev().find(|&end| cached.has(behind(end), end)).unwrap_or(0);
+        let found = cached.pool.reusable(&cached.keys, counts, Reach::Back(window));
+        assert_eq!((found.end, found.window_from), (expected, behind(expected)), "{window:?}");
+        assert_eq!(found.pages, counts.pages(expected, expected - behind(expected)));
 
-        let from = rng.range_u32(0, PAGES + 3);
-        let end = (from..PAGES).find(|&page| !is_cached[page as usize]);
-        let found = pool.reusable(&keys, Reach::From(from)).pages;
-        assert_eq!(found, from..end.unwrap_or(PAGES.max(from)));
+        let first = rng.range_u32(0, pages + 3);
+        let least = if counts.full == 0 { first } else { 0 };
+        let expected = (least + 1..=pages).rev().find(|&end| cached.has(first.min(end), end));
+        let found = cached.pool.reusable(&cached.keys, counts, Reach::From(first));
+        assert_eq!(found.end, expected.unwrap_or(least), "from {first}, {counts:?}");
+        assert_eq!(found.pages, counts.pages(found.end, found.end.saturating_sub(first)));
+        assert_eq!(found.idle, 0, "the pages have a user");
     }
 }

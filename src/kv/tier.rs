@@ -68,43 +68,52 @@ impl Tier {
 
     /// Copies `pages` of `pool`, used by only one request, into the tier. None, and nothing
     /// changes, if fewer pages are left in the tier.
-    pub fn store(&mut self, pool: &Region, pages: &[PageId]) -> Option<Stored> {
+    pub fn store(
+        &mut self,
+        pool: &Region,
+        pages: impl DoubleEndedIterator<Item = PageId> + Clone,
+    ) -> Option<Stored> {
         let region = self.region.as_ref()?;
-        if pages.len() > self.left as usize {
+        let count = pages.clone().count() as u32;
+        if count > self.left {
             return None;
         }
         let (mut first, mut taken) = (NONE, self.free);
         // From the last page to the first, so that the chain begins with the first.
-        for page in pages.iter().rev() {
+        for page in pages.rev() {
             let from = page.index() * self.page_bytes;
             region.copy_from(taken as usize * self.page_bytes, pool, from, self.page_bytes);
             let free = std::mem::replace(&mut self.next[taken as usize], first);
             (first, taken) = (taken, free);
         }
         self.free = taken;
-        self.left -= pages.len() as u32;
-        Some(Stored { first, pages: pages.len() as u32 })
+        self.left -= count;
+        Some(Stored { first, pages: count })
     }
 
-    /// Copies the stored KV back into as many `pages` of `pool`, except the first `skipped`, and
-    /// frees its pages in the tier.
-    pub fn restore(&mut self, stored: Stored, pool: &Region, pages: &[PageId], skipped: usize) {
-        assert_eq!(
-            stored.pages as usize,
-            pages.len(),
-            "the pool offers as many pages as were stored"
-        );
+    /// Copies the stored KV back into as many `pages` of `pool`, and frees its pages in the tier.
+    /// Pages with `true` have their KV.
+    pub fn restore(
+        &mut self,
+        stored: Stored,
+        pool: &Region,
+        pages: impl Iterator<Item = (PageId, bool)>,
+    ) {
         let region = self.region.as_ref().expect("KV is stored only in a tier with pages");
         let mut at = stored.first;
-        for (index, page) in pages.iter().enumerate() {
-            let is_last = index + 1 == pages.len();
+        let mut count = 0;
+        for (page, has_kv) in pages {
+            count += 1;
+            let is_last = count == stored.pages;
             let is_lost = is_last && is_failpoint_active("the last page of retracted KV is lost");
-            if index >= skipped && !is_lost {
+            assert!(count <= stored.pages, "the pool offers as many pages as were stored");
+            if !has_kv && !is_lost {
                 let from = at as usize * self.page_bytes;
                 pool.copy_from(page.index() * self.page_bytes, region, from, self.page_bytes);
             }
             at = self.next[at as usize];
         }
+        assert_eq!(count, stored.pages, "the pool offers as many pages as were stored");
         if !is_failpoint_active("KV taken back stays in the tier") {
             self.forget(stored);
         }
@@ -151,29 +160,30 @@ mod tests {
     fn stored_pages_are_restored_into_other_pages() {
         let (pool, mut tier) = (pool(8), Tier::new(5, &layout()).unwrap());
         let content: Vec<_> = (0..8).map(|page| words(&pool, PageId(page))).collect();
-        let first = tier.store(&pool, &[PageId(3), PageId(1)]).unwrap();
-        let second = tier.store(&pool, &[PageId(7), PageId(0), PageId(2)]).unwrap();
+        let first = tier.store(&pool, [PageId(3), PageId(1)].into_iter()).unwrap();
+        let second = tier.store(&pool, [PageId(7), PageId(0), PageId(2)].into_iter()).unwrap();
         assert_eq!(tier.stored(), 5);
-        assert!(tier.store(&pool, &[PageId(0)]).is_none(), "all of it is taken");
-        tier.restore(first, &pool, &[PageId(4), PageId(5)], 0);
+        assert!(tier.store(&pool, [PageId(0)].into_iter()).is_none(), "all of it is taken");
+        tier.restore(first, &pool, [(PageId(4), false), (PageId(5), false)].into_iter());
         assert_eq!(
             [words(&pool, PageId(4)), words(&pool, PageId(5))],
             [content[3].clone(), content[1].clone()]
         );
         // The first page is shared with other requests and must not be written.
-        let third = tier.store(&pool, &[PageId(6)]).unwrap();
-        tier.restore(second, &pool, &[PageId(6), PageId(1), PageId(3)], 1);
+        let third = tier.store(&pool, [PageId(6)].into_iter()).unwrap();
+        let places = [(PageId(6), true), (PageId(1), false), (PageId(3), false)];
+        tier.restore(second, &pool, places.into_iter());
         let now: Vec<_> = [6, 1, 3].map(|page| words(&pool, PageId(page))).into();
         assert_eq!(now, [content[6].clone(), content[0].clone(), content[2].clone()]);
         tier.forget(third);
         assert_eq!(tier.stored(), 0);
-        let all = tier.store(&pool, &[0, 1, 2, 3, 4].map(PageId)).unwrap();
+        let all = tier.store(&pool, [0, 1, 2, 3, 4].map(PageId).into_iter()).unwrap();
         tier.forget(all);
     }
 
     #[test]
     fn a_tier_of_nothing_takes_nothing() {
         let mut tier = Tier::new(0, &layout()).unwrap();
-        assert!(tier.store(&pool(1), &[PageId(0)]).is_none());
+        assert!(tier.store(&pool(1), [PageId(0)].into_iter()).is_none());
     }
 }

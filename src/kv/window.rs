@@ -1,8 +1,7 @@
 //! Which pages of a sequence its next tokens read, if each token sees only a window of the last
 //! ones.
 //!
-//! Arithmetic only. A model has such a window here if all its layers have it: a page has all
-//! layers, so one layer that sees everything needs each page.
+//! Arithmetic only. [`super::groups`] says which layers have a window.
 
 /// The part of a sequence that a token sees, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +34,7 @@ impl KvWindow {
 
     /// Pages behind the window: those of the first tokens that no token at `next` or after it sees.
     pub fn pages_behind(&self, next: u32) -> u32 {
-        let behind = |tokens| (next + 1).saturating_sub(tokens) / self.page_size;
+        let behind = |tokens| next.saturating_add(1).saturating_sub(tokens) / self.page_size;
         self.tokens.map_or(0, behind).min(self.stay_from)
     }
 

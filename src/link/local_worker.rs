@@ -6,6 +6,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId, WorkerId};
+use crate::kv::groups::GroupCounts;
 use crate::kv::layout::KvLayout;
 use crate::stdx::event_count::EventCount;
 use crate::stdx::failpoint::is_failpoint_active;
@@ -131,7 +132,13 @@ impl<E> LocalWorker<E> {
 
     /// Number of tokens that the whole pool holds.
     pub fn tokens(&self) -> usize {
-        self.memory.pages as usize * self.memory.layout.page_size as usize
+        let (pages, page_size) = (self.memory.pages, self.memory.layout.page_size);
+        self.memory.groups.pool_tokens(pages, page_size) as usize
+    }
+
+    /// The groups of layers, each with pages of its own.
+    pub fn groups(&self) -> GroupCounts {
+        self.memory.groups
     }
 
     /// Layout of the KV.

@@ -1,5 +1,6 @@
 //! Configuration of a model: sizes and constants that the forward pass needs. Plain values, no
 //! parsing.
+use crate::kv::groups::KvGroups;
 
 /// Supported kinds of decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -192,12 +193,10 @@ impl ModelConfig {
         window.map(|window| window.tokens)
     }
 
-    /// How many tokens the query sees that sees most, its own included; `None` if all.
-    pub fn widest_window(&self) -> Option<u32> {
-        self.window
-            .as_ref()
-            .filter(|window| window.full_layers.is_empty())
-            .map(|window| window.tokens)
+    /// The layers that can share pages.
+    pub fn kv_groups(&self) -> KvGroups {
+        let windows: Vec<_> = (0..self.layers).map(|layer| self.layer_window(layer)).collect();
+        KvGroups::of(&windows)
     }
 
     /// The function of the MLPs' gates.

@@ -10,6 +10,7 @@ use super::plan::LoadWorkerSize;
 use super::sessions::Sessions;
 use super::transfers::{DestinationMoverStub, SlotUse, SourceMoverStub};
 use crate::ids::{Leg, SlotId, WorkerId};
+use crate::kv::groups::KvGroups;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
@@ -88,6 +89,7 @@ impl Bench {
             kv: KvMemory {
                 region: Arc::new(Region::new(c"baton-kv", 1)?),
                 layout,
+                groups: KvGroups::single(layout.layers as usize, None),
                 pages: size.pages,
             },
             lists: Arc::new(PageLists::new(size.slots, pages_of_context)?),

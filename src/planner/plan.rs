@@ -8,6 +8,7 @@ use crate::cli::quantities::{coefficients, positive, value};
 use crate::config::error::ConfigError;
 use crate::config::{Policies, Policy};
 use crate::ids::DecodeAllocation;
+use crate::kv::groups::GroupCounts;
 use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT, SESSIONS_MAX};
 use crate::routing::forecast::Forecast;
 use crate::sched::config::SchedConfig;
@@ -306,7 +307,7 @@ fn scheduler(load: &WorkloadFlags, page_size: u32, chunk: u32) -> SchedConfig {
         page_size,
         largest_page: page_size,
         context: 0,
-        window: None,
+        groups: GroupCounts::FULL,
         prefix_cache: !load.disable_radix_cache,
         vocab: cost::VOCAB,
         reserve: RESERVED_TOKENS,

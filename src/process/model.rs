@@ -11,6 +11,7 @@ use crate::config::{
 };
 use crate::hub::{self, ModelContents};
 use crate::ids::DecodeAllocation;
+use crate::kv::groups::{GroupCounts, KvGroups};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::limits::PAGE_SIZE_MAX;
 use crate::model::config::ModelConfig;
@@ -41,8 +42,10 @@ const TCP_LANES: u16 = 1;
 pub struct LoadedModel {
     /// Limits of the scheduler.
     pub sched: SchedConfig,
-    /// KV layout.
+    /// KV layout. A page has the layers of one group.
     pub layout: KvLayout,
+    /// The groups of the model's layers.
+    pub groups: KvGroups,
     /// KV pages of each worker.
     pub pages: u32,
     /// Pages for retracted requests of each decode or mixed worker.
@@ -79,6 +82,11 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
+    /// Tokens that the pool of a worker can hold.
+    pub fn pool_tokens(&self) -> usize {
+        self.groups.counts().pool_tokens(self.pages, self.layout.page_size) as usize
+    }
+
     /// Opens the model's files and loads the weights in the kernels' format.
     ///
     /// # Errors
@@ -102,7 +110,7 @@ impl LoadedModel {
         let mut loaded =
             LoadedModel::derive(&files, worker, chunks, retraction, transports, place)?;
         let context = loaded.sched.context as usize;
-        tell_shortage(&loaded.layout, loaded.pages, context);
+        tell_shortage(&loaded, context);
         let options = CpuOptions {
             threads: worker.cores.threads,
             limits: loaded.sched.batch_limits(),
@@ -133,14 +141,10 @@ impl LoadedModel {
         let context = context(model, worker.model.max_model_len)?;
         let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
         let (kv_heads, head_dim) = (model.kv_heads as u32, model.head_dim as u32);
-        let layout = KvLayout::page_major(
-            worker.kv.page_size,
-            model.layers as u32,
-            kv_heads,
-            head_dim,
-            dtype,
-        );
-        let pages = pages(&layout, worker.kv.memory.0)?;
+        let groups = model.kv_groups();
+        let layout =
+            KvLayout::page_major(worker.kv.page_size, groups.layers(), kv_heads, head_dim, dtype);
+        let pages = pages(&layout, groups.counts(), worker.kv.memory.0)?;
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
             max_queued: worker.max_queued_requests as usize,
@@ -148,9 +152,13 @@ impl LoadedModel {
             chunked_prefill_size: chunks.chunked_prefill_size,
             chunk_ms: chunks.chunk_ms,
             page_size: worker.kv.page_size,
-            largest_page: PAGE_SIZE_MAX,
+            // Workers with several groups have pages of one size.
+            largest_page: match groups.counts().total() {
+                1 => PAGE_SIZE_MAX,
+                _ => worker.kv.page_size,
+            },
             context: context as u32,
-            window: model.widest_window(),
+            groups: groups.counts(),
             prefix_cache: worker.kv.prefix_cache,
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,
@@ -159,6 +167,7 @@ impl LoadedModel {
         Ok(LoadedModel {
             sched,
             layout,
+            groups,
             pages,
             tier_pages: tier_pages(&layout, retraction.memory.0)?,
             slots: sched.slots(),
@@ -187,6 +196,7 @@ impl LoadedModel {
     /// The identity that a worker with this memory shows to peers.
     pub fn identity(&self, memory: &Memory) -> WorkerIdentity {
         WorkerIdentity {
+            groups: self.groups.counts(),
             fingerprint: self.fingerprint,
             bit_class: self.bit_class,
             layout: self.layout,
@@ -212,17 +222,18 @@ fn locate(model: &ServedModelConfig) -> Result<PathBuf, ProcessError> {
 /// A digest of all properties that must be equal in two workers for a hand-off; see
 /// [`CompatDigest`].
 pub fn compat_digest(loaded: &LoadedModel) -> CompatDigest {
-    let mut kind = shape_digest(&loaded.layout);
+    let mut kind = shape_digest(loaded);
     kind.update(bytemuck::bytes_of(&loaded.fingerprint));
     let fingerprint = Fingerprint { kernels: [0; 32], ..loaded.fingerprint };
-    let mut class = shape_digest(&loaded.layout);
+    let mut class = shape_digest(loaded);
     class.update(bytemuck::bytes_of(&fingerprint));
     class.update(bytemuck::bytes_of(&loaded.bit_class));
     CompatDigest { by_family: kind.finalize().into(), by_class: Some(class.finalize().into()) }
 }
 
 /// A digest with the shape of the KV.
-fn shape_digest(layout: &KvLayout) -> Sha256 {
+fn shape_digest(loaded: &LoadedModel) -> Sha256 {
+    let layout = &loaded.layout;
     let mut digest = Sha256::new();
     digest.update(b"baton kind");
     for number in [
@@ -235,6 +246,14 @@ fn shape_digest(layout: &KvLayout) -> Sha256 {
         digest.update(number.to_le_bytes());
     }
     digest.update((layout.dtype as u32).to_le_bytes());
+    // The pages of several groups are in one list, so both sides must count them alike.
+    if loaded.groups.counts().total() > 1 {
+        digest.update(layout.page_size.to_le_bytes());
+        for place in loaded.groups.places() {
+            digest.update((place.group as u32).to_le_bytes());
+            digest.update(place.layer.to_le_bytes());
+        }
+    }
     digest
 }
 
@@ -272,16 +291,15 @@ pub fn tell_excess(kv: &KvConfig, workers: u32) {
 /// Number of pages in the KV memory.
 ///
 /// # Errors
-/// The memory is smaller than one page.
-fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, ProcessError> {
-    match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX) {
-        0 => {
-            let reason =
-                format!("is less than one page, which takes {} bytes", layout.page_bytes());
-            Err(ProcessError::Config("--kv-memory", reason))
-        }
-        pages => Ok(pages),
+/// The memory is smaller than one page of each group of layers.
+fn pages(layout: &KvLayout, groups: GroupCounts, bytes: u64) -> Result<u32, ProcessError> {
+    let pages = u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX);
+    if (pages as usize) < groups.total() {
+        let least = groups.total() as u64 * layout.page_bytes();
+        let reason = format!("is less than one page of all layers, which takes {least} bytes");
+        return Err(ProcessError::Config("--kv-memory", reason));
     }
+    Ok(pages)
 }
 
 /// Number of pages for retracted requests, which can be 0.
@@ -331,17 +349,19 @@ fn tell_loaded(forward: &CpuModel, layout: &KvLayout, pages: u32, context: usize
 }
 
 /// Logs a warning if the KV memory is too small for a request of maximum length.
-fn tell_shortage(layout: &KvLayout, pages: u32, context: usize) {
-    let tokens = u64::from(pages) * u64::from(layout.page_size);
-    if tokens < context as u64 {
+fn tell_shortage(loaded: &LoadedModel, context: usize) {
+    let (layout, tokens) = (&loaded.layout, loaded.pool_tokens());
+    if tokens < context {
         event!(
             Warn,
             "model",
             "KV memory is smaller than one context: longer requests are refused, see --kv-memory",
             kv_tokens = tokens,
             context = context,
-            context_mib =
-                (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
+            context_mib = (u64::from(
+                layout.pages_for(context as u32) * loaded.groups.counts().total() as u32
+            ) * layout.page_bytes())
+            .div_ceil(1 << 20),
         );
     }
 }

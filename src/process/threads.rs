@@ -121,10 +121,14 @@ impl ProcessBuilder {
         let bytes = u64::from(loaded.pages) * loaded.layout.page_stride;
         let pages_of_context = loaded.layout.pages_for(loaded.sched.context) as usize;
         Ok(Memory {
+            groups: loaded.groups.counts(),
             region: Arc::new(Region::new(c"baton-kv", bytes as usize).map_err(io)?),
             layout: loaded.layout,
             pages: loaded.pages,
-            lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
+            lists: Arc::new(
+                PageLists::new(loaded.slots, pages_of_context * loaded.groups.counts().total())
+                    .map_err(io)?,
+            ),
             counters: Arc::default(),
             copy_pool: CopyPool::default(),
         })
@@ -151,7 +155,12 @@ impl ProcessBuilder {
             return Ok(None);
         }
         let context = loaded.sched.context as usize;
-        let rails = Rails::new(&loaded.nics, memory, loaded.slots, context, loaded.rdma);
+        // A destination with one group can have pages of one token.
+        let targets = match loaded.groups.counts().total() {
+            1 => context,
+            groups => groups * loaded.layout.pages_for(context as u32) as usize,
+        };
+        let rails = Rails::new(&loaded.nics, memory, loaded.slots, targets, loaded.rdma);
         match rails.map(|rails| rails.with_clock(&self.clock)) {
             Ok(rails) => {
                 for why in &rails.refused {
@@ -188,14 +197,20 @@ impl ProcessBuilder {
             stats,
             tally,
             page_size,
+            groups: memory.groups,
         });
     }
 
     /// Adds a mixed worker.
     pub fn add_mixed(&mut self, loaded: &LoadedModel) -> Result<WorkerId, ProcessError> {
         let (id, memory, _, worker) = self.worker(loaded)?;
-        let mixed =
-            MixedWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, loaded.slots);
+        let mixed = MixedWorker::new(
+            id,
+            loaded.sched,
+            kv_memory(&memory, loaded),
+            tier(loaded)?,
+            loaded.slots,
+        );
         self.watch(Role::Mixed, id, mixed.stats().clone(), &memory);
         self.workers.push(Box::new(mixed));
         self.members.push(WorkerEndpoint { worker, kind: EndpointKind::Mixed, reports: None });
@@ -217,7 +232,7 @@ impl ProcessBuilder {
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
-        let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory), handle);
+        let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory, loaded), handle);
         self.watch(Role::Prefill, id, prefill.stats().clone(), &memory);
         self.workers.push(Box::new(prefill));
         let identity = loaded.identity(&memory);
@@ -251,7 +266,8 @@ impl ProcessBuilder {
             SESSIONS_MAX,
             right,
         ));
-        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, handle);
+        let decode =
+            DecodeWorker::new(id, loaded.sched, kv_memory(&memory, loaded), tier(loaded)?, handle);
         self.watch(Role::Decode, id, decode.stats().clone(), &memory);
         self.workers.push(Box::new(decode));
         let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
@@ -503,8 +519,9 @@ fn event_ring(slots: usize) -> usize {
     2 * events_per_turn(slots)
 }
 
-fn kv_memory(memory: &Memory) -> KvMemory {
-    KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
+fn kv_memory(memory: &Memory, loaded: &LoadedModel) -> KvMemory {
+    let (region, groups) = (memory.region.clone(), loaded.groups.clone());
+    KvMemory { region, layout: memory.layout, groups, pages: memory.pages }
 }
 
 /// The memory for the KV of retracted requests.
@@ -537,7 +554,7 @@ fn about(
         mode: mode.name,
         bootstrap_port: mode.bootstrap_port,
         handoff: mode.handoff,
-        pool_tokens: loaded.pages as usize * loaded.layout.page_size as usize,
+        pool_tokens: loaded.pool_tokens(),
         page_size: loaded.sched.page_size as usize,
         max_running: loaded.sched.max_running,
         sampling: Sampling {

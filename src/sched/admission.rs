@@ -25,9 +25,9 @@ impl Claim {
     /// The claim of a request at its current length.
     pub fn of(config: &SchedConfig, request: &EngineRequest, pool: &PagePool) -> Claim {
         let pages = &request.pages;
-        let gone = pages_behind_soon(config, request).saturating_sub(pages.behind() as u32);
+        let gone = pages_gone_soon(config, request, pages.behind() as u32);
         let lost = if gone == 0 { 0 } else { gone.min(pages.count_shared(pool)) };
-        Claim { held: pages.held().len() as u32 - lost, soon: pages_soon(config, request) }
+        Claim { held: pages.count() - lost, soon: pages_soon(config, request) }
     }
 
     /// Reserved pages that it does not have yet.
@@ -46,12 +46,15 @@ fn tokens_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
 
 /// Pages that a request needs at its current length, and up to the end of its reserve.
 pub fn pages_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
-    config.window().most_pages(tokens_soon(config, request))
+    let (window, tokens) = (config.window(), tokens_soon(config, request));
+    config.groups.pages(window.pages(tokens), window.most_pages(tokens))
 }
 
-/// Pages behind its window at the end of its reserve.
-pub fn pages_behind_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
-    config.window().pages_behind(tokens_soon(config, request))
+/// Pages that a request gives back up to the end of its reserve. In window groups it has given back
+/// those before the `behind`-th one.
+pub fn pages_gone_soon(config: &SchedConfig, request: &EngineRequest, behind: u32) -> u32 {
+    let gone = config.window().pages_behind(tokens_soon(config, request));
+    config.groups.pages(0, gone.saturating_sub(behind))
 }
 
 /// The pages that all requests of a worker need.
@@ -100,12 +103,12 @@ impl PageBudget {
 
 /// Pages that a request of `need` pages takes from a [`PageBudget`]. Pages that the prefix cache
 /// has are not charged if a request holds them. Cached pages without a holder are charged, because
-/// they are no longer evictable. The first `gone` pages are charged, because the request gives them
-/// back within its reserve: if others use them, they do not become free.
+/// they are no longer evictable. So are `gone` pages of window groups, because the request gives
+/// them back within its reserve: if others use them, they do not become free.
 pub fn charge(need: u32, reusable: &Reusable, gone: u32) -> u32 {
-    let cached = reusable.pages.len() as u32;
-    debug_assert!(reusable.idle <= cached, "idle pages are a part of the cached ones");
-    need.saturating_sub((cached - reusable.idle).saturating_sub(gone))
+    let held = reusable.pages - reusable.idle;
+    debug_assert!(reusable.held_windowed <= held, "window groups are a part of all groups");
+    need.saturating_sub(held - gone.min(reusable.held_windowed))
 }
 
 /// Whether an empty pool of `pages` pages could hold the request. If not, it is refused at arrival.
@@ -115,7 +118,7 @@ pub fn fits_empty(config: &SchedConfig, pages: u32, request: &EngineRequest) -> 
     prompt > 0
         && request.max_new > 0
         && tokens <= config.context as usize
-        && tokens.div_ceil(config.page_size as usize) <= pages as usize
+        && tokens.div_ceil(config.page_size as usize) * config.groups.total() <= pages as usize
 }
 
 #[cfg(test)]
@@ -151,7 +154,16 @@ mod tests {
 
     #[test]
     fn a_request_is_charged_for_the_idle_cache_pages_that_it_takes() {
-        let charge = |pages: u32, idle| charge(10, &Reusable { pages: 3..3 + pages, idle }, 0);
+        let charge =
+            |pages: u32, idle| charge(10, &Reusable { pages, idle, ..Reusable::default() }, 0);
         assert_eq!((charge(0, 0), charge(4, 0), charge(4, 3), charge(4, 4)), (10, 6, 9, 10));
+    }
+
+    #[test]
+    fn a_request_is_charged_for_the_shared_window_pages_that_it_gives_back() {
+        let reusable = Reusable { pages: 8, idle: 1, held_windowed: 3, ..Reusable::default() };
+        let charge = |gone| charge(10, &reusable, gone);
+        // The held pages of full groups are shared up to the end.
+        assert_eq!([0, 2, 3, 9].map(charge), [3, 5, 6, 6]);
     }
 }

@@ -1,5 +1,6 @@
 //! Settings of a scheduler: plain numbers, resolved and checked by `cli`.
 
+use crate::kv::groups::GroupCounts;
 use crate::kv::pool::PagePool;
 use crate::kv::window::KvWindow;
 use crate::limits::PROMPT_LOGPROBS_ROWS;
@@ -26,8 +27,8 @@ pub struct SchedConfig {
     pub largest_page: u32,
     /// Most tokens of one sequence, prompt and output.
     pub context: u32,
-    /// Tokens that a token sees, its own included, if no layer sees more; `None`: all.
-    pub window: Option<u32>,
+    /// The groups of layers, each with pages of its own.
+    pub groups: GroupCounts,
     /// Tokens beyond its current length for which admission reserves pages. A request that
     /// generates more can be retracted.
     pub reserve: u32,
@@ -55,9 +56,9 @@ impl SchedConfig {
         self.max_prefill_tokens.min(self.chunked_prefill_size).max(self.page_size)
     }
 
-    /// The pages that a sequence needs.
+    /// The pages that a sequence needs in window groups.
     pub fn window(&self) -> KvWindow {
-        KvWindow::new(self.window, self.page_size)
+        KvWindow::new(self.groups.window, self.page_size)
     }
 
     /// Makes a worker's page pool.
@@ -77,7 +78,9 @@ impl SchedConfig {
             // Each row can need one, and prompts with logprobs share the others: a page at least.
             logits: self.max_running + PROMPT_LOGPROBS_ROWS.max(self.page_size as usize),
             context: self.context as usize,
-            pages: self.max_running * self.context.div_ceil(self.page_size) as usize,
+            pages: self.max_running
+                * self.context.div_ceil(self.page_size) as usize
+                * self.groups.total(),
         }
     }
 }

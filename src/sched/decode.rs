@@ -64,6 +64,8 @@ struct Decode {
     /// Number of its first pages that come from the prefix cache, or that it never reads. The lease
     /// covers the pages behind them.
     prefix: usize,
+    /// The first page of window groups that it reads.
+    window_from: usize,
     /// The aux record that came with the KV.
     aux: Option<AuxRecord>,
 }
@@ -128,7 +130,14 @@ impl DecodeWorker {
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
-        let state = Decode { stage, session: None, lease: LeaseState::None, prefix: 0, aux: None };
+        let state = Decode {
+            stage,
+            session: None,
+            lease: LeaseState::None,
+            prefix: 0,
+            window_from: 0,
+            aux: None,
+        };
         let is_transferred = !request.alone;
         if let Err(request) = self.slots.insert(request, state) {
             return refuse(request, channel);
@@ -183,8 +192,8 @@ impl DecodeWorker {
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
                 held.state.aux = end.aux;
-                let leased = held.request.pages.from(held.state.prefix);
-                self.pool.end_lease(end.ended, leased.pages);
+                let leased = held.request.pages.from(held.state.prefix, held.state.window_from);
+                self.pool.end_lease(end.ended, leased.flat_map(|span| span.pages));
             }
         }
     }
@@ -314,10 +323,15 @@ impl DecodeWorker {
         let (room, generation) = (request.room, request.generation);
         request.stamps.admitted = Some(now);
         state.prefix = (prefix / self.config.page_size) as usize;
-        let pages = request.pages.from(state.prefix);
-        let lease = self.pool.lease_to_write(slot, generation, pages.pages);
+        state.window_from = request.pages.behind();
+        let (first, window_from) = (state.prefix, state.window_from);
+        let leased = request.pages.from(first, window_from).flat_map(|span| span.pages);
+        let lease = self.pool.lease_to_write(slot, generation, leased);
         state.lease = LeaseState::Out;
-        let tokens = prefix..tokens;
+        let page_size = self.config.page_size;
+        let end = request.pages.listed_tokens(first, window_from, tokens, page_size);
+        let pages = request.pages.listed(first, window_from);
+        let tokens = prefix..end;
         state.stage = Stage::Transferring;
         // If the slot has failed in the meantime, the next sweep ends the request.
         if self.transfers.expect(slot, generation, (session, room), tokens.clone(), pages, lease) {
@@ -512,7 +526,7 @@ impl Worker for DecodeWorker {
             slot: held.request.slot,
             generation: held.request.generation,
             prompt: &held.request.prompt,
-            pages: held.request.pages.from(held.state.prefix),
+            pages: held.request.pages.from(held.state.prefix, held.state.window_from).collect(),
         });
         leased.collect()
     }

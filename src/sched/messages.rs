@@ -122,7 +122,8 @@ pub enum TransferEvent {
         session: SessionId,
         /// The attempt.
         room: Room,
-        /// Prompt tokens to transfer: those that the prefix cache does not have.
+        /// Tokens to transfer, as places in the slot's page list: those of the prompt that the
+        /// prefix cache does not have, and behind them those of further groups of layers.
         tokens: Range<u32>,
     },
     /// Prefill: the prompt is computed, and no destination is known for its KV yet.

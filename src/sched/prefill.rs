@@ -158,14 +158,14 @@ impl PrefillWorker {
     /// Handles the arrival of a Destination.
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, channel: &mut EngineChannel) {
         let held = &mut self.slots[slot];
-        if target.session != SessionId::NOBODY {
+        if target.session != SessionId::NOBODY && self.config.groups.total() == 1 {
             // A destination that knows no windows wants all tokens. Their pages can still be here.
             held.stay_from = held.stay_from.min(target.prefix / self.config.page_size);
             if held.request.pages.behind() > held.stay_from as usize {
                 return self.fail(slot, Cause::Incompatible, channel);
             }
         }
-        let unread = held.stay_from * self.config.page_size;
+        let unread = unread_tokens(&self.config, held.stay_from);
         let state = &mut held.state;
         state.aim(target, unread);
         match state.stage {
@@ -200,8 +200,9 @@ impl PrefillWorker {
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
-                let leased = held.request.pages.from(held.stay_from as usize);
-                self.pool.end_lease(end.ended, leased.pages);
+                let leased = held.request.pages.from(0, held.stay_from as usize);
+                let leased = leased.flat_map(|span| span.pages);
+                self.pool.end_lease(end.ended, leased);
             }
         }
     }
@@ -247,7 +248,7 @@ impl PrefillWorker {
     }
 
     fn hand_over(&mut self, slot: SlotId) {
-        hand_over(&mut self.slots[slot], &mut self.pool, &self.transfers);
+        hand_over(&self.config, &mut self.slots[slot], &mut self.pool, &self.transfers);
     }
 
     /// Computes one batch of chunks. Returns false if there was nothing to compute.
@@ -264,10 +265,10 @@ impl PrefillWorker {
             self.hand_over(self.chunks.picked()[index].slot);
         }
         let (transfers, pool) = (&self.transfers, &mut self.pool);
-        let (id, page_size) = (self.id, self.config.page_size);
+        let (id, config) = (self.id, &self.config);
         let completed =
             self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, channel| {
-                hand_over_parked((id, page_size), slots, pool, transfers, channel);
+                hand_over_parked((id, config), slots, pool, transfers, channel);
                 chunks.iter().all(|chunk| {
                     transfers.status(chunk.slot).state == State::Failed
                         || channel.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
@@ -427,41 +428,63 @@ impl Worker for PrefillWorker {
 }
 
 /// Passes new KV to the mover, if its ring has room.
-fn hand_over(held: &mut SlotEntry<Prefill>, pool: &mut PagePool, transfers: &SourceHandle) {
-    let SlotEntry { request, computed, stay_from, state, .. } = held;
+fn hand_over(
+    config: &SchedConfig,
+    held: &mut SlotEntry<Prefill>,
+    pool: &mut PagePool,
+    transfers: &SourceHandle,
+) {
+    let SlotEntry { request, fill, computed, stay_from, state, .. } = held;
     let (slot, generation) = (request.slot, request.generation);
     let Some(target) = state.target else { return };
     // The destination can already hold more tokens than are computed here.
     if state.handed >= *computed || state.lease == LeaseState::Back {
         return;
     }
+    // A single group is listed from the first page that is here, so its places are its tokens.
+    let (first, windowed) = match config.groups.total() {
+        1 => (0, *stay_from),
+        _ => (target.prefix / config.page_size, config.window().pages_behind(*fill)),
+    };
+    let (first, windowed) = (first as usize, windowed as usize);
     if state.lease == LeaseState::None {
         if !transfers.has_room() {
             return;
         }
-        let pages = request.pages.from(*stay_from as usize);
-        let lease = pool.lease(slot, generation, pages.pages);
-        transfers.begin(slot, generation, target, pages, lease);
+        let leased = request.pages.from(0, *stay_from as usize);
+        let lease = pool.lease(slot, generation, leased.flat_map(|span| span.pages));
+        transfers.begin(slot, generation, target, request.pages.listed(first, windowed), lease);
         state.lease = LeaseState::Out;
     }
     if transfers.has_room() {
-        transfers.chunk(slot, generation, state.handed..*computed, state.aux.take());
+        // Further groups cross with the last chunk.
+        let end = match *computed == *fill {
+            true => request.pages.listed_tokens(first, windowed, *fill, config.page_size),
+            false => *computed,
+        };
+        transfers.chunk(slot, generation, state.handed..end, state.aux.take());
         state.handed = *computed;
     }
+}
+
+/// Tokens at the beginning of a prompt that no destination gets. If there are full groups, it can
+/// get all.
+fn unread_tokens(config: &SchedConfig, stay_from: u32) -> u32 {
+    if config.groups.full == 0 { stay_from * config.page_size } else { 0 }
 }
 
 /// The first page of a prompt that a destination can want. The destination reads the tokens that
 /// the first token of the answer sees, and wants whole pages of its own size.
 fn first_sent_page(config: &SchedConfig, prompt: u32) -> u32 {
     debug_assert!(config.largest_page.is_multiple_of(config.page_size), "pages are powers of two");
-    let of_largest = KvWindow::new(config.window, config.largest_page).pages_behind(prompt);
+    let of_largest = KvWindow::new(config.groups.window, config.largest_page).pages_behind(prompt);
     of_largest * (config.largest_page / config.page_size)
 }
 
 /// Transfers parked requests as soon as their Destination arrives, even while other requests are
 /// computed.
 fn hand_over_parked(
-    (worker, page_size): (WorkerId, u32),
+    (worker, config): (WorkerId, &SchedConfig),
     slots: &mut Slots<Prefill>,
     pool: &mut PagePool,
     transfers: &SourceHandle,
@@ -477,7 +500,8 @@ fn hand_over_parked(
             }) if of == worker => {
                 let held = slots.find_mut(slot, generation)?;
                 let is_open = transfers.status(slot).state == State::WaitingForInput;
-                let has_all = target.prefix >= held.stay_from * page_size;
+                let unread = unread_tokens(config, held.stay_from);
+                let has_all = target.prefix >= unread;
                 let is_next = held.state.stage == Stage::Parked && is_open && has_all;
                 is_next.then_some((slot, target))
             }
@@ -485,9 +509,9 @@ fn hand_over_parked(
         });
         let Some((slot, target)) = granted else { return };
         let held = &mut slots[slot];
-        held.state.aim(target, held.stay_from * page_size);
+        held.state.aim(target, unread_tokens(config, held.stay_from));
         held.state.stage = Stage::Inflight;
-        hand_over(held, pool, transfers);
+        hand_over(config, held, pool, transfers);
     }
 }
 

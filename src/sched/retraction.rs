@@ -77,14 +77,16 @@ impl Retraction {
         clock: &dyn Fn() -> Instant,
     ) {
         held.keep(pool);
-        let pages = held.request.pages.up_to(kv.layout.pages_for(held.in_place()) as usize).pages;
         let tokens = held.in_place();
-        let bytes = (pages.len() * self.tier.page_bytes()) as f64;
+        let spans = || {
+            let spans = held.request.pages.up_to(kv.layout.pages_for(tokens) as usize);
+            spans.flat_map(|span| span.pages.iter().copied())
+        };
+        let bytes = (spans().count() * self.tier.page_bytes()) as f64;
         let begin = clock();
-        let stored = if pays_to_copy(self.copying.estimate(bytes), recompute(tokens.into())) {
-            self.tier.store(&kv.region, pages)
-        } else {
-            None
+        let stored = match pays_to_copy(self.copying.estimate(bytes), recompute(tokens.into())) {
+            true => self.tier.store(&kv.region, spans()),
+            false => None,
         };
         if stored.is_some() {
             self.copying.measure(bytes, clock().saturating_duration_since(begin));
@@ -111,8 +113,13 @@ impl Retraction {
         held.computed = cached;
         if let Some(RetractedKv::Stored(stored)) = held.retracted.take() {
             let pages = &held.request.pages;
-            let skipped = (cached / config.page_size) as usize - pages.behind();
-            self.tier.restore(stored, &kv.region, pages.held(), skipped);
+            let cached = (cached / config.page_size) as usize;
+            let spans = pages.up_to(config.window().pages(held.fill) as usize);
+            let pages = spans.flat_map(|span| {
+                let place = move |(index, &page)| (page, span.first + index < cached);
+                span.pages.iter().enumerate().map(place)
+            });
+            self.tier.restore(stored, &kv.region, pages);
             held.computed = held.fill;
         }
         Some(slot)

@@ -136,7 +136,7 @@ impl Running {
 /// Pages that a request's next token needs beyond the held ones.
 fn missing(request: &EngineRequest, page_size: u32) -> u32 {
     let tokens = (request.prompt.len() + request.output.len()) as u32;
-    tokens.div_ceil(page_size).saturating_sub(request.pages.end() as u32)
+    request.pages.count_missing(tokens.div_ceil(page_size) as usize)
 }
 
 /// Adds the last token at its position, on a page that was made free.

@@ -42,7 +42,7 @@ pub struct SlotEntry<S> {
     pub cached: u32,
     /// The KV of its prompt comes from a prefill worker.
     pub is_transferred: bool,
-    /// Its pages from this one on stay until it ends.
+    /// Its pages of window groups from this one on stay until it ends.
     pub stay_from: u32,
     /// Prompt tokens in the prefix cache when it began to wait.
     foreseen: u32,
@@ -76,8 +76,8 @@ impl<S> SlotEntry<S> {
         if need <= room.pages {
             return true;
         }
-        if *lookups == 0 || need.saturating_sub(self.reusable_keys(pool).len() as u32) > room.pages
-        {
+        let most = (config.groups.total() * self.reusable_keys(pool).len()) as u32;
+        if *lookups == 0 || need.saturating_sub(most) > room.pages {
             return false;
         }
         *lookups -= 1;
@@ -88,24 +88,25 @@ impl<S> SlotEntry<S> {
     /// Pages that it needs to begin or to continue, without those that it holds. The prefix cache
     /// can have a part of them.
     pub fn need(&self, config: &SchedConfig) -> u32 {
-        let first = match self.reach(config) {
+        let window_from = match self.reach(config) {
             Reach::From(first) => first,
             Reach::Back(_) => 0,
         };
-        self.need_from(config, first)
+        self.need_from(config, window_from)
     }
 
-    /// The same if it reads no page before the `first`-th one.
-    fn need_from(&self, config: &SchedConfig, first: u32) -> u32 {
-        let pages = config.window().pages(self.fill) - first;
+    /// The same if it reads no page of window groups before this one.
+    fn need_from(&self, config: &SchedConfig, window_from: u32) -> u32 {
+        let whole = config.window().pages(self.fill);
+        let pages = config.groups.pages(whole, whole - window_from);
         pages.max(admission::pages_soon(config, &self.request))
     }
 
     /// Pages that it takes from a budget if the cache has these.
     fn charge(&self, config: &SchedConfig, reusable: &Reusable) -> u32 {
-        let first = reusable.pages.start;
-        let gone = admission::pages_behind_soon(config, &self.request).saturating_sub(first);
-        admission::charge(self.need_from(config, first), reusable, gone)
+        let from = reusable.window_from;
+        let gone = admission::pages_gone_soon(config, &self.request, from);
+        admission::charge(self.need_from(config, from), reusable, gone)
     }
 
     /// The pages that a cache must have to be of use. If KV is copied here, the last window of
@@ -133,7 +134,7 @@ impl<S> SlotEntry<S> {
 
     /// The part of `fill` that the prefix cache has.
     fn reusable(&self, config: &SchedConfig, pool: &PagePool) -> Reusable {
-        pool.reusable(self.reusable_keys(pool), self.reach(config))
+        pool.reusable(self.reusable_keys(pool), config.groups, self.reach(config))
     }
 
     /// The keys of the pages that a cache can replace.
@@ -189,7 +190,7 @@ impl<S> SlotEntry<S> {
     pub fn foresee(&mut self, config: &SchedConfig, pool: &PagePool) {
         self.extend_prompt_keys(pool);
         let reusable = self.reusable(config, pool);
-        self.foreseen = reusable.pages.end * config.page_size;
+        self.foreseen = reusable.end * config.page_size;
         let all_held = Reusable { idle: 0, ..reusable };
         self.foreseen_charge = Some(self.charge(config, &all_held));
     }
@@ -231,7 +232,7 @@ impl<S> SlotEntry<S> {
             pages.begin(pool);
         }
         pages.reuse(pool, keys, &found);
-        self.kept = found.pages.end;
+        self.kept = found.end;
         let whole = config.window().pages(self.fill);
         debug_assert!(self.kept <= whole, "a cache has no more than it can");
         assert!(
@@ -241,7 +242,8 @@ impl<S> SlotEntry<S> {
         );
         let after = pool.counts();
         let taken = (before.free + before.cached) - (after.free + after.cached);
-        debug_assert!(taken <= whole - found.pages.start, "pages are taken once");
+        let most = config.groups.pages(whole, whole - found.window_from);
+        debug_assert!(taken <= most, "pages are taken once");
         (self.foreseen, self.foreseen_charge) = (0, None);
         (self.kept * config.page_size, taken + Claim::of(config, &self.request, pool).owed())
     }
@@ -250,11 +252,11 @@ impl<S> SlotEntry<S> {
     /// found.
     fn count_lookup(&self, config: &SchedConfig, pool: &mut PagePool, found: &Reusable) {
         let behind = match self.reach(config) {
-            Reach::From(first) => first * config.page_size,
-            Reach::Back(_) => 0,
+            Reach::From(first) if config.groups.full == 0 => first * config.page_size,
+            _ => 0,
         };
         let asked = self.reusable_tokens().saturating_sub(behind);
-        pool.count_lookup(asked, found.pages.end * config.page_size - behind);
+        pool.count_lookup(asked, found.end * config.page_size - behind);
     }
 
     /// Gives the pages back that no later token sees. Full ones go into the prefix cache.
@@ -288,7 +290,7 @@ impl<S> SlotEntry<S> {
         let full = pool.cacheable_pages(tokens).min(keys.len());
         let kept = self.kept as usize;
         if full > kept {
-            pages.keep(pool, keys, kept, full);
+            pages.keep(pool, keys, kept..full);
             self.kept = full as u32;
         }
     }

@@ -2,6 +2,7 @@
 //! worker for a turn.
 
 use crate::ids::{Generation, SlotId, WorkerId};
+use crate::kv::groups::KvGroups;
 use crate::kv::layout::KvLayout;
 use crate::kv::page_span::PageSpan;
 use crate::kv::pool::PagePool;
@@ -62,7 +63,7 @@ pub trait Worker: Send {
 }
 
 /// The pages that a transfer writes, as the scheduler knows them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WriteLease<'a> {
     /// The slot of the request.
     pub slot: SlotId,
@@ -70,8 +71,8 @@ pub struct WriteLease<'a> {
     pub generation: Generation,
     /// The prompt. The transfer brings its KV.
     pub prompt: &'a [u32],
-    /// The leased pages, which are the last ones of the prompt.
-    pub pages: PageSpan<'a>,
+    /// The leased pages, by group of layers. They are the last ones of the prompt.
+    pub pages: Vec<PageSpan<'a>>,
 }
 
 /// The memory of a worker's KV pool.
@@ -81,6 +82,8 @@ pub struct KvMemory {
     pub region: Arc<Region>,
     /// The layout of the memory.
     pub layout: KvLayout,
+    /// The places of the layers.
+    pub groups: KvGroups,
     /// Number of pages that fit.
     pub pages: u32,
 }
@@ -88,7 +91,7 @@ pub struct KvMemory {
 impl KvMemory {
     /// A view for a forward step.
     pub fn pool(&self) -> KvPool<'_> {
-        KvPool { region: &self.region, layout: &self.layout }
+        KvPool { region: &self.region, layout: &self.layout, groups: &self.groups }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::etcd::PORT;
 use super::faults::Weather;
 use super::keys::ClusterKeys;
+use super::model::Windows;
 use super::names::name_of;
 use super::network::address_of;
 use super::scale::RunScale;
@@ -33,7 +34,7 @@ const DECODE_PORT: u16 = 30_002;
 const CROWDED: u64 = 4;
 /// Time of one token of a batch of a decode worker of such a run.
 const CROWDED_TOKEN: Nanos = 5 * MILLI;
-/// One in so many models has a window in all layers.
+/// One in so many models has layers with a window.
 const WINDOWED: u64 = 4;
 /// One in so many runs of a storm has a router that sends few requests to workers at once.
 const LIMITED: u64 = 4;
@@ -59,8 +60,8 @@ pub struct SimFleet {
     pub has_names: bool,
     /// Whether decode workers have few pages and slow steps.
     pub is_crowded: bool,
-    /// Tokens that a token sees in all layers of the model; `None`: all.
-    pub window: Option<u32>,
+    /// The windows of the model's layers.
+    pub windows: Windows,
 }
 
 /// Where a process runs, and the memory that a worker has there.
@@ -72,8 +73,8 @@ pub struct HostSite {
     pub pages: u32,
     /// Pages for the KV of retracted requests.
     pub tier_pages: u32,
-    /// Tokens that a token of the model sees; `None`: all. The same at all sites.
-    pub window: Option<u32>,
+    /// The windows of the model's layers, the same at all sites.
+    pub windows: Windows,
     /// Time of one token of a batch.
     pub token: Nanos,
     /// Whether the host has a NIC.
@@ -109,7 +110,7 @@ impl SimFleet {
             etcd_members: dice.fork("etcd").pick(&[0, 0, 1, 2]),
             has_names: dice.fork("names").one_in(3),
             is_crowded: dice.fork("crowd").one_in(CROWDED),
-            window: draw_window(dice.fork("window")),
+            windows: draw_windows(dice.fork("window")),
         };
         fleet.write_lines(&mut place, &words, scale);
         let mut limited = dice.fork("limit");
@@ -119,7 +120,7 @@ impl SimFleet {
             let words = ["--max-concurrent-requests".to_owned(), most.to_string()];
             fleet.lines[0].extend(words);
         }
-        fleet.sites.iter_mut().for_each(|site| site.window = fleet.window);
+        fleet.sites.iter_mut().for_each(|site| site.windows = fleet.windows);
         if fleet.is_crowded {
             fleet.sites[..=prefill].iter_mut().for_each(|site| site.token = TOKENS[0]);
             fleet.sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
@@ -244,9 +245,13 @@ impl FleetWords {
     }
 }
 
-/// The window of a model. One in so many models has one.
-fn draw_window(mut dice: Rng) -> Option<u32> {
-    dice.one_in(WINDOWED).then(|| dice.pick(&[1, 9, 30]))
+/// The windows of a model: of no layer, of all, or of some.
+fn draw_windows(mut dice: Rng) -> Windows {
+    if !dice.one_in(WINDOWED) {
+        return Windows::default();
+    }
+    let window = Some(dice.pick(&[1, 9, 30]));
+    dice.pick(&[[window; 3], [window, None, window], [None, window, None]])
 }
 
 /// The sites of so many hosts.
@@ -255,7 +260,7 @@ fn draw_sites(place: &mut Rng, words: &FleetWords, hosts: usize) -> Vec<HostSite
         machine: place.range_u64(1, words.spread) as u8,
         pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
         tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
-        window: None,
+        windows: Windows::default(),
         token: place.pick(&TOKENS),
         has_nic: place.one_in(words.nics),
         rdma: Settings {

@@ -5,12 +5,10 @@
 //!
 //! Owns no weights. Not here: the expected tokens of a request (`workload`); [`Fold`] gives them.
 
-use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
 use crate::model::forward::batch::{Batch, Logits, Row};
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::stdx::rng::scramble;
-use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -27,16 +25,26 @@ pub const fn layout(page_size: u32) -> KvLayout {
     KvLayout::page_major(page_size, LAYERS, 1, 2, KvDtype::F32)
 }
 
+/// By layer: how many tokens a token sees; `None`: all.
+pub type Windows = [Option<u32>; LAYERS as usize];
+
 /// The eight bytes of one token in one layer, as a word of the pool's memory.
-pub fn cell<'a>(
+fn cell<'a>(
     kv: KvPool<'a>,
-    pages: &[PageId],
+    (batch, row): (&Batch, &Row),
     position: u32,
     layer: u32,
     which: KeyValue,
 ) -> &'a AtomicU64 {
-    let page = pages[(position / kv.layout.page_size) as usize];
-    kv.region.word(kv.layout.offset(page, layer, which, 0, position % kv.layout.page_size) as usize)
+    let KvPool { region, layout, groups } = kv;
+    let place = groups.place(layer as usize);
+    let page = batch.pages(row, place.group)[(position / layout.page_size) as usize];
+    region.word(layout.offset(page, place.layer, which, 0, position % layout.page_size) as usize)
+}
+
+/// Whether the token at `last` sees the one at `position` in a layer.
+fn sees(windows: &Windows, last: u32, position: u32, layer: u32) -> bool {
+    windows[layer as usize].is_none_or(|window| last - position < window)
 }
 
 /// The key and value of a token. `before` is the key of the token before it.
@@ -75,17 +83,17 @@ impl Written {
 /// The hash over KV from which logits are computed.
 #[derive(Clone, Debug)]
 pub struct Fold {
-    window: Option<u32>,
-    /// The KV of the tokens that the last one sees.
-    seen: VecDeque<[(u64, u64); LAYERS as usize]>,
+    windows: Windows,
+    /// The KV of all tokens.
+    all: Vec<[(u64, u64); LAYERS as usize]>,
     /// Keys of the last token, by layer; 0 before the first token.
     keys: [u64; LAYERS as usize],
 }
 
 impl Fold {
-    /// The hash of a model with this window, before the first token.
-    pub fn new(window: Option<u32>) -> Fold {
-        Fold { window, seen: VecDeque::new(), keys: [0; LAYERS as usize] }
+    /// The hash of a model with these windows, before the first token.
+    pub fn new(windows: Windows) -> Fold {
+        Fold { windows, all: Vec::new(), keys: [0; LAYERS as usize] }
     }
 
     /// Adds a token with its correct KV.
@@ -95,21 +103,30 @@ impl Fold {
             self.keys[layer] = pair.0;
             pair
         });
-        if self.window.is_some_and(|window| self.seen.len() == window as usize) {
-            self.seen.pop_front();
-        }
-        self.seen.push_back(pairs);
+        self.all.push(pairs);
     }
 
     /// Logits of the next token.
     pub fn logits(&self) -> impl Iterator<Item = f32> + use<> {
-        logits(hash(self.seen.iter().flatten().copied()))
+        let last = (self.all.len() as u32).saturating_sub(1);
+        let kv = |position: u32, layer: u32| self.all[position as usize][layer as usize];
+        logits(hash(&self.windows, 0..self.all.len() as u32, last, kv))
     }
 }
 
-/// The hash of the KV that a token sees, in order.
-fn hash(seen: impl Iterator<Item = (u64, u64)>) -> u64 {
-    seen.fold(7, |hash, (key, value)| scramble(scramble(hash ^ key) ^ value))
+/// The hash of the KV that the token at `last` sees, in order.
+fn hash(
+    windows: &Windows,
+    positions: Range<u32>,
+    last: u32,
+    kv: impl Fn(u32, u32) -> (u64, u64),
+) -> u64 {
+    let places = positions.flat_map(|position| (0..LAYERS).map(move |layer| (position, layer)));
+    let seen = places.filter(|&(position, layer)| sees(windows, last, position, layer));
+    seen.fold(7, |hash, (position, layer)| {
+        let (key, value) = kv(position, layer);
+        scramble(scramble(hash ^ key) ^ value)
+    })
 }
 
 fn logits(hash: u64) -> impl Iterator<Item = f32> {
@@ -137,14 +154,14 @@ pub struct Watch {
 /// The model.
 pub struct PseudoModel {
     watch: Arc<Watch>,
-    window: Option<u32>,
+    windows: Windows,
     logits: Vec<f32>,
 }
 
 impl PseudoModel {
-    /// A model that gives at most `logits` rows of logits in a step. A token sees `window` tokens.
-    pub fn new(watch: Arc<Watch>, logits: usize, window: Option<u32>) -> PseudoModel {
-        PseudoModel { watch, window, logits: Vec::with_capacity(logits * VOCAB as usize) }
+    /// A model that gives at most `logits` rows of logits in a step.
+    pub fn new(watch: Arc<Watch>, logits: usize, windows: Windows) -> PseudoModel {
+        PseudoModel { watch, windows, logits: Vec::with_capacity(logits * VOCAB as usize) }
     }
 
     fn look(&mut self, batch: &Batch) {
@@ -155,14 +172,12 @@ impl PseudoModel {
         self.watch.now_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    fn fill_logits(&mut self, kv: KvPool<'_>, pages: &[PageId], last: u32) {
-        let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
-        let places = (first..=last).flat_map(|at| (0..LAYERS).map(move |layer| (at, layer)));
-        let seen = places.map(|(position, layer)| {
-            let read = |which| cell(kv, pages, position, layer, which).load(Ordering::Relaxed);
+    fn fill_logits(&mut self, kv: KvPool<'_>, row: (&Batch, &Row), last: u32) {
+        let read = |position, layer| {
+            let read = |which| cell(kv, row, position, layer, which).load(Ordering::Relaxed);
             (read(KeyValue::Key), read(KeyValue::Value))
-        });
-        self.logits.extend(logits(hash(seen)));
+        };
+        self.logits.extend(logits(hash(&self.windows, 0..last + 1, last, read)));
     }
 }
 
@@ -177,17 +192,15 @@ impl Forward for PseudoModel {
         self.look(batch);
         for layer in 0..LAYERS {
             for row in batch.rows() {
-                let (tokens, pages) = (&batch.tokens()[batch.token_range(row)], batch.pages(row));
-                let key_of = |position| {
-                    cell(kv, pages, position, layer, KeyValue::Key).load(Ordering::Relaxed)
-                };
+                let (tokens, of) = (&batch.tokens()[batch.token_range(row)], (batch, row));
+                let key_of =
+                    |position| cell(kv, of, position, layer, KeyValue::Key).load(Ordering::Relaxed);
                 let mut before = row.start.checked_sub(1).map_or(0, key_of);
                 for (position, &token) in (row.start..).zip(tokens) {
                     let (key, value) = written(before, token, position, layer);
                     before = key;
-                    cell(kv, pages, position, layer, KeyValue::Key).store(key, Ordering::Relaxed);
-                    cell(kv, pages, position, layer, KeyValue::Value)
-                        .store(value, Ordering::Relaxed);
+                    cell(kv, of, position, layer, KeyValue::Key).store(key, Ordering::Relaxed);
+                    cell(kv, of, position, layer, KeyValue::Value).store(value, Ordering::Relaxed);
                 }
             }
             self.watch.layers.fetch_add(1, Ordering::Relaxed);
@@ -202,11 +215,9 @@ impl Forward for PseudoModel {
         for row in batch.rows() {
             match row.logits {
                 Logits::None => {}
-                Logits::Last => {
-                    self.fill_logits(kv, batch.pages(row), positions(batch, row).end - 1)
-                }
+                Logits::Last => self.fill_logits(kv, (batch, row), positions(batch, row).end - 1),
                 Logits::All => positions(batch, row)
-                    .for_each(|position| self.fill_logits(kv, batch.pages(row), position)),
+                    .for_each(|position| self.fill_logits(kv, (batch, row), position)),
             }
         }
         StepEnd::Complete

@@ -7,7 +7,7 @@
 
 use super::cancels::CancelWatch;
 use super::fleet::HostSite;
-use super::model::{END, LAYERS, PseudoModel, VOCAB, Watch};
+use super::model::{END, LAYERS, PseudoModel, VOCAB, Watch, Windows};
 use super::names::{self, NameServer, SimNames};
 use super::operator::PATIENCE;
 use super::shadow::PoolShadow;
@@ -487,7 +487,7 @@ fn start_worker(
     let (server, keys) = (&config.worker.server, &config.handoff.cluster_keys);
     let secrets = process::read_secrets(server, keys, key_files, reactor.now());
     let (credentials, reload) = secrets.map_err(|error| error.to_string())?;
-    let files = model_files(site.window).map_err(|error| error.to_string())?;
+    let files = model_files(site.windows).map_err(|error| error.to_string())?;
     let plan = CpuPlan::shared(vec![0], 1, false);
     let transports = worker::transports(config.handoff.transfer, &nics);
     let (chunks, retraction) = (config.chunks, config.retraction);
@@ -496,14 +496,16 @@ fn start_worker(
         LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, place);
     let mut loaded = derived.map_err(|error| error.to_string())?;
     (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
-    (loaded.pages, loaded.tier_pages) = (site.pages, site.tier_pages);
+    let groups = loaded.groups.counts().total() as u32;
+    (loaded.pages, loaded.tier_pages) = (groups * site.pages, groups * site.tier_pages);
     loaded.sched.largest_page = loaded.sched.page_size;
     let watch = Arc::new(Watch { token_ns: AtomicU64::new(site.token), ..Watch::default() });
-    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits, site.window);
+    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits, site.windows);
     let waker = reactor.waker();
     let ctl = Arc::new(EventCount::new(move || waker.wake()));
     let text = Arc::default();
     let helpers = SteppedHelpers { text: Arc::clone(&text), names: names.clone() };
+    let groups = loaded.groups.clone();
     let mut process = WorkerProcess::new(Arc::new(config), role, loaded, ctl, Box::new(helpers));
     let built = process.build(reactor, files, Box::new(forward), engine_clock(base, &watch));
     let (mut service, cores) = built.map_err(|error| error.to_string())?;
@@ -525,7 +527,7 @@ fn start_worker(
         busy_until: 0,
         cancels: CancelWatch::default(),
         stages,
-        shadow: PoolShadow::default(),
+        shadow: PoolShadow::new(groups),
         has_moved: false,
     })))
 }
@@ -536,8 +538,8 @@ fn engine_clock(base: Instant, watch: &Arc<Watch>) -> EngineClock {
     Box::new(move || base + Duration::from_nanos(watch.now_ns.load(Ordering::Relaxed)))
 }
 
-/// The files of the pseudo-model with this window. It has no weights.
-fn model_files(window: Option<u32>) -> Result<ModelFiles, LoadError> {
+/// The files of the pseudo-model with these windows. It has no weights.
+fn model_files(windows: Windows) -> Result<ModelFiles, LoadError> {
     struct NoWeights;
     impl WeightSource for NoWeights {
         fn tensor(&self, _: &str) -> Result<Option<TensorView<'_>>, LoadError> {
@@ -568,7 +570,10 @@ fn model_files(window: Option<u32>) -> Result<ModelFiles, LoadError> {
         bos: None,
         eos: vec![END],
         experts: None,
-        window: window.map(|tokens| WindowConfig { tokens, full_layers: Vec::new() }),
+        window: windows.iter().flatten().next().map(|&tokens| WindowConfig {
+            tokens,
+            full_layers: (0..windows.len()).filter(|&layer| windows[layer].is_none()).collect(),
+        }),
         gemma: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;

@@ -5,9 +5,11 @@
 //! that proves void fails its transfer in the same step, and its pages can then hold any bytes. A
 //! write outside the pool is an aux record, which movers check.
 
-use super::model::{LAYERS, Written};
+use super::model::Written;
 use crate::ids::{Generation, PageId, SlotId};
+use crate::kv::groups::{KvGroups, LayerPlace};
 use crate::kv::layout::KeyValue;
+use crate::kv::page_span::PageSpan;
 use crate::process::stepped_threads::SteppedThreads;
 use crate::sched::worker::WriteLease;
 use crate::transfer::transport::Memory;
@@ -19,8 +21,10 @@ use std::sync::atomic::Ordering::Relaxed;
 const COMPARED_MAX: usize = 64 << 10;
 
 /// What the mover may write.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PoolShadow {
+    /// The places of the layers.
+    groups: KvGroups,
     /// The words of the pool before a step of the mover; empty if the pool is large.
     words: Vec<u64>,
     /// Leases that the mover holds.
@@ -32,6 +36,17 @@ pub struct PoolShadow {
 }
 
 impl PoolShadow {
+    /// A shadow of a pool with these groups of layers.
+    pub fn new(groups: KvGroups) -> PoolShadow {
+        PoolShadow {
+            groups,
+            words: Vec::new(),
+            held: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            begun: Vec::new(),
+        }
+    }
+
     /// Copies the pool before a step of the mover, if transfers can write into it.
     pub fn copy(&mut self, threads: &SteppedThreads) {
         let leases = threads.write_leases();
@@ -65,7 +80,7 @@ impl PoolShadow {
                     let changed = |at: usize| {
                         whole_bytes(self.words[at / 8] ^ memory.region.word(at).load(Relaxed))
                     };
-                    check_content(memory, lease, page, changed)?;
+                    check_content((memory, &self.groups), lease, page, changed)?;
                 }
             }
         }
@@ -109,7 +124,7 @@ impl PoolShadow {
             let page = PageId(page as u32);
             let lease = self.lease_of(&leases, page)?;
             let written = |at: usize| if range.contains(&at) { u64::MAX } else { 0 };
-            check_content(memory, lease, page, written)?;
+            check_content((memory, &self.groups), lease, page, written)?;
         }
         Ok(())
     }
@@ -120,7 +135,7 @@ impl PoolShadow {
         page: PageId,
     ) -> Result<&'a WriteLease<'a>, String> {
         let covers = |lease: &&WriteLease<'_>| {
-            lease.pages.pages.contains(&page)
+            lease.pages.iter().any(|span| span.pages.contains(&page))
                 && !self.ended.contains(&(lease.slot, lease.generation))
         };
         let lease = leases.iter().find(covers);
@@ -130,15 +145,17 @@ impl PoolShadow {
 
 /// Checks the words of a page that were written: only the bits of `written` count.
 fn check_content(
-    memory: &Memory,
+    (memory, groups): (&Memory, &KvGroups),
     lease: &WriteLease<'_>,
     page: PageId,
     written: impl Fn(usize) -> u64,
 ) -> Result<(), String> {
-    let leased = lease.pages.pages.iter().position(|&leased| leased == page);
-    let index = lease.pages.first + leased.expect("it is covered");
-    let tokens = 0..lease.prompt.len() as u32;
-    match other_word(memory, (page, index), lease.prompt, &tokens, written) {
+    let place = |(group, span): (usize, &PageSpan<'_>)| {
+        let at = span.pages.iter().position(|&leased| leased == page)?;
+        Some((page, group, span.first + at))
+    };
+    let place = lease.pages.iter().enumerate().find_map(place).expect("it is covered");
+    match other_word((memory, groups), place, lease.prompt, written) {
         Some(_) => Err(format!("page {page} of slot {} was written with other KV", lease.slot)),
         None => Ok(()),
     }
@@ -148,20 +165,20 @@ fn bytes(memory: &Memory) -> usize {
     memory.layout.page_stride as usize * memory.pages as usize
 }
 
-/// The byte offset of the first word in a page that differs from the KV of `tokens` of this
-/// prompt. The page is the one with this index in the sequence. Only the bits of `looked_at` count,
+/// The byte offset of the first word in a page that differs from the KV of this prompt. The page is
+/// the one with this index in the sequence, in this group. Only the bits of `looked_at` count,
 /// because a stream can bring a part of a word.
 fn other_word(
-    memory: &Memory,
-    (page, index): (PageId, usize),
+    (memory, groups): (&Memory, &KvGroups),
+    (page, group, index): (PageId, usize, usize),
     prompt: &[u32],
-    tokens: &Range<u32>,
     looked_at: impl Fn(usize) -> u64,
 ) -> Option<usize> {
     let layout = &memory.layout;
     let before = index as u32 * layout.page_size;
     let kv = Written::of(prompt);
-    let places = (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
+    let places =
+        (0..layout.layers).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
     let mut words = places.flat_map(|place| (0..layout.page_size).map(move |token| (token, place)));
     words.find_map(|(token, (layer, which))| {
         let at = layout.offset(page, layer, which, 0, token) as usize;
@@ -169,8 +186,10 @@ fn other_word(
         // After the prompt's end, the last page has the bytes of the source's page.
         let bits = looked_at(at);
         let is_right = || {
-            let other = || memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
-            position >= tokens.end || position >= tokens.start && other() & bits == 0
+            let Some(layer) = groups.layer_at(LayerPlace { group, layer }) else { return true };
+            let expected = || kv.at(position, layer as u32, which);
+            let other = || memory.region.word(at).load(Relaxed) ^ expected();
+            position >= prompt.len() as u32 || other() & bits == 0
         };
         (bits != 0 && !is_right()).then_some(at)
     })

@@ -1,7 +1,7 @@
 //! The requests of clients, and the expected answers. The tokens depend only on the prompt and the
 //! hash, not on pages, chunks and workers.
 
-use super::model::{END, Fold, VOCAB};
+use super::model::{END, Fold, VOCAB, Windows};
 use crate::kv::page_key::Salt;
 use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
 use crate::model::sampler::{Sampler, SamplingParams, TokenHistory, TokenLimits};
@@ -74,8 +74,8 @@ const CONVERSATIONS: usize = 16;
 #[derive(Debug)]
 pub struct Workload {
     dice: Rng,
-    /// Tokens that a token of the model sees; `None`: all.
-    window: Option<u32>,
+    /// The windows of the model's layers.
+    windows: Windows,
     stems: Vec<Vec<u32>>,
     /// Prompts with their answers and salts, the oldest first.
     past: VecDeque<(Vec<u32>, Salt)>,
@@ -93,8 +93,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A workload without earlier conversations, for a model with this window.
-    pub fn new(mut dice: Rng, window: Option<u32>) -> Workload {
+    /// A workload without earlier conversations, for a model with these windows.
+    pub fn new(mut dice: Rng, windows: Windows) -> Workload {
         let names = ["grammars", "logprobs", "beginnings"];
         let [grammar_dice, logprobs_dice, mut beginning_dice] = names.map(|name| dice.fork(name));
         let has_beginnings = beginning_dice.one_in(BEGINNING_RUNS);
@@ -104,7 +104,7 @@ impl Workload {
         let past = VecDeque::new();
         Workload {
             dice,
-            window,
+            windows,
             stems,
             past,
             sampler,
@@ -178,7 +178,7 @@ impl Workload {
 
     /// Logprobs of the tokens of a prompt from the `first` one on, which has none itself.
     fn score(&mut self, prompt: &[u32], first: u32, alternatives: usize) -> SimLogprobs {
-        let mut fold = Fold::new(self.window);
+        let mut fold = Fold::new(self.windows);
         let mut scores = SimLogprobs::default();
         for (position, &token) in (0..).zip(prompt) {
             let scored = (position > first).then(|| {
@@ -198,7 +198,7 @@ impl Workload {
 
     fn answer(&mut self, order: &SimRequest, grammar: Option<usize>) -> Vec<u32> {
         let mut grammar = grammar.map(|grammar| self.grammars[grammar].fork());
-        let mut fold = Fold::new(self.window);
+        let mut fold = Fold::new(self.windows);
         let mut position = 0;
         for &token in &order.prompt {
             fold.add(token, position);

@@ -47,7 +47,7 @@ pub enum SourceCommand {
         slot: SlotId,
         /// Its generation.
         generation: Generation,
-        /// Prompt tokens.
+        /// Tokens, as places in the slot's page list.
         tokens: Range<u32>,
         /// The aux record, with the last chunk.
         last: Option<AuxRecord>,
@@ -104,7 +104,7 @@ pub enum DestinationCommand {
         session: SessionId,
         /// The attempt.
         room: Room,
-        /// Prompt tokens, from the first that this worker does not hold up to the last.
+        /// Tokens that this worker does not hold, as places in the slot's page list.
         tokens: Range<u32>,
         /// The lease over the pages of these tokens.
         lease: Lease,

@@ -80,16 +80,15 @@ impl<C: Cancel> TransferHandle<C> {
 impl SourceHandle {
     /// Sends the prompt's pages to the mover, before the first chunk. `pages` can lack first ones
     /// that the target does not need. The caller has checked [`SourceHandle::has_room`].
-    pub fn begin(
+    pub fn begin<'a>(
         &self,
         slot: SlotId,
         generation: Generation,
         target: Target,
-        pages: PageSpan<'_>,
+        pages: impl IntoIterator<Item = PageSpan<'a>>,
         lease: Lease,
     ) {
-        debug_assert!(!pages.pages.is_empty(), "a prompt has pages");
-        self.pages.store(slot, pages);
+        pages.into_iter().for_each(|span| self.pages.store(slot, span));
         self.send_command(SourceCommand::Begin { slot, generation, target, lease });
     }
 
@@ -111,17 +110,17 @@ impl DestinationHandle {
     /// Leases the pages of `tokens` to the transfer; `pages` lists at least these. Sets
     /// WaitingForInput and sends the command to the mover *before* the caller sends Destination.
     /// False if the slot has failed in the meantime; the mover then ends the lease at once.
-    pub fn expect(
+    pub fn expect<'a>(
         &self,
         slot: SlotId,
         generation: Generation,
         from: (SessionId, Room),
         tokens: Range<u32>,
-        pages: PageSpan<'_>,
+        pages: impl IntoIterator<Item = PageSpan<'a>>,
         lease: Lease,
     ) -> bool {
         debug_assert!(tokens.start < tokens.end, "a prefix leaves tokens to transfer");
-        self.pages.store(slot, pages);
+        pages.into_iter().for_each(|span| self.pages.store(slot, span));
         let (session, room) = from;
         let granted = self.status.advance(slot, generation, Move::Grant).is_ok();
         self.send_command(DestinationCommand::Expect {

@@ -4,6 +4,7 @@
 
 use crate::api::info::Load;
 use crate::ids::Role;
+use crate::kv::groups::GroupCounts;
 use crate::obs::instruments::{Counter, Labels};
 use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
@@ -28,6 +29,8 @@ pub struct WorkerTelemetry {
     pub tally: Arc<Counters>,
     /// Tokens of one page.
     pub page_size: u32,
+    /// Groups of layers. A token takes place on a page of each.
+    pub groups: GroupCounts,
 }
 
 /// All figures of the process.
@@ -101,7 +104,7 @@ impl Telemetry {
         let (mut used, mut total) = (0, 0);
         for worker in &self.workers {
             let pages = worker.stats.pages();
-            let tokens = |pages: u32| u64::from(pages) * u64::from(worker.page_size);
+            let tokens = |pages: u32| worker.groups.pool_tokens(pages, worker.page_size);
             used += tokens(pages.in_use + pages.leased);
             total += tokens(pages.total());
         }

@@ -1,5 +1,5 @@
-//! A model with windows in all layers: only the last window of a prompt crosses, whatever the pages
-//! of the workers.
+//! Models with windows: only the last window of a prompt crosses, whatever the pages of the
+//! workers.
 
 use crate::fleet::Fleet;
 use crate::prefix::{ask, next_turn, sent};
@@ -57,4 +57,43 @@ fn the_last_window_of_a_prompt_crosses_over_shm() {
 fn the_last_window_of_a_prompt_crosses_over_tcp() {
     turns_with_windows("tcp", &[], [16, 4]);
     turns_with_windows("tcp", &["--flow", "prefill-first"], [8, 16]);
+}
+
+/// Gemma has a full layer between two window layers. Each is a group, and the groups cross one
+/// after the other: the whole prompt of the first one, and the last window of the others.
+fn groups_cross(transfer: &str, flow: &[&str]) {
+    const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gemma3-f32");
+    let start = |command: &str, more: &[&str]| start_model(MODEL, command, more);
+    let whole = start("serve", &["--mixed", "--disable-radix-cache"]);
+    let flags = ["--bootstrap-port", "0", "--transfer", transfer, "--chunked-prefill-size", "32"];
+    let fleet = Fleet::with(
+        vec![start("prefill", &flags)],
+        vec![start("decode", &["--transfer", transfer])],
+        flow,
+    );
+    let mut turn = body(1, 300, 30);
+    let (mut read, mut held) = (0, 0);
+    for _ in 0..3 {
+        let tokens = turn["prompt"].as_array().unwrap().len() as u64;
+        let (expected, before) = (ask(&whole, &turn).1, sent(&fleet));
+        let (cached, choices) = ask(&fleet.router, &turn);
+        assert_eq!(choices, expected, "{transfer}, {flow:?}");
+        assert_eq!(cached, read / 16 * 16, "{transfer}, {flow:?}");
+        let behind = (tokens + 1).saturating_sub(WINDOW) / 16;
+        let [full, narrow] = [0, behind].map(|gone| tokens.div_ceil(16) - gone.max(held / 16));
+        // A page has 1 head of 16 elements of 4 bytes, for keys and values, in 1 layer.
+        let page = 16 * 2 * 16 * 4;
+        let bytes = ((full + 2 * narrow) * page) as f64;
+        assert_eq!(sent(&fleet) - before, bytes, "{transfer}, {flow:?}");
+        (read, held) = (tokens, tokens + 30 - 1);
+        turn = next_turn(&turn, &choices, 7);
+    }
+}
+
+#[test]
+fn groups_of_full_and_window_layers_cross() {
+    for transfer in ["shm", "tcp"] {
+        groups_cross(transfer, &[]);
+        groups_cross(transfer, &["--flow", "prefill-first"]);
+    }
 }

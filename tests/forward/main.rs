@@ -20,7 +20,7 @@ use run::{How, LIMITS, Runner, bits};
 use std::iter;
 
 fn how(kernel: KernelFamily) -> How {
-    How { kernel, threads: 2, page_size: 16, kv: KvDtype::F32, order: 1 }
+    How { kernel, threads: 2, page_size: 16, kv: KvDtype::F32, is_grouped: false, order: 1 }
 }
 
 fn some_tokens(count: usize, vocab: usize) -> Vec<u32> {
@@ -322,6 +322,7 @@ fn same_bits(model: &Model, count: usize, chunks: &[usize]) {
                     kv,
                     threads: 1 + i % 3,
                     page_size: [1, 4, 16, 32, 5][i % 5],
+                    is_grouped: i % 2 == 0,
                     order: i as u64,
                 };
                 let mut runner = Runner::new(model, &how);

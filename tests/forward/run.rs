@@ -2,7 +2,9 @@
 
 use crate::model::{Model, Random};
 use baton::ids::PageId;
+use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
+use baton::kv::page_span::PageSpan;
 use baton::kv::region::Region;
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily};
@@ -19,6 +21,8 @@ pub struct How {
     pub threads: usize,
     pub page_size: u32,
     pub kv: KvDtype,
+    /// Whether window layers and full layers have pages of their own.
+    pub is_grouped: bool,
     /// Seeds the order of pages.
     pub order: u64,
 }
@@ -28,6 +32,7 @@ pub struct Runner {
     pub batch: Batch,
     region: Region,
     layout: KvLayout,
+    groups: KvGroups,
     free: Vec<PageId>,
 }
 
@@ -42,14 +47,15 @@ impl Runner {
         let options =
             CpuOptions { threads: how.threads, limits: LIMITS, kernel: how.kernel, pin: None };
         let c = &model.config;
+        let groups = if how.is_grouped { c.kv_groups() } else { KvGroups::single(c.layers, None) };
         let layout = KvLayout::page_major(
             how.page_size,
-            c.layers as u32,
+            groups.layers(),
             c.kv_heads as u32,
             c.head_dim as u32,
             how.kv,
         );
-        let pages = 3000 / how.page_size + 10;
+        let pages = groups.counts().total() as u32 * (3000 / how.page_size + 10);
         let mut free: Vec<PageId> = (0..pages).map(PageId).collect();
         let mut random = Random(how.order);
         for i in (1..free.len()).rev() {
@@ -60,31 +66,36 @@ impl Runner {
             batch: Batch::new(LIMITS),
             region: Region::new(c"kv", (layout.page_stride * pages as u64) as usize).unwrap(),
             layout,
+            groups,
             free,
         }
     }
 
     pub fn sequence(&mut self, tokens: &[u32]) -> Sequence {
-        let pages = self.layout.pages_for(tokens.len() as u32) as usize;
+        let pages =
+            self.layout.pages_for(tokens.len() as u32) as usize * self.groups.counts().total();
         let pages = self.free.split_off(self.free.len() - pages);
         Sequence { tokens: tokens.to_vec(), pages, done: 0 }
     }
 
     pub fn push(&mut self, sequence: &mut Sequence, count: usize, logits: Logits) {
         let tokens = &sequence.tokens[sequence.done..][..count];
-        self.batch.push(tokens, sequence.done as u32, &sequence.pages, logits).unwrap();
+        let groups = sequence.pages.chunks(sequence.pages.len() / self.groups.counts().total());
+        let spans = groups.map(PageSpan::whole);
+        let start = sequence.done as u32;
+        self.batch.push_joined([tokens, &[]], start, spans, logits).unwrap();
         sequence.done += count;
     }
 
     pub fn step(&mut self) -> Vec<Vec<f32>> {
         let mut layers = vec![];
-        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let kv = KvPool { region: &self.region, layout: &self.layout, groups: &self.groups };
         let end = self.model.step(&self.batch, kv, &mut |layer| {
             layers.push(layer);
             ControlFlow::Continue(())
         });
         assert_eq!(end, StepEnd::Complete);
-        assert_eq!(layers, (0..self.layout.layers).collect::<Vec<_>>());
+        assert_eq!(layers, (0..self.groups.model_layers() as u32).collect::<Vec<_>>());
         let logits =
             (0..self.batch.wanted_logits()).map(|i| self.model.logits(i).to_vec()).collect();
         self.batch.clear();
@@ -93,13 +104,13 @@ impl Runner {
 
     /// A step and nothing besides; the batch stays.
     pub fn step_only(&mut self) -> StepEnd {
-        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let kv = KvPool { region: &self.region, layout: &self.layout, groups: &self.groups };
         self.model.step(&self.batch, kv, &mut |_| ControlFlow::Continue(()))
     }
 
     /// Stops when layer `last` is done.
     pub fn step_until(&mut self, last: u32) -> (StepEnd, u32) {
-        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let kv = KvPool { region: &self.region, layout: &self.layout, groups: &self.groups };
         let mut seen = 0;
         let end = self.model.step(&self.batch, kv, &mut |layer| {
             seen += 1;
@@ -127,8 +138,8 @@ impl Runner {
     pub fn overwrite(&mut self, sequence: &Sequence, positions: std::ops::Range<u32>) {
         let l = &self.layout;
         for position in positions {
-            let page = sequence.pages[(position / l.page_size) as usize];
-            for layer in 0..l.layers {
+            for layer in 0..self.groups.model_layers() {
+                let (page, layer) = self.place(sequence, layer, position);
                 for which in [KeyValue::Key, KeyValue::Value] {
                     for head in 0..l.kv_heads {
                         let at = l.offset(page, layer, which, head, position % l.page_size);
@@ -141,15 +152,23 @@ impl Runner {
         }
     }
 
+    /// The page of a token in a layer of the model, and the layer's index on it.
+    fn place(&self, sequence: &Sequence, layer: usize, position: u32) -> (PageId, u32) {
+        let place = self.groups.place(layer);
+        let pages = sequence.pages.len() / self.groups.counts().total();
+        let page = place.group * pages + (position / self.layout.page_size) as usize;
+        (sequence.pages[page], place.layer)
+    }
+
     /// Every stored byte of a sequence, in an order that knows no pages.
     pub fn kv_bytes(&self, sequence: &Sequence) -> Vec<u8> {
         let l = &self.layout;
         let mut bytes = vec![];
-        for layer in 0..l.layers {
+        for layer in 0..self.groups.model_layers() {
             for which in [KeyValue::Key, KeyValue::Value] {
                 for head in 0..l.kv_heads {
                     for position in 0..sequence.done as u32 {
-                        let page = sequence.pages[(position / l.page_size) as usize];
+                        let (page, layer) = self.place(sequence, layer, position);
                         let at = l.offset(page, layer, which, head, position % l.page_size);
                         for i in 0..l.head_dim as u64 * l.dtype.bytes() {
                             // SAFETY: inside the region, and no step runs.

@@ -25,8 +25,9 @@ fn tool(name: &str) -> PathBuf {
 
 /// This program in a guest, with what its tests start.
 fn guest(options: &[&str], args: &[&str]) -> Command {
-    let model = std::fs::read_dir(workers::MODEL).expect("a fixture");
-    let files = model.map(|entry| entry.expect("a file").path());
+    let files = workers::MODELS.into_iter().flat_map(|model| {
+        std::fs::read_dir(model).expect("a fixture").map(|entry| entry.expect("a file").path())
+    });
     let mut command = Command::new(tool("rdma-guest"));
     command
         .args([

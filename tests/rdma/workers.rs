@@ -9,12 +9,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
+/// A full layer between window layers.
+const GEMMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gemma3-f32");
+pub const MODELS: [&str; 2] = [MODEL, GEMMA];
 
 pub fn arguments<'a>(command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    arguments_for(MODEL, command, more)
+}
+
+fn arguments_for<'a>(model: &'a str, command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let common =
         ["--port", "0", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
-    [&[command, MODEL], &common[..], more].concat()
+    [&[command, model], &common[..], more].concat()
 }
 
 pub fn start(command: &str, more: &[&str]) -> Process {
@@ -29,6 +36,11 @@ pub fn ids(answer: (u16, String)) -> Value {
 }
 
 fn pair(rdma: &[&str]) -> Fleet {
+    pair_of(MODEL, rdma)
+}
+
+fn pair_of(model: &str, rdma: &[&str]) -> Fleet {
+    let start = |command, more: &[&str]| Process::start(&arguments_for(model, command, more));
     // A second try would hide what became of the first one.
     let prefill =
         start("prefill", &[rdma, &["--bootstrap-port", "0", "--control-port", "0"]].concat());
@@ -50,27 +62,23 @@ pub fn body(salt: u32, tokens: u32) -> String {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn answers_are_those_of_one_process_byte_for_byte() {
-    answers_are_those_of_one_process("early");
-    answers_are_those_of_one_process("late");
+    for model in MODELS {
+        answers_are_those_of_one_process(model, "early");
+        answers_are_those_of_one_process(model, "late");
+    }
 }
 
-fn answers_are_those_of_one_process(allocation: &str) {
-    let mut fleet = pair(&[
-        "--transfer",
-        "rdma",
-        "--chunked-prefill-size",
-        "32",
-        "--decode-allocation",
-        allocation,
-    ]);
-    let alone = start("serve", &["--mixed"]);
+fn answers_are_those_of_one_process(model: &str, allocation: &str) {
+    let flags = ["--chunked-prefill-size", "32", "--decode-allocation", allocation];
+    let mut fleet = pair_of(model, &[&["--transfer", "rdma"], &flags[..]].concat());
+    let alone = Process::start(&arguments_for(model, "serve", &["--mixed"]));
     for (salt, tokens) in [(1, 5), (2, 16), (3, 100), (4, 33)] {
         let body = body(salt, tokens);
         let expected = ids(alone.post("/v1/completions", &body));
         // The second time all but the last page is there.
         for time in ["first", "second"] {
             let found = ids(fleet.router.post("/v1/completions", &body));
-            assert_eq!(found, expected, "{tokens} tokens, the {time} time");
+            assert_eq!(found, expected, "{model}: {tokens} tokens, the {time} time");
         }
     }
     assert!(fleet.decode[0].metric("vllm:prefix_cache_hits_total{", "") >= 96.0 + 32.0);

@@ -186,7 +186,7 @@ mod others {
         ready_is_not_told: "ready is not told", "not ended in time", 1;
         window_page_goes_back_early: "window page goes back early", "expected", 1;
         window_of_the_prefix_is_not_looked_up: "window of the prefix is not looked up",
-            "has gone back", 1;
+            "what was found is there", 1;
         window_is_copied_from_a_page_too_late: "window is copied from a page too late",
             "Wrong(", 1;
         key_lacks_the_ids_before: "key lacks the ids before", "Wrong(", 20;
@@ -285,7 +285,7 @@ mod others {
         leaving_worker_keeps_its_blocks: "leaving worker keeps its blocks",
             "a row has the blocks that its worker holds", 115;
         stream_that_has_begun_is_not_resumed: "stream that has begun is not resumed",
-            "the worker sent no complete answer", 217;
+            "the worker sent no complete answer", 277;
         broken_call_to_prefill_is_awaited: "broken call to prefill is awaited",
             "a request waits for", 663, Rdma;
         entry_of_a_former_role_stays: "entry of a former role stays",

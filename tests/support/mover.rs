@@ -2,11 +2,10 @@
 //! pages to destination pages.
 
 use baton::cause::Cause;
-use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::ids::{Generation, Room, SlotId};
 use baton::kv::layout::KeyValue;
 use baton::kv::lease::{Lease, MoverRight};
 use baton::sched::worker::KvMemory;
-use baton::sim::model::{LAYERS, cell};
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand};
 use baton::transfer::pages::PageLists;
@@ -16,6 +15,7 @@ use crossbeam_channel::{Receiver, Sender};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// One worker's side.
@@ -43,6 +43,22 @@ pub struct TestMover {
     pub corrupt: bool,
     /// Changes an aux record in transit.
     pub spoil: fn(&mut AuxRecord),
+}
+
+/// The pages of a slot.
+struct SideMemory<'a> {
+    kv: &'a KvMemory,
+    lists: &'a PageLists,
+    slot: SlotId,
+}
+
+impl SideMemory<'_> {
+    fn word(&self, position: u32, layer: u32, which: KeyValue) -> &AtomicU64 {
+        let layout = &self.kv.layout;
+        let page = self.lists.page(self.slot, (position / layout.page_size) as usize);
+        let at = layout.offset(page, layer, which, 0, position % layout.page_size);
+        self.kv.region.word(at as usize)
+    }
 }
 
 impl TestMover {
@@ -149,21 +165,14 @@ impl TestMover {
     }
 
     fn copy_tokens(&self, source: SlotId, destination: SlotId, tokens: Range<u32>) {
-        let pages = |lists: &PageLists, slot, page_size: u32| -> Vec<PageId> {
-            (0..tokens.end.div_ceil(page_size))
-                .map(|index| lists.page(slot, index as usize))
-                .collect()
-        };
-        let page_size = self.source.kv.layout.page_size;
-        let from = pages(&self.source.lists, source, page_size);
-        let to = pages(&self.destination.lists, destination, page_size);
-        for position in tokens.clone() {
-            for layer in 0..LAYERS {
+        let from = SideMemory { kv: &self.source.kv, lists: &self.source.lists, slot: source };
+        let (kv, lists) = (&self.destination.kv, &self.destination.lists);
+        let to = SideMemory { kv, lists, slot: destination };
+        for position in tokens {
+            for layer in 0..kv.layout.layers {
                 for which in [KeyValue::Key, KeyValue::Value] {
-                    let value =
-                        cell(self.source.kv.pool(), &from, position, layer, which).load(Relaxed);
-                    cell(self.destination.kv.pool(), &to, position, layer, which)
-                        .store(value, Relaxed);
+                    let value = from.word(position, layer, which).load(Relaxed);
+                    to.word(position, layer, which).store(value, Relaxed);
                 }
             }
         }

@@ -3,6 +3,8 @@
 use super::mover::{Side, TestMover};
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
+use baton::kv::groups::{GroupCounts, KvGroups};
+use baton::kv::layout::KvLayout;
 use baton::kv::page_key::Salt;
 use baton::kv::region::Region;
 use baton::kv::request_pages::RequestPages;
@@ -25,7 +27,7 @@ use baton::sched::prefill::PrefillWorker;
 use baton::sched::request::{EngineRequest, Stamps};
 use baton::sched::stats::WorkerStats;
 use baton::sched::worker::{Activity, KvMemory, Worker};
-use baton::sim::model::{PseudoModel, VOCAB, Watch, layout};
+use baton::sim::model::{PseudoModel, VOCAB, Watch, Windows, layout};
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::seal_thread;
 use baton::sys::clock::Clock;
@@ -49,9 +51,8 @@ pub const DECODE: WorkerId = WorkerId(1);
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub config: SchedConfig,
-    /// Tokens that a token of the model sees; `None`: all. The scheduler can know of a wider window
-    /// or of none.
-    pub window: Option<u32>,
+    /// The windows of the model's layers. The scheduler can know of none.
+    pub windows: Windows,
     /// The decode worker knows of no window.
     pub decode_sees_all: bool,
     pub slots: usize,
@@ -72,18 +73,35 @@ impl Setup {
                 page_size: 4,
                 largest_page: 4,
                 context: 128,
-                window: None,
+                groups: GroupCounts::FULL,
                 vocab: VOCAB,
                 reserve: 512,
                 prefix_cache: true,
             },
-            window: None,
+            windows: [None; 3],
             decode_sees_all: false,
             slots: 16,
             prefill_pages: 64,
             decode_pages: 64,
             tier_pages: 0,
         }
+    }
+}
+
+impl Setup {
+    /// The places of the layers. Without windows at the scheduler, all are in one group.
+    fn groups(&self) -> KvGroups {
+        let groups = KvGroups::of(&self.windows);
+        match groups.counts() == self.config.groups {
+            true => groups,
+            false => KvGroups::single(self.windows.len(), None),
+        }
+    }
+
+    /// A model with these windows, and a scheduler that knows them.
+    pub fn with_windows(mut self, windows: Windows) -> Setup {
+        (self.windows, self.config.groups) = (windows, KvGroups::of(&windows).counts());
+        self
     }
 }
 
@@ -161,7 +179,13 @@ pub struct Use {
     pub room: Room,
 }
 
-pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<EngineRequest> {
+pub fn request(
+    wanted: &Wanted,
+    id: RequestId,
+    place: Use,
+    now: Instant,
+    groups: GroupCounts,
+) -> Box<EngineRequest> {
     let tokens = wanted.prompt.len() + wanted.max_new as usize;
     Box::new(EngineRequest {
         id,
@@ -174,7 +198,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         keep: false,
         resumed: 0,
         output: Vec::with_capacity(wanted.max_new as usize),
-        pages: RequestPages::with_capacity(tokens),
+        pages: RequestPages::with_capacity(tokens, groups),
         keys: Vec::with_capacity(tokens),
         salt: wanted.salt,
         sampling: wanted.sampling,
@@ -216,6 +240,7 @@ pub struct Rig {
     /// Number of emptied caches.
     pub flushed: usize,
     base: Instant,
+    groups: GroupCounts,
     next: u64,
     /// While set, `ctl` holds back the commands of this kind.
     pub hold_sessions: bool,
@@ -243,26 +268,30 @@ fn quiet_bell() -> Arc<EventCount> {
     Arc::new(EventCount::new(|| ()))
 }
 
-fn kv(page_size: u32, pages: u32) -> KvMemory {
-    let layout = layout(page_size);
+fn kv(setup: &Setup, pages: u32) -> KvMemory {
+    let groups = setup.groups();
+    let layout = KvLayout { layers: groups.layers(), ..layout(setup.config.page_size) };
+    let layout = KvLayout { page_stride: layout.layer_stride * u64::from(layout.layers), ..layout };
     let bytes = u64::from(pages) * layout.page_stride;
-    KvMemory { region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()), layout, pages }
+    let region = Arc::new(Region::new(c"kv", bytes as usize).unwrap());
+    KvMemory { region, layout, groups, pages }
 }
 
 fn tier(setup: &Setup) -> Tier {
-    Tier::new(setup.tier_pages, &layout(setup.config.page_size)).unwrap()
+    Tier::new(setup.tier_pages, &kv(setup, 1).layout).unwrap()
 }
 
 fn far<C>(setup: &Setup, pages: u32) -> Far<C> {
     let (commands, taken) = channel::bounded(2 * setup.slots + 6);
     let (ends_in, ends) = channel::bounded(setup.slots);
     let list = setup.config.context.div_ceil(setup.config.page_size) as usize;
+    let list = list * setup.config.groups.total();
     let side = Side {
         commands: taken,
         ends: ends_in,
         status: Arc::new(StatusTable::new(setup.slots)),
         lists: Arc::new(PageLists::new(setup.slots, list).unwrap()),
-        kv: kv(setup.config.page_size, pages),
+        kv: kv(setup, pages),
     };
     Far { side, commands, bell: quiet_bell(), ends }
 }
@@ -287,10 +316,10 @@ impl Rig {
         };
         let prefill =
             PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), source_handle);
-        let window = setup.config.window.filter(|_| !setup.decode_sees_all);
+        let groups = if setup.decode_sees_all { GroupCounts::FULL } else { setup.config.groups };
         let decode = DecodeWorker::new(
             DECODE,
-            SchedConfig { window, ..setup.config },
+            SchedConfig { groups, ..setup.config },
             destination.side.kv.clone(),
             tier(setup),
             destination_handle,
@@ -307,7 +336,7 @@ impl Rig {
     }
 
     pub fn mixed(setup: &Setup) -> Rig {
-        let memory = kv(setup.config.page_size, setup.decode_pages);
+        let memory = kv(setup, setup.decode_pages);
         let worker = MixedWorker::new(FIRST, setup.config, memory, tier(setup), setup.slots);
         let status = Arc::new(StatusTable::new(setup.slots));
         let stats = vec![(worker.stats().clone(), status, setup.decode_pages)];
@@ -326,7 +355,7 @@ impl Rig {
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
         let model =
-            PseudoModel::new(watch.clone(), setup.config.batch_limits().logits, setup.window);
+            PseudoModel::new(watch.clone(), setup.config.batch_limits().logits, setup.windows);
         let channel = EngineChannel::new(inbox, outbox, quiet_bell());
         let places = (workers.len(), setup.slots);
         let metrics = MaskMetrics::register(&mut Registry::default());
@@ -352,6 +381,7 @@ impl Rig {
             ended: Vec::new(),
             flushed: 0,
             base,
+            groups: setup.config.groups,
             next: 0,
             hold_sessions: false,
             hold_grants: false,
@@ -478,7 +508,8 @@ impl Rig {
         let generation = front.status.open(slot);
         let id = RequestId(self.next);
         self.next += 1;
-        let mut request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
+        let place = Use { worker, slot, generation, room };
+        let mut request = request(wanted, id, place, self.now(), self.groups);
         (request.alone, request.keep) = (alone, self.keep);
         let computes = worker == FIRST || alone;
         if let Some((start, top)) = wanted.prompt_logprobs.filter(|_| computes) {
@@ -717,9 +748,9 @@ pub fn alone(wanted: &Wanted) -> Told {
     alone_in(Setup::new(), wanted)
 }
 
-/// The same with a model of this window, whose pages stay until a request ends.
-pub fn alone_with_window(window: u32, wanted: &Wanted) -> Told {
-    alone_in(Setup { window: Some(window), ..Setup::new() }, wanted)
+/// The same with a model of these windows, whose pages stay until a request ends.
+pub fn alone_with_windows(windows: Windows, wanted: &Wanted) -> Told {
+    alone_in(Setup { windows, ..Setup::new() }, wanted)
 }
 
 fn alone_in(mut setup: Setup, wanted: &Wanted) -> Told {

@@ -4,6 +4,7 @@
 use crate::way::{Kind, Way};
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::kv::groups::GroupCounts;
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
 use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::page_span::PageSpan;
@@ -215,7 +216,7 @@ impl Rig {
             rails.targets.store(from.0, PageSpan { first, pages: &to.2[first..] });
         }
         let target = Target { session, slot: to.0, generation: to.1, room: Room(room), prefix };
-        self.source.handle.begin(from.0, from.1, target, PageSpan::whole(&from.2), from_lease);
+        self.source.handle.begin(from.0, from.1, target, [PageSpan::whole(&from.2)], from_lease);
         let handoff = Handoff { room: Room(room), tokens: end, prefix, from, to };
         self.rooms.insert(handoff.room, handoff.clone());
         let (slot, generation, pages) = handoff.to.clone();
@@ -226,7 +227,7 @@ impl Rig {
                 generation,
                 (session, Room(room)),
                 tokens,
-                PageSpan::whole(&pages),
+                [PageSpan::whole(&pages)],
                 to_lease,
             );
         };
@@ -527,6 +528,7 @@ fn memory(layout: KvLayout, copy_lanes: usize) -> Memory {
     let pages = POOL.div_ceil(layout.page_size);
     let bytes = u64::from(layout.ranks) * u64::from(pages) * layout.page_bytes();
     Memory {
+        groups: GroupCounts::FULL,
         region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()),
         layout,
         pages,

@@ -221,14 +221,16 @@ impl<E: From<TransferAnswer>> Handoff<E> {
             return;
         };
         debug_assert!(tokens.start <= tokens.end, "the missing tokens follow the prefix");
+        let page_size = worker.layout().page_size;
+        let pages = (tokens.start / page_size)..tokens.end.div_ceil(page_size);
         debug_assert!(
-            worker
-                .slot_request(slot)
-                .is_none_or(|slot_request| tokens.end == slot_request.prompt.tokens),
+            worker.slot_request(slot).is_none_or(|slot_request| {
+                let prompt = slot_request.prompt.tokens;
+                let crossing = worker.groups().crossing_pages(prompt, tokens.start, page_size);
+                pages.len() as u64 == crossing
+            }),
             "a decode worker expects its whole prompt"
         );
-        let pages =
-            (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
         let pages: Vec<_> = (pages.start as usize..pages.end as usize)
             .map(|index| worker.lists().page(slot.id, index))
             .collect();

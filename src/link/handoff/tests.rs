@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ids::DecodeAllocation;
+use crate::kv::groups::GroupCounts;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
 use crate::link::local_worker::Ring;
@@ -25,6 +26,7 @@ const SESSIONS: usize = 4;
 fn source() -> (Handoff, Announce) {
     let layout = KvLayout::page_major(16, 1, 1, 8, KvDtype::F16);
     let memory = Memory {
+        groups: GroupCounts::FULL,
         region: Arc::new(Region::new(c"kv", layout.page_stride as usize).unwrap()),
         layout,
         pages: 1,
@@ -34,6 +36,7 @@ fn source() -> (Handoff, Announce) {
     };
     let [config, weights, tokenizer, template, kernels] = [[1; 32]; 5];
     let identity = WorkerIdentity {
+        groups: GroupCounts::FULL,
         fingerprint: Fingerprint { config, weights, tokenizer, template, kernels },
         bit_class: BitClass::UNKNOWN,
         layout,

@@ -2,6 +2,7 @@
 
 use crate::ids::PageId;
 use crate::kv::page_span::PageSpan;
+use std::iter;
 use std::ops::Range;
 
 /// Which positions of a row need logits.
@@ -34,7 +35,10 @@ pub struct BatchLimits {
 #[derive(Clone, Debug)]
 pub struct Row {
     tokens: Range<usize>,
-    pages: Range<usize>,
+    /// The first page of its first group.
+    pages: usize,
+    /// Pages of each group.
+    pages_per_group: usize,
     /// Position of the first token. The KV of earlier ones is in place.
     pub start: u32,
     /// Positions that need logits.
@@ -95,23 +99,22 @@ impl Batch {
         pages: &[PageId],
         logits: Logits,
     ) -> Result<(), BatchFull> {
-        self.push_joined([tokens, &[]], start, PageSpan::whole(pages), logits)
+        self.push_joined([tokens, &[]], start, iter::once(PageSpan::whole(pages)), logits)
     }
 
-    /// Like [`Batch::push`], for tokens in two parts. No token sees a token on the pages before
-    /// `pages`.
-    pub fn push_joined(
+    /// Like [`Batch::push`], for tokens in two parts, and with the pages of each group of layers.
+    /// All groups have pages up to the same end. In its layers, no token sees a token on the pages
+    /// before the span of a group.
+    pub fn push_joined<'a>(
         &mut self,
         parts: [&[u32]; 2],
         start: u32,
-        pages: PageSpan<'_>,
+        groups: impl ExactSizeIterator<Item = PageSpan<'a>> + Clone,
         logits: Logits,
     ) -> Result<(), BatchFull> {
         let tokens = parts[0].len() + parts[1].len();
-        debug_assert!(
-            tokens > 0 && !pages.pages.is_empty(),
-            "a row has tokens, and they have pages"
-        );
+        let pages_per_group = groups.clone().next().map_or(0, |span| span.end());
+        debug_assert!(tokens > 0 && pages_per_group > 0, "a row has tokens, and they have pages");
         let wanted = match logits {
             Logits::None => 0,
             Logits::Last => 1,
@@ -123,7 +126,7 @@ impl Batch {
         if self.tokens.len() + tokens > self.limits.tokens {
             return Err(BatchFull::Tokens);
         }
-        if self.pages.len() + pages.end() > self.limits.pages {
+        if self.pages.len() + groups.len() * pages_per_group > self.limits.pages {
             return Err(BatchFull::Pages);
         }
         if self.logits + wanted > self.limits.logits {
@@ -134,14 +137,18 @@ impl Batch {
         }
         let (first_token, first_page) = (self.tokens.len(), self.pages.len());
         parts.iter().for_each(|part| self.tokens.extend_from_slice(part));
-        // Attention can read bytes behind the window, and ignores them. It must not read them from
-        // a page that another request writes.
-        self.pages.extend(std::iter::repeat_n(pages.pages[0], pages.first));
-        self.pages.extend_from_slice(pages.pages);
+        for span in groups {
+            assert_eq!(span.end(), pages_per_group, "the groups of a row end at one position");
+            // Attention can read bytes behind the window, and ignores them. It must not read them
+            // from a page that another request writes.
+            self.pages.extend(iter::repeat_n(span.pages[0], span.first));
+            self.pages.extend_from_slice(span.pages);
+        }
         self.logits += wanted;
         self.rows.push(Row {
             tokens: first_token..self.tokens.len(),
-            pages: first_page..self.pages.len(),
+            pages: first_page,
+            pages_per_group,
             start,
             logits,
         });
@@ -163,9 +170,9 @@ impl Batch {
         row.tokens.clone()
     }
 
-    /// A row's pages in order of position.
-    pub fn pages(&self, row: &Row) -> &[PageId] {
-        &self.pages[row.pages.clone()]
+    /// A row's pages of a group of layers, in order of position.
+    pub fn pages(&self, row: &Row, group: usize) -> &[PageId] {
+        &self.pages[row.pages + group * row.pages_per_group..][..row.pages_per_group]
     }
 
     /// Number of positions with logits so far.

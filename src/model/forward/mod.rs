@@ -8,6 +8,7 @@
 pub mod batch;
 pub mod cpu;
 
+use crate::kv::groups::KvGroups;
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
 use batch::Batch;
@@ -19,8 +20,10 @@ use std::ops::ControlFlow;
 pub struct KvPool<'a> {
     /// The mapping.
     pub region: &'a Region,
-    /// The layout of the memory.
+    /// The layout of the memory. A page has the layers of one group.
     pub layout: &'a KvLayout,
+    /// The places of the layers.
+    pub groups: &'a KvGroups,
 }
 
 /// The result of a step.

@@ -195,7 +195,7 @@ impl LoadCluster<'_> {
             keep: false,
             resumed: 0,
             output: Vec::with_capacity(max_new as usize),
-            pages: RequestPages::with_capacity(pages as usize),
+            pages: RequestPages::with_capacity(pages as usize, self.size.config.groups),
             keys: Vec::with_capacity(pages as usize),
             salt: Some(Salt::default()),
             sampling: SamplingParams::GREEDY,

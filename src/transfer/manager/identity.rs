@@ -1,5 +1,6 @@
 //! Compares two workers before a hand-off (model, layouts, records), and makes their plan.
 
+use crate::kv::groups::GroupCounts;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::sys::host;
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
@@ -21,6 +22,8 @@ pub struct WorkerIdentity {
     pub bit_class: BitClass,
     /// KV layout.
     pub layout: KvLayout,
+    /// The groups of layers, each with pages of its own. They follow from the model.
+    pub groups: GroupCounts,
     /// Pages of the pool.
     pub pages: u32,
     /// Bytes of the pool's region.
@@ -151,6 +154,11 @@ impl WorkerIdentity {
     }
 
     fn plan(&self, source: &KvLayout, destination: &KvLayout) -> Result<Template, Mismatch> {
+        // The pages of several groups are in one list, so both sides count them alike.
+        if self.groups.total() > 1 && source.page_size != destination.page_size {
+            let [ours, theirs] = [source, destination].map(|layout| layout.page_size.to_string());
+            return Err(differ(Refusal::KvLayout, "page size", &ours, &theirs));
+        }
         Template::new(source, destination).map_err(|error| {
             differ(Refusal::KvLayout, error.field, &error.source, &error.destination)
         })

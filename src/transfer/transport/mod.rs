@@ -18,6 +18,7 @@ pub use session_loss::SessionLost;
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
+use crate::kv::groups::GroupCounts;
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
 use crate::sys::stream::ByteStream;
@@ -45,6 +46,8 @@ pub struct Memory {
     pub layout: KvLayout,
     /// Pages of the pool.
     pub pages: u32,
+    /// The groups of layers, each with pages of its own.
+    pub groups: GroupCounts,
     /// Page lists and lease words.
     pub lists: Arc<PageLists>,
     /// Transfer counters.
@@ -60,7 +63,7 @@ pub struct Post {
     pub slot: SlotId,
     /// The destination.
     pub target: Target,
-    /// Prompt tokens.
+    /// Tokens, as places in the slot's page list.
     pub tokens: Range<u32>,
     /// The aux record, with the last tokens.
     pub last: Option<AuxRecord>,

@@ -363,7 +363,7 @@ impl RequestTable {
             prompt: ids.to_vec(),
             resumed: *resumed,
             output: Vec::with_capacity(max_new as usize),
-            pages: RequestPages::with_capacity(pages),
+            pages: RequestPages::with_capacity(pages, home.groups()),
             keys: Vec::with_capacity(pages),
             // A self-test must compute its whole prompt, so it shares no KV.
             salt: (!active.is_self_test).then(|| salt(asked)),

@@ -111,10 +111,9 @@ fn count_handoff_failure(leg: &ActiveLeg, stamps: &Stamps, metrics: &WorkerMetri
 fn carried(leg: &ActiveLeg, handoff: &Handoff<EngineCommand>) -> Option<(u64, Transport)> {
     let worker = handoff.worker(leg.worker);
     let slot_request = worker.slot_request(leg.slot)?;
-    let layout = worker.layout();
-    let pages =
-        layout.pages_for(slot_request.prompt.tokens) - slot_request.prefix / layout.page_size;
-    Some((u64::from(pages) * layout.page_bytes(), slot_request.transport?))
+    let (layout, tokens) = (worker.layout(), slot_request.prompt.tokens);
+    let pages = worker.groups().crossing_pages(tokens, slot_request.prefix, layout.page_size);
+    Some((pages * layout.page_bytes(), slot_request.transport?))
 }
 
 fn prompt_tokens(leg: &ActiveLeg, handoff: &Handoff<EngineCommand>) -> u32 {

@@ -10,6 +10,7 @@ use super::panel::{PanelForms, Panels};
 use super::plan::{BLOCK_TOKENS, TokenPosition};
 use super::simd::{Kernel, LANES, Simd};
 use super::step_team::{StepTeam, stride};
+use crate::kv::groups::LayerPlace;
 use crate::kv::layout::KeyValue;
 use crate::model::config::ModelConfig;
 use crate::model::forward::batch::{Batch, BatchLimits};
@@ -142,18 +143,19 @@ impl CpuModel {
         on_layer: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> StepEnd {
         let config = &self.config;
-        let layout = kv.layout;
+        let KvPool { layout, groups, .. } = kv;
         assert_eq!(
-            (layout.layers as usize, layout.kv_heads as usize, layout.head_dim as usize),
+            (groups.model_layers(), layout.kv_heads as usize, layout.head_dim as usize),
             (config.layers, config.kv_heads, config.head_dim),
             "KV layout of another model"
         );
+        assert_eq!(layout.layers, groups.layers(), "a page has the layers of a group");
         self.plan.cut(batch, span_tokens(config.heads / config.kv_heads));
         self.embed(batch);
         let paged = Paged::new(kv);
         for layer in 0..self.weights.layers.len() {
             for block in 0..self.plan.blocks.len() {
-                self.attention_block(batch, &paged, layer, block);
+                self.attention_block(batch, (&paged, groups.place(layer)), layer, block);
                 self.mlp_block(layer, block);
             }
             if on_layer(layer as u32).is_break() {
@@ -187,7 +189,13 @@ impl CpuModel {
         });
     }
 
-    fn attention_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
+    fn attention_block(
+        &mut self,
+        batch: &Batch,
+        (paged, place): (&Paged<'_>, LayerPlace),
+        layer: usize,
+        block: usize,
+    ) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, window_rope, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
         let Layer { input_norm, qkv, head_norms, output, output_norms, .. } =
@@ -206,8 +214,7 @@ impl CpuModel {
         };
         let angles = &angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
         let places = &plan.places[tokens];
-        let store =
-            Store { config, batch, paged, layer: layer as u32, head_norms, places, angles, widths };
+        let store = Store { config, batch, paged, place, head_norms, places, angles, widths };
         let rows = Chunks::new(&mut scratch.qkv[..count * widths.qkv], STORE_TOKENS * widths.qkv);
         crew.team.run(rows, |task, rows| {
             let first = task * STORE_TOKENS;
@@ -223,11 +230,11 @@ impl CpuModel {
         crew.team.run_with(&mut scratch.attention, grid, |own, index, to| {
             let (span, head) = (&spans[index / config.kv_heads], index % config.kv_heads);
             let TokenPosition { row, position } = places[span.start];
-            let pages = batch.pages(&batch.rows()[row as usize]);
+            let pages = batch.pages(&batch.rows()[row as usize], place.group);
             crew.dispatch.run(Attend {
                 scratch: own,
-                keys: paged.strip(layer as u32, KeyValue::Key, head as u32, pages),
-                values: paged.strip(layer as u32, KeyValue::Value, head as u32, pages),
+                keys: paged.strip(place.layer, KeyValue::Key, head as u32, pages),
+                values: paged.strip(place.layer, KeyValue::Value, head as u32, pages),
                 queries: &queries[span.start * widths.qkv + head * width..span.end * widths.qkv],
                 stride: widths.qkv,
                 head_dim: config.head_dim,
@@ -326,7 +333,7 @@ struct Store<'a> {
     config: &'a ModelConfig,
     batch: &'a Batch,
     paged: &'a Paged<'a>,
-    layer: u32,
+    place: LayerPlace,
     head_norms: &'a Option<[Vec<f32>; 2]>,
     places: &'a [TokenPosition],
     angles: &'a [f32],
@@ -345,7 +352,7 @@ impl Kernel for StoreTask<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Store { config, batch, paged, layer, head_norms, places, angles, widths } = self.store;
+        let Store { config, batch, paged, place, head_norms, places, angles, widths } = self.store;
         let dim = config.head_dim;
         let (q_len, kv_len) = (config.heads * dim, config.kv_heads * dim);
         let norms =
@@ -360,12 +367,12 @@ impl Kernel for StoreTask<'_> {
             turn_heads(s, &mut q[..q_len], norms.map(|n| n[0]), angles, scale);
             turn_heads(s, &mut k[..kv_len], norms.map(|n| n[1]), angles, 1.0);
             let TokenPosition { row, position } = places[token];
-            let pages = batch.pages(&batch.rows()[row as usize]);
+            let pages = batch.pages(&batch.rows()[row as usize], place.group);
             for head in 0..config.kv_heads {
                 let here = head * dim..(head + 1) * dim;
-                let keys = paged.strip(*layer, KeyValue::Key, head as u32, pages);
+                let keys = paged.strip(place.layer, KeyValue::Key, head as u32, pages);
                 keys.write(s, position, &k[here.clone()]);
-                let values = paged.strip(*layer, KeyValue::Value, head as u32, pages);
+                let values = paged.strip(place.layer, KeyValue::Value, head as u32, pages);
                 values.write(s, position, &v[here]);
             }
         }

@@ -1,6 +1,7 @@
 //! Sessions of a decode worker with many prefill workers, one after another.
 
 use super::*;
+use crate::kv::groups::GroupCounts;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::limits::{DIAL_HOLD_OFF, RDMA_BARRED, RDMA_BREAKS_MAX};
 use crate::stdx::failpoint::panic_of;
@@ -65,6 +66,7 @@ fn rank() -> Rank {
 fn identity() -> WorkerIdentity {
     let layout = KvLayout::page_major(16, 2, 2, 8, KvDtype::F16);
     WorkerIdentity {
+        groups: GroupCounts::FULL,
         fingerprint: Fingerprint {
             config: [1; 32],
             weights: [2; 32],

@@ -5,6 +5,7 @@ mod sessions;
 
 use crate::cause::Cause;
 use crate::ids::{DecodeAllocation, PageId, Room, SessionGeneration, SlotId};
+use crate::kv::groups::GroupCounts;
 use crate::stdx::budget::BudgetShare;
 use crate::stdx::failpoint::is_failpoint_active;
 use crate::stdx::hash_map::{HashMap, HashSet};
@@ -357,7 +358,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             place: Some(DestinationPages { pages, first }),
             left,
         };
-        if !names_its_pages(session, asked) {
+        if !names_its_pages(session, self.identity.groups, asked) {
             self.turn_down(&wanted, Cause::Mismatch, effects);
             // No other Destination comes for the KV that was computed for its Interest.
             if let Some(slot) = self.rooms.interested(&wanted) {
@@ -500,13 +501,13 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 }
 
 /// Checks the pages of a Destination. Its prefix has whole pages and leaves tokens to transfer. It
-/// names ⌈n/page⌉ pages minus those of the prefix. All pages are in its pool, and its slot exists.
-fn names_its_pages<L>(session: &Session<L>, asked: &Destination<'_>) -> bool {
-    let needed = asked.tokens.div_ceil(session.page_size);
-    let held = asked.prefix_tokens / session.page_size;
+/// names the pages that cross ([`GroupCounts::crossing_pages`]). All pages are in its pool, and its
+/// slot exists.
+fn names_its_pages<L>(session: &Session<L>, groups: GroupCounts, asked: &Destination<'_>) -> bool {
+    let crossing = || groups.crossing_pages(asked.tokens, asked.prefix_tokens, session.page_size);
     asked.prefix_tokens < asked.tokens
         && asked.prefix_tokens.is_multiple_of(session.page_size)
-        && asked.pages.len() == (needed - held) as usize
+        && asked.pages.len() as u64 == crossing()
         && asked.pages.iter().all(|page| page.0 < session.pages)
         && asked.id.slot.0 < session.slots
 }
@@ -553,7 +554,7 @@ mod tests {
             deadline_ms: 1000,
             pages: pages.as_slice().into(),
         };
-        names_its_pages(&session, &asked)
+        names_its_pages(&session, GroupCounts::FULL, &asked)
     }
 
     #[test]

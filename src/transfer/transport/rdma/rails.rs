@@ -95,8 +95,8 @@ pub(super) struct Opened {
 }
 
 impl Rails {
-    /// Registers a worker's memory with devices. `context` is the most tokens of a prompt; at a
-    /// destination, they can need as many pages.
+    /// Registers a worker's memory with devices. A prompt needs at most `target_pages` pages at a
+    /// destination.
     ///
     /// # Errors
     /// If all devices refuse, or accept the pool only in regions that are too small.
@@ -104,7 +104,7 @@ impl Rails {
         nics: &[Nic],
         memory: &Memory,
         slots: usize,
-        context: usize,
+        target_pages: usize,
         settings: Settings,
     ) -> io::Result<Rails> {
         let refuse = |why: String| Err(io::Error::other(why));
@@ -141,7 +141,7 @@ impl Rails {
             memory: memory.clone(),
             desks: Vec::new(),
             record_region,
-            targets: Arc::new(PageLists::new(slots, context)?),
+            targets: Arc::new(PageLists::new(slots, target_pages)?),
         })
     }
 

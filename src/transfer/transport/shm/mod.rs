@@ -354,6 +354,7 @@ impl ShmDestination {
 mod tests {
     use super::*;
     use crate::ids::PageId;
+    use crate::kv::groups::GroupCounts;
     use crate::kv::layout::{KvDtype, KvLayout};
     use crate::kv::page_span::PageSpan;
     use crate::transfer::aux::AUX_PAYLOAD_BYTES;
@@ -402,6 +403,7 @@ mod tests {
         lists.store(SlotId(0), PageSpan::whole(&[PageId(0)]));
         let region = Arc::new(Region::new(c"kv", layout.page_stride as usize).unwrap());
         Memory {
+            groups: GroupCounts::FULL,
             region,
             layout,
             pages: 1,

@@ -94,7 +94,7 @@ fn decode() -> (DestinationMover, DestinationHandle, Commands, Generation) {
 
 fn expect(handle: &DestinationHandle, generation: Generation) {
     let lease = crate::kv::lease(SLOT, generation);
-    handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, PageSpan::whole(&[PAGE]), lease);
+    handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, [PageSpan::whole(&[PAGE])], lease);
 }
 
 /// A scheduler that reads Success finds the end of the lease and the aux record.
@@ -198,7 +198,7 @@ fn hand_over(handle: &SourceHandle, generation: Generation) {
         SLOT,
         generation,
         target,
-        PageSpan::whole(&[PAGE]),
+        [PageSpan::whole(&[PAGE])],
         crate::kv::lease(SLOT, generation),
     );
     handle.chunk(SLOT, generation, 0..1, Some(AUX));

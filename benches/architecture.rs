@@ -1,5 +1,7 @@
 //! Steps of an expert model beside a dense one of the same active size, and of window layers beside
-//! full ones. The shapes are those of SmolLM2-135M, the weights are random.
+//! full ones. The shapes are those of SmolLM2-135M, the weights are random. Then steps of Mamba-2
+//! with the shapes of the 130M model, beside the same model with an eighth of the state: the
+//! difference is the time of the scan.
 //!
 //! `cargo bench --bench architecture`. The models of a pair run in turn. Each line has the median
 //! steps, and their ratio. The middle half of the ratios of single turns stands behind it.
@@ -11,8 +13,9 @@ mod model;
 use baton::ids::PageId;
 use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::page_span::{PageSpan, SequenceState};
 use baton::kv::region::Region;
-use baton::model::config::{Architecture, ExpertConfig, ModelConfig, WindowConfig};
+use baton::model::config::{Architecture, ExpertConfig, MambaConfig, ModelConfig, WindowConfig};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, fastest_kernels};
 use baton::model::forward::{Forward, KvPool};
@@ -64,7 +67,7 @@ fn main() {
     // Gemma's pattern: every sixth layer is a full one.
     let window = WindowConfig { tokens: 512, full_layers: vec![5, 11] };
     let windowed = ModelConfig { window: Some(window), ..dense.clone() };
-    let mut pool = Pool::new(&dense);
+    let pool = Pool::new(&dense);
     println!("kernel {}, two threads, {TURNS} turns", fastest_kernels());
     for (name, other) in [("4 of 16 experts", &sparse), ("windows of 512", &windowed)] {
         let mut models = [load(&dense), load(other)];
@@ -77,8 +80,37 @@ fn main() {
             (8, 1, CONTEXT - 1),
             (1, 512, CONTEXT - 512),
         ] {
-            pool.compare(name, &mut models, rows, tokens, start);
+            compare(name, &mut models, [&pool; 2], (rows, tokens, start));
         }
+    }
+    let [small, whole] = [recurrent(16), recurrent(128)];
+    let pools = [Pool::new(&small), Pool::new(&whole)];
+    let mut models = [load(&small), load(&whole)];
+    for (rows, tokens) in [(1, 1), (8, 1), (1, 64), (1, 512), (1, 2048)] {
+        compare("state of 128", &mut models, pools.each_ref(), (rows, tokens, 512));
+    }
+}
+
+/// Twelve layers of Mamba-2 130M, with `state` elements of B and C.
+fn recurrent(state: usize) -> ModelConfig {
+    let mamba = MambaConfig {
+        heads: 24,
+        head_dim: 64,
+        state,
+        groups: 1,
+        conv_width: 4,
+        conv_bias: true,
+        projection_bias: false,
+        log_decay: true,
+    };
+    ModelConfig {
+        hidden: 768,
+        layers: 12,
+        vocab: 4096,
+        context: CONTEXT,
+        norm_eps: 1e-5,
+        tied_head: true,
+        ..ModelConfig::of_mamba(mamba)
     }
 }
 
@@ -91,66 +123,92 @@ fn load(config: &ModelConfig) -> CpuModel {
     CpuModel::load(config, &source, &options, &mut |_, _| {}).expect("loads")
 }
 
-/// KV memory of all models. It is zero at the beginning.
+/// Memory of models, which is zero at the beginning.
 struct Pool {
     region: Region,
     layout: KvLayout,
+    groups: KvGroups,
+    row_pages: usize,
 }
 
 impl Pool {
     fn new(config: &ModelConfig) -> Pool {
         let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
         let dim = config.head_dim as u32;
-        let layout = KvLayout::page_major(PAGE, layers, heads, dim, KvDtype::F16);
-        let bytes = layout.page_stride as usize * ROWS * ROW_PAGES;
-        Pool { region: Region::new(c"bench", bytes).expect("memory"), layout }
+        let (groups, layout, row_pages) = match config.mamba {
+            Some(_) => {
+                let (groups, layout) = config.kv_memory(PAGE, KvDtype::F16);
+                let pages = groups.counts().state_pages as usize;
+                (groups, layout, pages)
+            }
+            None => {
+                let layout = KvLayout::page_major(PAGE, layers, heads, dim, KvDtype::F16);
+                (KvGroups::single(config.layers, None), layout, ROW_PAGES)
+            }
+        };
+        let bytes = layout.page_stride as usize * ROWS * row_pages;
+        Pool { region: Region::new(c"bench", bytes).expect("memory"), layout, groups, row_pages }
     }
 
-    /// Steps of `rows` sequences, each with `tokens` new tokens after `start` old ones.
-    fn compare(
-        &mut self,
-        name: &str,
-        models: &mut [CpuModel; 2],
-        rows: usize,
-        tokens: usize,
-        start: usize,
-    ) {
+    fn kv(&self) -> KvPool<'_> {
+        KvPool { region: &self.region, layout: &self.layout, groups: &self.groups }
+    }
+
+    /// Rows with `tokens` new tokens after `start` old ones.
+    fn batch(&self, rows: usize, tokens: usize, start: usize) -> Batch {
         let mut random = Random(1);
         let mut batch = Batch::new(LIMITS);
         for row in 0..rows {
-            let pages = (0..self.layout.pages_for((start + tokens) as u32) as usize)
-                .map(|page| PageId((row * ROW_PAGES + page) as u32))
-                .collect::<Vec<_>>();
+            let first = row * self.row_pages;
+            let pages: Vec<PageId> =
+                (first..first + self.row_pages).map(|page| PageId(page as u32)).collect();
+            let (groups, state) = match self.groups.counts().total() {
+                0 => (&[][..], &pages[..]),
+                _ => (&pages[..self.layout.pages_for((start + tokens) as u32) as usize], &[][..]),
+            };
+            let groups = Some(PageSpan::whole(groups)).filter(|span| !span.pages.is_empty());
+            let state = SequenceState { pages: state, seen: start as u32 };
             let ids: Vec<u32> = (0..tokens).map(|_| random.below(4096) as u32).collect();
-            batch.push(&ids, start as u32, &pages, Logits::Last).expect("fits");
+            let pages = (groups.into_iter(), state);
+            batch.push_joined([&ids, &[]], start as u32, pages, Logits::Last).expect("fits");
         }
-        let groups = KvGroups::single(self.layout.layers as usize, None);
-        let kv = KvPool { region: &self.region, layout: &self.layout, groups: &groups };
-        let mut turn = || {
-            models.each_mut().map(|model| {
-                let begun = Instant::now();
-                let _ = model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
-                begun.elapsed().as_secs_f64()
-            })
-        };
-        // The first turn touches the memory.
-        turn();
-        let turns: Vec<[f64; 2]> = (0..TURNS).map(|_| turn()).collect();
-        let sorted = |of: fn(&[f64; 2]) -> f64| {
-            let mut values: Vec<f64> = turns.iter().map(of).collect();
-            values.sort_by(f64::total_cmp);
-            values
-        };
-        let ratios = sorted(|[dense, other]| other / dense);
-        let [dense, other] = [sorted(|turn| turn[0]), sorted(|turn| turn[1])].map(|v| v[TURNS / 2]);
-        println!(
-            "{name:<16} {rows} x {tokens:<4} after {start:<4}: {:>9.3} ms, dense or full \
-             {:>9.3} ms: {:.2} ({:.2} to {:.2})",
-            other * 1e3,
-            dense * 1e3,
-            other / dense,
-            ratios[TURNS / 4],
-            ratios[TURNS * 3 / 4],
-        );
+        batch
     }
+}
+
+/// Compares steps of two models, each with a pool.
+fn compare(
+    name: &str,
+    models: &mut [CpuModel; 2],
+    pools: [&Pool; 2],
+    (rows, tokens, start): (usize, usize, usize),
+) {
+    let batches = pools.map(|pool| pool.batch(rows, tokens, start));
+    let mut turn = || {
+        [0, 1].map(|index| {
+            let begun = Instant::now();
+            let go_on = &mut |_| ControlFlow::Continue(());
+            let _ = models[index].step(&batches[index], pools[index].kv(), go_on);
+            begun.elapsed().as_secs_f64()
+        })
+    };
+    // The first turn touches the memory.
+    turn();
+    let turns: Vec<[f64; 2]> = (0..TURNS).map(|_| turn()).collect();
+    let sorted = |of: fn(&[f64; 2]) -> f64| {
+        let mut values: Vec<f64> = turns.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let ratios = sorted(|[dense, other]| other / dense);
+    let [dense, other] = [sorted(|turn| turn[0]), sorted(|turn| turn[1])].map(|v| v[TURNS / 2]);
+    println!(
+        "{name:<16} {rows} x {tokens:<4} after {start:<4}: {:>9.3} ms, beside \
+         {:>9.3} ms: {:.2} ({:.2} to {:.2})",
+        other * 1e3,
+        dense * 1e3,
+        other / dense,
+        ratios[TURNS / 4],
+        ratios[TURNS * 3 / 4],
+    );
 }

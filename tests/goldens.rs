@@ -5,6 +5,7 @@
 use baton::ids::PageId;
 use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::page_span::{PageSpan, SequenceState};
 use baton::kv::region::Region;
 use baton::model::config::{ExpertConfig, GemmaConfig, ModelConfig};
 use baton::model::files::{ModelFiles, WeightFormat};
@@ -64,10 +65,21 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 
 /// Logprobs over the vocabulary at each position that predicts one of a case's ids.
 fn logprobs(
-    (config, weights): (&ModelConfig, &dyn WeightSource),
+    model: (&ModelConfig, &dyn WeightSource),
     kernel: KernelFamily,
     kv: KvDtype,
     cases: &[&Case],
+) -> Vec<Vec<Vec<f64>>> {
+    logprobs_of(model, (kernel, kv), cases, false)
+}
+
+/// The same. If the state is lost, a model with state continues behind the prompt with another one:
+/// zeros in the first case, and what the case before left in the others.
+fn logprobs_of(
+    (config, weights): (&ModelConfig, &dyn WeightSource),
+    (kernel, kv): (KernelFamily, KvDtype),
+    cases: &[&Case],
+    is_lost: bool,
 ) -> Vec<Vec<Vec<f64>>> {
     let longest = cases.iter().map(|case| case.fed().len()).max().unwrap();
     let pages = longest.div_ceil(PAGE_SIZE as usize);
@@ -75,11 +87,17 @@ fn logprobs(
     let limits = BatchLimits { tokens: longest, rows: 1, logits, context: longest, pages };
     let options = CpuOptions { threads: 2, limits, kernel, pin: None };
     let mut model = CpuModel::load(config, weights, &options, &mut |_, _| {}).unwrap();
-    let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
-    let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, kv);
+    let (groups, layout) = match config.mamba {
+        Some(_) => config.kv_memory(PAGE_SIZE, kv),
+        None => {
+            let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
+            let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, kv);
+            (KvGroups::single(config.layers, None), layout)
+        }
+    };
     let region = Region::new(c"goldens", (layout.page_stride * pages as u64) as usize).unwrap();
     let pages: Vec<PageId> = (0..pages as u32).rev().map(PageId).collect();
-    let groups = KvGroups::single(layout.layers as usize, None);
+    let states = groups.counts().state_pages as usize;
     let mut batch = Batch::new(limits);
     let run = |case: &Case| {
         let (fed, last) = (case.fed(), case.prompt.len() - 1);
@@ -89,7 +107,12 @@ fn logprobs(
                 continue;
             }
             batch.clear();
-            batch.push(&fed[tokens.clone()], tokens.start as u32, pages, wanted).unwrap();
+            let start = tokens.start as u32;
+            let spans = [PageSpan::whole(pages)].into_iter().take(groups.counts().total());
+            let first = if is_lost && start > 0 { states } else { 0 };
+            let state = SequenceState { pages: &pages[first..first + states], seen: start };
+            let pages = (spans, state);
+            batch.push_joined([&fed[tokens], &[]], start, pages, wanted).unwrap();
             let kv = KvPool { region: &region, layout: &layout, groups: &groups };
             let end = model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
             assert_eq!(end, StepEnd::Complete);
@@ -183,7 +206,7 @@ fn each_fixture_agrees_with_the_reference() {
         count += 1;
     }
     let goldens = std::fs::read_dir(tests().join("goldens/tiny")).unwrap().count();
-    assert_eq!((count, goldens), (34, 34), "a fixture without a golden, or the other way round");
+    assert_eq!((count, goldens), (39, 39), "a fixture without a golden, or the other way round");
 }
 
 /// Weights of which one tensor is zero.
@@ -292,6 +315,40 @@ fn each_window_counts() {
         ];
         for (index, change) in changes.into_iter().enumerate() {
             assert!(!fixture.agrees_with(change), "{name}, change {index}");
+        }
+    }
+}
+
+/// Without its state, or one of its tensors, a recurrent fixture does not agree.
+#[test]
+fn each_part_of_recurrent_layers_counts() {
+    for name in ["mamba2-f32", "mamba2-odd-f32", "mamba2.F32.gguf"] {
+        let fixture = Fixture::open(name);
+        let (config, weights) = (&fixture.files.config, fixture.files.weights.as_ref());
+        assert!(fixture.agrees(config, weights), "{name}");
+        let cases: Vec<&Case> = fixture.cases.iter().filter(|case| case.prompt.len() > 1).collect();
+        let how = (fastest_kernels(), KvDtype::F32);
+        let lost = logprobs_of((config, weights), how, &cases, true);
+        for (case, found) in cases.iter().zip(&lost) {
+            assert!(compare(case, found, 0.005, 0.0).is_err(), "{name}: the state is lost");
+        }
+        let mamba = config.mamba.as_ref().unwrap();
+        let has_bias = [
+            ("in_proj.bias", mamba.projection_bias),
+            ("out_proj.bias", mamba.projection_bias),
+            ("conv1d.bias", mamba.conv_bias),
+        ];
+        let biases = has_bias.into_iter().filter(|(_, is_there)| *is_there).map(|(part, _)| part);
+        let others = ["in_proj.weight", "out_proj.weight", "conv1d.weight", "dt_bias", "A_log"];
+        let parts = biases.chain(others).chain(["D", "norm.weight"]);
+        for (layer, part) in parts.flat_map(|part| (0..config.layers).map(move |at| (at, part))) {
+            let name = format!("model.layers.{layer}.mamba.{part}");
+            let without = Without { weights, name, zeros: vec![0; 1 << 17] };
+            assert!(!fixture.agrees(config, &without), "{}", without.name);
+        }
+        if !mamba.log_decay {
+            let log = |config: &mut ModelConfig| config.mamba.as_mut().unwrap().log_decay = true;
+            assert!(!fixture.agrees_with(log), "{name}");
         }
     }
 }

@@ -27,7 +27,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use support::Rng;
 use support::rig::{
-    DECODE, END, FIRST, Legs, Rig, Setup, Told, Use, Wanted, alone, alone_with_windows, request,
+    DECODE, END, FIRST, Legs, Rig, Setup, Told, Use, Wanted, alone, alone_with_state,
+    alone_with_windows, request,
 };
 
 const TOO_LONG: Duration = Duration::from_secs(2000);
@@ -134,14 +135,21 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
 }
 
 /// A page that retraction loses changes the output. The simulator finds this mistake too seldom,
-/// because most of its lost pages still have the same bytes.
+/// because most of its lost pages still have the same bytes. The last page can be one of the state.
 #[test]
 fn a_lost_page_of_retracted_kv_changes_the_output() {
-    let is_changed = |seed| {
+    let is_changed = |seed, has_state: bool| {
         let rng = &mut Rng::new(seed);
         let wanted: Vec<_> = (0..14).map(|_| random_wanted(rng)).collect();
+        let alone: fn(&Wanted) -> Told =
+            if has_state { |it| alone_with_state([None; 3], it) } else { alone };
         let expected: Vec<_> = wanted.iter().map(alone).collect();
         let mut setup = random_setup(rng);
+        if has_state {
+            setup = setup.with_state();
+            let states = 3 * setup.config.groups.state_pages;
+            setup.decode_pages = 96 / setup.config.page_size + states;
+        }
         setup.config.reserve = 0;
         setup.tier_pages = 4 * setup.decode_pages;
         set_failpoint(Some("the last page of retracted KV is lost"));
@@ -150,7 +158,8 @@ fn a_lost_page_of_retracted_kv_changes_the_output() {
         set_failpoint(None);
         ids.iter().zip(&expected).any(|(id, expected)| &rig.told[id] != expected)
     };
-    assert!((0..40).any(is_changed));
+    assert!((0..40).any(|seed| is_changed(seed, false)));
+    assert!((0..40).any(|seed| is_changed(seed, true)));
 }
 
 /// With a window, pages go back while a request runs, on both workers. The cache finds a prefix
@@ -200,6 +209,43 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
     assert!(cached > 1000, "{cached} tokens were cached");
     assert!(retracted > 5, "{retracted} requests gave up their pages");
     assert!(copied * 5 < tokens * 4, "{copied} tokens were handed over, of {tokens}");
+}
+
+/// State goes from chunk to chunk, through retraction and hand-over, and is never that of another
+/// request.
+#[test]
+fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
+    let (mut retracted, mut stored, mut recomputed) = (0, 0, 0);
+    for seed in 0..60 {
+        let rng = &mut Rng::new(seed * 1000 + 11);
+        let window = Some([1, 5, 16][rng.within(0, 2) as usize]);
+        let kinds = [[None; 3], [None; 3], [window; 3], [window, None, window]];
+        let windows = kinds[rng.within(0, 3) as usize];
+        let wanted: Vec<_> = (0..rng.within(1, 14)).map(|_| random_wanted(rng)).collect();
+        let expected: Vec<_> = wanted.iter().map(|it| alone_with_state(windows, it)).collect();
+        for split in [true, false] {
+            let mut setup = random_setup(rng).with_windows(windows).with_state();
+            setup.config.reserve = setup.config.reserve.min(3);
+            let all = setup.config.groups.pages(1, 1);
+            setup.decode_pages = all * 96 / setup.config.page_size;
+            setup.prefill_pages *= all;
+            setup.tier_pages *= all;
+            let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            rig.late = split && seed % 3 == 0;
+            let ids = play(&mut rig, &wanted, rng);
+            for (id, expected) in ids.iter().zip(&expected) {
+                assert_eq!(&rig.told[id], expected, "seed {seed}, split {split}, {setup:?}");
+            }
+            let stats = rig.stats(if split { DECODE } else { FIRST });
+            let gave_up = stats.retracted_total.load(Relaxed);
+            let again = stats.recomputed_tokens_total.load(Relaxed);
+            retracted += gave_up;
+            recomputed += again;
+            stored += u64::from(gave_up > 0 && again == 0);
+        }
+    }
+    assert!(retracted > 5, "{retracted} requests gave up their pages");
+    assert!(recomputed > 0 && stored > 0, "{recomputed} tokens, {stored} runs without any");
 }
 
 /// A running request has the pages of its window, and no more. Its prompt gets all pages at once.
@@ -629,8 +675,15 @@ fn a_grammar_limits_the_tokens_of_its_request() {
 
 #[test]
 fn a_late_mask_delays_only_its_request() {
-    for split in [false, true] {
-        let mut rig = if split { Rig::split(&Setup::new()) } else { Rig::mixed(&Setup::new()) };
+    type Alone = fn(&Wanted) -> Told;
+    let stateless: (Setup, Alone) = (Setup::new(), alone);
+    // The state has seen the token of the late mask when it is computed again.
+    let of_state: Alone = |wanted| alone_with_state([None; 3], wanted);
+    let stateful = (Setup::new().with_state(), of_state);
+    for (split, (setup, alone)) in
+        [false, true].into_iter().flat_map(|split| [(split, &stateless), (split, &stateful)])
+    {
+        let mut rig = if split { Rig::split(setup) } else { Rig::mixed(setup) };
         let free = Wanted::new(20, 40);
         let mut bound = Wanted::new(24, 12);
         (bound.grammar, bound.stop_tokens) = (regex("[!-%]{8}"), vec![END]);

@@ -30,6 +30,7 @@ fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
         ("llama-f32", "--prefill-workers 2 --decode-workers 2 --chunk-ms 1"),
         ("qwen2-moe-f32", "--transfer shm"),
         ("gemma3-f32", "--transfer shm"),
+        ("mamba2-f32", "--transfer shm"),
     ] {
         serve(model, flags, |address| {
             thread::scope(|scope| {

@@ -1,9 +1,10 @@
 //! Groups of layers that need the same tokens. A page has the layers of one group, so that pages of
-//! window layers can go back before those of full layers.
+//! window layers can go back before those of full layers. Recurrent state has pages of its own.
 //!
 //! Arithmetic only. All groups have equally many layers, so all pages are equal and one pool serves
 //! them. The last group of a kind can have places without a layer.
 
+use crate::kv::state_layout::StateLayout;
 use crate::kv::window::KvWindow;
 
 /// Most groups of a model. Each request has a list of pages for each group.
@@ -20,7 +21,7 @@ pub struct LayerPlace {
     pub layer: u32,
 }
 
-/// How many groups of each kind a model has.
+/// How many groups of each kind a model has, and how many pages of state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupCounts {
     /// Groups in which a token sees all tokens. They come first.
@@ -29,45 +30,68 @@ pub struct GroupCounts {
     pub windowed: u32,
     /// Tokens that a token sees in a window group, its own included; `None` without such groups.
     pub window: Option<u32>,
+    /// Pages of a sequence's recurrent state, whatever its length.
+    pub state_pages: u32,
 }
 
 impl GroupCounts {
     /// One group in which a token sees all tokens.
-    pub const FULL: GroupCounts = GroupCounts { full: 1, windowed: 0, window: None };
+    pub const FULL: GroupCounts =
+        GroupCounts { full: 1, windowed: 0, window: None, state_pages: 0 };
 
     /// One group with a window of `tokens` tokens.
     pub const fn windowed(tokens: u32) -> GroupCounts {
-        GroupCounts { full: 0, windowed: 1, window: Some(tokens) }
+        GroupCounts { full: 0, windowed: 1, window: Some(tokens), state_pages: 0 }
     }
 
     /// Number of groups.
     pub const fn total(self) -> usize {
-        debug_assert!(self.full + self.windowed > 0, "a model has layers");
+        debug_assert!(self.full + self.windowed + self.state_pages > 0, "a sequence has pages");
         debug_assert!((self.windowed > 0) == self.window.is_some(), "window groups have a window");
         (self.full + self.windowed) as usize
     }
 
+    /// Whether there is one group and no state, so that pages are in order of the tokens.
+    pub const fn is_single(self) -> bool {
+        self.total() == 1 && self.state_pages == 0
+    }
+
     /// Pages of a prompt of `tokens` tokens that cross to a destination. It has the first `prefix`
-    /// tokens, whole pages. If there are groups of both kinds, it wants the last window of window
-    /// groups. A single group crosses behind its prefix, which covers the pages that no token sees.
+    /// tokens, whole pages. If there are several groups, it wants the last window of window groups.
+    /// A single group crosses behind its prefix, which covers the pages that no token sees. State
+    /// crosses as a whole.
     pub fn crossing_pages(self, tokens: u32, prefix: u32, page_size: u32) -> u64 {
         let (pages, first) = (tokens.div_ceil(page_size), prefix / page_size);
-        if self.total() == 1 {
+        if self.is_single() {
             return u64::from(pages - first);
         }
         let behind = KvWindow::new(self.window, page_size).pages_behind(tokens);
         u64::from(self.full) * u64::from(pages - first)
             + u64::from(self.windowed) * u64::from(pages - behind.max(first))
+            + u64::from(self.state_pages)
     }
 
-    /// Pages of all groups, if each full group and each window group has this number.
+    /// Pages of a request, if each full group and each window group has this number.
     pub const fn pages(self, of_full: u32, of_windowed: u32) -> u32 {
-        self.full * of_full + self.windowed * of_windowed
+        self.full * of_full + self.windowed * of_windowed + self.state_pages
     }
 
-    /// Tokens that a pool of `pages` pages holds, if each group has the same number of pages.
-    pub const fn pool_tokens(self, pages: u32, page_size: u32) -> u64 {
-        (pages as usize / self.total()) as u64 * page_size as u64
+    /// Most tokens of a sequence that has all `pages` pages of a pool.
+    pub fn sequence_tokens(self, pages: u32, page_size: u32) -> u64 {
+        match (pages.checked_sub(self.state_pages), self.total() as u32) {
+            (None, _) => 0,
+            (Some(_), 0) => u64::MAX,
+            (Some(left), groups) => u64::from(left / groups) * u64::from(page_size),
+        }
+    }
+
+    /// Tokens that the sequences of a pool of `pages` pages hold together, without their state.
+    /// Without groups, a sequence of `context` tokens takes its state pages only.
+    pub fn pool_tokens(self, pages: u32, page_size: u32, context: u32) -> u64 {
+        match self.total() as u32 {
+            0 => u64::from(pages / self.state_pages) * u64::from(context),
+            groups => u64::from(pages / groups) * u64::from(page_size),
+        }
     }
 }
 
@@ -76,18 +100,37 @@ impl GroupCounts {
 pub struct KvGroups {
     layers: u32,
     counts: GroupCounts,
-    /// By layer.
-    places: Vec<LayerPlace>,
+    /// By layer; `None`: it has no keys and values.
+    places: Vec<Option<LayerPlace>>,
+    state: Option<StateLayout>,
 }
 
 impl KvGroups {
     /// One group of all `layers` layers, in which a token sees `window` tokens; `None`: all.
     pub fn single(layers: usize, window: Option<u32>) -> KvGroups {
-        let place = |layer| LayerPlace { group: 0, layer: layer as u32 };
+        let place = |layer| Some(LayerPlace { group: 0, layer: layer as u32 });
         KvGroups {
             layers: layers as u32,
             counts: window.map_or(GroupCounts::FULL, GroupCounts::windowed),
             places: (0..layers).map(place).collect(),
+            state: None,
+        }
+    }
+
+    /// The same groups, beside recurrent state. Only the simulator's model has both.
+    pub fn with_state(mut self, state: StateLayout) -> KvGroups {
+        (self.counts.state_pages, self.state) = (state.pages(), Some(state));
+        self
+    }
+
+    /// No group: none of the `layers` layers has keys and values, and all have state.
+    pub fn of_state(layers: usize, state: StateLayout) -> KvGroups {
+        let state_pages = state.pages();
+        KvGroups {
+            layers: state.shape().layers,
+            counts: GroupCounts { full: 0, windowed: 0, window: None, state_pages },
+            places: vec![None; layers],
+            state: Some(state),
         }
     }
 
@@ -116,7 +159,7 @@ impl KvGroups {
         let place = |window: &Option<u32>| {
             let at = &mut next[usize::from(window.is_some())];
             *at += 1;
-            LayerPlace { group: (*at - 1) / size, layer: ((*at - 1) % size) as u32 }
+            Some(LayerPlace { group: (*at - 1) / size, layer: ((*at - 1) % size) as u32 })
         };
         KvGroups {
             layers: size as u32,
@@ -124,8 +167,10 @@ impl KvGroups {
                 full: full_groups as u32,
                 windowed: window_groups as u32,
                 window,
+                state_pages: 0,
             },
             places: windows.iter().map(place).collect(),
+            state: None,
         }
     }
 
@@ -139,19 +184,24 @@ impl KvGroups {
         self.layers
     }
 
-    /// The place of a layer.
-    pub fn place(&self, layer: usize) -> LayerPlace {
+    /// The place of a layer; `None`: it has no keys and values.
+    pub fn place(&self, layer: usize) -> Option<LayerPlace> {
         self.places[layer]
     }
 
-    /// The places of all layers, in order of the layers.
-    pub fn places(&self) -> &[LayerPlace] {
-        &self.places
+    /// The places of all layers with keys and values, in order of the layers.
+    pub fn places(&self) -> impl Iterator<Item = LayerPlace> {
+        self.places.iter().copied().flatten()
+    }
+
+    /// The division of recurrent state, if the model has any.
+    pub fn state(&self) -> Option<&StateLayout> {
+        self.state.as_ref()
     }
 
     /// The layer with this place; `None`: the place is empty.
     pub fn layer_at(&self, place: LayerPlace) -> Option<usize> {
-        self.places.iter().position(|&other| other == place)
+        self.places.iter().position(|&other| other == Some(place))
     }
 
     /// How many layers the model has.
@@ -176,7 +226,7 @@ mod tests {
         {
             let windows = periodic(layers, period);
             let groups = KvGroups::of(&windows);
-            let places: Vec<_> = (0..layers).map(|layer| groups.place(layer)).collect();
+            let places: Vec<_> = (0..layers).map(|layer| groups.place(layer).unwrap()).collect();
             for (layer, place) in places.iter().enumerate() {
                 assert!(place.layer < groups.layers() && place.group < groups.counts.total());
                 let is_windowed = place.group >= groups.counts.full as usize;
@@ -200,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_last_window_of_window_groups_crosses() {
-        let counts = GroupCounts { full: 1, windowed: 6, window: Some(512) };
+        let counts = GroupCounts { full: 1, windowed: 6, window: Some(512), state_pages: 0 };
         assert_eq!(counts.crossing_pages(512, 0, 16), 32 + 6 * 32);
         assert_eq!(counts.crossing_pages(1600, 0, 16), 100 + 6 * 32);
         // The prefix is in the last window, too.
@@ -210,7 +260,15 @@ mod tests {
         assert_eq!(single.crossing_pages(1600, 1024, 16), 36);
         // A peer can name any numbers.
         assert_eq!(counts.crossing_pages(u32::MAX, 0, 1), (1 << 32) - 1 + 6 * 512);
-        assert_eq!((counts.pool_tokens(100, 16), single.pool_tokens(100, 16)), (224, 1600));
+        let tokens = |counts: GroupCounts| counts.pool_tokens(100, 16, 1000);
+        assert_eq!((tokens(counts), tokens(single)), (224, 1600));
+        let hybrid = GroupCounts { state_pages: 3, ..GroupCounts::FULL };
+        assert_eq!(hybrid.crossing_pages(1600, 1024, 16), 36 + 3);
+        let recurrent = GroupCounts { full: 0, ..hybrid };
+        assert_eq!((recurrent.crossing_pages(1600, 0, 1), tokens(recurrent)), (3, 33_000));
+        let longest = |counts: GroupCounts, pages| counts.sequence_tokens(pages, 16);
+        assert_eq!((longest(hybrid, 10), longest(hybrid, 2)), (7 * 16, 0));
+        assert_eq!((longest(recurrent, 3), longest(recurrent, 2)), (u64::MAX, 0));
     }
 
     #[test]

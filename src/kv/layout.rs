@@ -147,10 +147,9 @@ impl KvLayout {
     }
 
     /// A pool of state slots, `[slot][layer][head][element]`: one record per request, for models
-    /// that do not keep their state token by token. A slot is a page of one token; `elements`
-    /// counts one head's elements in one layer. State of another shape needs a pool and a layout of
-    /// its own. One rank, which holds all heads. None if `elements` is odd, because a head is then
-    /// not two halves.
+    /// that do not keep their state token by token ([`super::state_layout`]). A slot is a page of
+    /// one token; `elements` counts one head's elements in one layer. One rank, which holds all
+    /// heads. None if `elements` is odd, because a head is then not two halves.
     pub const fn state_slots(
         layers: u32,
         heads: u32,

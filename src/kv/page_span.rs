@@ -1,4 +1,4 @@
-//! A part of the pages of a sequence, with its place in the sequence.
+//! A part of the pages of a sequence, with its place in the sequence, and the pages of its state.
 
 use crate::ids::PageId;
 
@@ -21,4 +21,13 @@ impl<'a> PageSpan<'a> {
     pub fn end(&self) -> usize {
         self.first + self.pages.len()
     }
+}
+
+/// The pages of a sequence's recurrent state, before a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SequenceState<'a> {
+    /// Empty for a model without state.
+    pub pages: &'a [PageId],
+    /// Tokens that the state has seen. With 0, what is on the pages does not count.
+    pub seen: u32,
 }

@@ -177,7 +177,7 @@ impl PagePool {
                 let behind = keys.get(first..).unwrap_or_default();
                 let runs = windowed.map(|group| first + self.run_of(behind, group));
                 // A window group without cached pages ends the part at its first page.
-                end = runs.fold(full.unwrap_or(usize::MAX), usize::min);
+                end = runs.chain(full).min().unwrap_or(0);
                 first
             }
             Reach::Back(window) => {

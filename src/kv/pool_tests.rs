@@ -189,7 +189,8 @@ impl CachedGroups {
     /// Caches a random part of the pages of each group.
     fn random(rng: &mut Rng, page_size: u32) -> CachedGroups {
         let (full, windowed) = rng.pick(&[(0, 1), (1, 0), (1, 1), (2, 1), (1, 3)]);
-        let counts = GroupCounts { full, windowed, window: (windowed > 0).then_some(1) };
+        let counts =
+            GroupCounts { full, windowed, window: (windowed > 0).then_some(1), state_pages: 0 };
         let pages = CachedGroups::PAGES;
         let mut pool = PagePool::with_cache(pages * counts.total() as u32, page_size);
         let ids: Vec<u32> = (0..pages * page_size).collect();

@@ -1,15 +1,18 @@
-//! The pages of one request: a list for each group of layers, in order of position. The first pages
-//! of groups with a window can have gone back to the pool, because no later token sees them.
+//! The pages of one request: a list for each group of layers, in order of position, and those of
+//! its recurrent state. The first pages of groups with a window can have gone back to the pool,
+//! because no later token sees them.
 //!
 //! Thread: `engine`.
 //! Invariants: nothing is allocated. Positions do not move when pages go back. Between steps, all
-//! lists end at one position.
+//! lists end at one position. State pages come with the first pages and stay until the last ones
+//! go.
 
 use crate::ids::PageId;
 use crate::kv::groups::GroupCounts;
 use crate::kv::page_key::PageKey;
-use crate::kv::page_span::PageSpan;
+use crate::kv::page_span::{PageSpan, SequenceState};
 use crate::kv::pool::{PagePool, Reusable};
+use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::Range;
 
 /// The pages that a request uses.
@@ -18,6 +21,10 @@ pub struct RequestPages {
     counts: GroupCounts,
     /// By group; the full groups come first.
     lists: Box<[GroupPages]>,
+    /// The pages of its state.
+    state: Vec<PageId>,
+    /// Tokens that its state has seen.
+    state_tokens: u32,
     /// The flushes of the pool before its KV was computed.
     flushes: u32,
 }
@@ -48,12 +55,18 @@ impl RequestPages {
     /// Empty lists with the capacity for `pages` pages each.
     pub fn with_capacity(pages: usize, counts: GroupCounts) -> RequestPages {
         let list = |_| GroupPages { behind: 0, cached: 0, pages: Vec::with_capacity(pages) };
-        RequestPages { counts, lists: (0..counts.total()).map(list).collect(), flushes: 0 }
+        RequestPages {
+            counts,
+            lists: (0..counts.total()).map(list).collect(),
+            state: Vec::with_capacity(counts.state_pages as usize),
+            state_tokens: 0,
+            flushes: 0,
+        }
     }
 
     /// Whether the request uses no page.
     pub fn is_empty(&self) -> bool {
-        self.lists.iter().all(|list| list.pages.is_empty())
+        self.state.is_empty() && self.lists.iter().all(|list| list.pages.is_empty())
     }
 
     /// Pages before the first ones of the groups with a window.
@@ -65,12 +78,13 @@ impl RequestPages {
 
     /// Number of pages that the request uses.
     pub fn count(&self) -> u32 {
-        self.lists.iter().map(|list| list.pages.len() as u32).sum()
+        self.lists.iter().map(|list| list.pages.len() as u32).sum::<u32>() + self.state.len() as u32
     }
 
     /// Pages that it lacks for `end` pages of the sequence.
     pub fn count_missing(&self, end: usize) -> u32 {
-        self.lists.iter().map(|list| end.saturating_sub(list.end()) as u32).sum()
+        let missing = self.lists.iter().map(|list| end.saturating_sub(list.end()) as u32);
+        missing.sum::<u32>() + self.counts.state_pages - self.state.len() as u32
     }
 
     /// How many pages of groups with a window other requests use, too. At its beginning, these came
@@ -88,22 +102,47 @@ impl RequestPages {
         self.lists.iter().map(move |list| list.span(list.behind..end))
     }
 
+    /// All pages that hold what the first `end` pages of the sequence left: those of the groups
+    /// before the `end`-th one, then those of the state. A page comes with its place in its list;
+    /// that of a state page is behind all others.
+    pub fn written(
+        &self,
+        end: usize,
+    ) -> impl DoubleEndedIterator<Item = (usize, PageId)> + Clone + '_ {
+        let groups = self.up_to(end).flat_map(|span| {
+            span.pages.iter().enumerate().map(move |(index, &page)| (span.first + index, page))
+        });
+        groups.chain(self.state.iter().map(|&page| (usize::MAX, page)))
+    }
+
+    /// The pages of the state, which has seen `seen` tokens.
+    pub fn state(&self, seen: u32) -> SequenceState<'_> {
+        SequenceState { pages: &self.state, seen }
+    }
+
+    /// From now on, the state has seen `tokens` tokens. Returns how many it has seen before.
+    pub fn set_state_tokens(&mut self, tokens: u32) -> u32 {
+        std::mem::replace(&mut self.state_tokens, tokens)
+    }
+
     /// By group: its pages from the `first`-th one of the sequence on, and of groups with a window
-    /// from the `windowed`-th one on, if that is later.
+    /// from the `windowed`-th one on, if that is later. Then those of the state.
     pub fn from(
         &self,
         first: usize,
         windowed: usize,
     ) -> impl DoubleEndedIterator<Item = PageSpan<'_>> + Clone {
         let full = self.counts.full as usize;
-        self.lists.iter().enumerate().map(move |(group, list)| {
+        let groups = self.lists.iter().enumerate().map(move |(group, list)| {
             let first = if group < full { first } else { first.max(windowed) };
             list.span(first..list.end())
-        })
+        });
+        let has_state = self.counts.state_pages > 0;
+        groups.chain(has_state.then(|| PageSpan::whole(&self.state)))
     }
 
     /// The same, with places in the list of a transfer: behind the pages of the first group come
-    /// those of the others that cross, group by group.
+    /// those of the others that cross, group by group, and those of the state.
     pub fn listed(&self, first: usize, windowed: usize) -> impl Iterator<Item = PageSpan<'_>> {
         let mut next = None;
         self.from(first, windowed).map(move |span| {
@@ -116,6 +155,9 @@ impl RequestPages {
     /// Where the list of a transfer ends, in tokens, if the sequence has `tokens` tokens.
     pub fn listed_tokens(&self, first: usize, windowed: usize, tokens: u32, page_size: u32) -> u32 {
         let end = self.listed(first, windowed).last().map_or(0, |span| span.end()) as u32;
+        if self.counts.state_pages > 0 {
+            return end * page_size;
+        }
         // The last page of each group is as full as that of the first one.
         end * page_size - (tokens.next_multiple_of(page_size) - tokens)
     }
@@ -150,6 +192,12 @@ impl RequestPages {
             let is_taken = pool.allocate(missing, &mut list.pages);
             debug_assert!(is_taken, "the pool has the pages of all groups");
         }
+        let missing = self.counts.state_pages - self.state.len() as u32;
+        if missing == 0 && is_failpoint_active("state page goes back early") {
+            pool.release(&self.state[..self.state.len().min(1)]);
+        }
+        let is_taken = pool.allocate(missing, &mut self.state);
+        debug_assert!(is_taken, "the pool has the pages of the state");
         true
     }
 
@@ -182,6 +230,7 @@ impl RequestPages {
     /// Gives all pages back. They stay listed until [`RequestPages::clear`], for a lease over them.
     pub fn release(&self, pool: &mut PagePool) {
         self.lists.iter().for_each(|list| pool.release(&list.pages));
+        pool.release(&self.state);
     }
 
     /// Forgets the pages.
@@ -190,6 +239,7 @@ impl RequestPages {
             (list.behind, list.cached) = (0, 0);
             list.pages.clear();
         }
+        self.state.clear();
     }
 
     fn windowed(&self) -> &[GroupPages] {

@@ -5,11 +5,13 @@
 
 mod hub;
 mod keys;
+mod model;
 mod text;
 mod transfer;
 
 pub use hub::*;
 pub use keys::*;
+pub use model::*;
 pub use text::*;
 pub use transfer::*;
 
@@ -209,18 +211,6 @@ pub const TOKENIZER_PIECE_CHARS_MAX: usize = 256;
 /// Most pairs of tokens of a SentencePiece vocabulary that form a token. Gemma has 515 thousand. A
 /// pair takes about 200 bytes during the load.
 pub const TOKENIZER_MERGES_MAX: usize = 1 << 21;
-/// Longest head of a safetensors file: the format's own bound.
-pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
-/// Longest JSON file of a model directory, except the tokenizer. The indices of large models reach
-/// some megabytes.
-pub const MODEL_JSON_MAX: usize = 64 << 20;
-/// Most layers of a model. The deepest published models have under two hundred.
-pub const MODEL_LAYERS_MAX: usize = 1024;
-/// Most experts of a layer. The largest published ones have under six hundred.
-pub const EXPERTS_MAX: usize = 1024;
-/// Elements of the largest tensor of a model with dummy weights, which is held in memory.
-/// Embeddings of the largest published models have two billion.
-pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 
 // config
 

@@ -130,10 +130,10 @@ impl<E> LocalWorker<E> {
         self.slot_requests.len()
     }
 
-    /// Number of tokens that the whole pool holds.
+    /// Most tokens of a sequence in this pool.
     pub fn tokens(&self) -> usize {
         let (pages, page_size) = (self.memory.pages, self.memory.layout.page_size);
-        self.memory.groups.pool_tokens(pages, page_size) as usize
+        self.memory.groups.sequence_tokens(pages, page_size) as usize
     }
 
     /// The groups of layers, each with pages of its own.

@@ -1,6 +1,10 @@
 //! Configuration of a model: sizes and constants that the forward pass needs. Plain values, no
 //! parsing.
+
 use crate::kv::groups::KvGroups;
+use crate::kv::layout::{KvDtype, KvLayout};
+use crate::kv::state_layout::{StateLayout, StateShape};
+use crate::limits::CONTEXT_MAX;
 
 /// Supported kinds of decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -19,6 +23,8 @@ pub enum Architecture {
     Qwen3Moe,
     /// Like Qwen3, with the formulas of [`GemmaConfig`].
     Gemma3,
+    /// Layers of [`MambaConfig`] alone, without attention and without MLPs.
+    Mamba2,
 }
 
 impl Architecture {
@@ -86,6 +92,82 @@ impl GemmaConfig {
     pub const WINDOW_ROPE_THETA: f32 = 1e4;
 }
 
+/// Mamba-2: layers that keep a state for the whole sequence. A layer projects each token to a gate,
+/// to x, B and C, and to a time step for each head. x, B and C pass a convolution over the last
+/// tokens. The state of a head, a matrix of `state × head_dim`, decays with the time step. Then
+/// B · x is added. The output is C · state, with a gate and a norm.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MambaConfig {
+    /// Heads of x; a multiple of `groups`.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Elements of B and C.
+    pub state: usize,
+    /// Groups of heads that share B and C, and of the elements that share a norm.
+    pub groups: usize,
+    /// Tokens that the convolution sees, its own included; at least 2.
+    pub conv_width: usize,
+    /// Whether the convolution has a bias.
+    pub conv_bias: bool,
+    /// Whether the projections before and after have biases.
+    pub projection_bias: bool,
+    /// Whether the files have A as `ln(-A)`, as those of Hugging Face. GGUF files have A itself.
+    pub log_decay: bool,
+}
+
+impl MambaConfig {
+    /// Elements of x, and of the gate.
+    pub const fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of x, B and C together.
+    pub const fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    /// Outputs of the projection: gate, then x, B and C, then the time steps.
+    pub const fn projected(&self) -> usize {
+        self.inner() + self.channels() + self.heads
+    }
+
+    /// Elements from a row of a head's state to the next: `head_dim`, padded to the lanes of a
+    /// vector.
+    pub const fn state_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(STATE_ALIGNMENT)
+    }
+
+    /// Channels of one piece of the convolution's state.
+    pub const fn channels_per_piece(&self) -> usize {
+        let fitting = self.state * self.state_stride() / self.conv_width;
+        let whole = fitting - fitting % STATE_ALIGNMENT;
+        if whole == 0 { STATE_ALIGNMENT } else { whole }
+    }
+
+    /// The state of a sequence in `layers` layers. The first pieces of a layer are its heads, each
+    /// `[state][head_dim]`. The others are the last `conv_width` inputs of the convolution, each
+    /// `[conv_width][channels_per_piece]`.
+    pub fn state_shape(&self, layers: usize) -> StateShape {
+        let head = self.state * self.state_stride();
+        let columns = self.conv_width * self.channels_per_piece();
+        StateShape {
+            layers: layers as u32,
+            pieces: (self.heads + self.channels().div_ceil(self.channels_per_piece())) as u32,
+            piece_elements: head.max(columns) as u32,
+        }
+    }
+}
+
+/// The context of a recurrent model, if its files name this one. Its state has one size for any
+/// context, so files name none, or a number without a meaning.
+pub fn recurrent_context(named: Option<usize>) -> usize {
+    named.unwrap_or(usize::MAX).min(CONTEXT_MAX as usize)
+}
+
+/// Elements of a vector of the kernels.
+const STATE_ALIGNMENT: usize = 16;
+
 /// The function of an MLP's gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
@@ -133,8 +215,9 @@ pub enum RopeScaling {
 }
 
 /// Sizes, constants and special ids of a model. All sizes are positive, `kv_heads` divides `heads`,
-/// and `head_dim` is even; readers check this. Workers compare the text of all fields: a new field
-/// must not change that of models without it ([`super::fingerprint`]).
+/// and `head_dim` is even; readers check this. A model without attention has no heads, and one
+/// without MLPs has no `intermediate`: these sizes are 0. Workers compare the text of all fields: a
+/// new field must not change that of models without it ([`super::fingerprint`]).
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelConfig {
     /// Kind of layer.
@@ -179,9 +262,39 @@ pub struct ModelConfig {
     pub window: Option<WindowConfig>,
     /// Gemma's formulas.
     pub gemma: Option<GemmaConfig>,
+    /// The recurrent layers, if there are any. Then all layers are.
+    pub mamba: Option<MambaConfig>,
 }
 
 impl ModelConfig {
+    /// A model of recurrent layers alone. Its own sizes are still 0.
+    pub fn of_mamba(mamba: MambaConfig) -> ModelConfig {
+        ModelConfig {
+            architecture: Architecture::Mamba2,
+            hidden: 0,
+            layers: 0,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            intermediate: 0,
+            vocab: 0,
+            context: 0,
+            norm_eps: 0.0,
+            rope_theta: 1e4,
+            rope_scaling: RopeScaling::None,
+            tied_head: false,
+            attention_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            bos: None,
+            eos: Vec::new(),
+            experts: None,
+            window: None,
+            gemma: None,
+            mamba: Some(mamba),
+        }
+    }
+
     /// The experts of a layer; `None` if it has one MLP for all tokens.
     pub fn layer_experts(&self, layer: usize) -> Option<&ExpertConfig> {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
@@ -193,10 +306,29 @@ impl ModelConfig {
         window.map(|window| window.tokens)
     }
 
-    /// The layers that can share pages.
-    pub fn kv_groups(&self) -> KvGroups {
+    /// Query heads that share a KV head; 1 without attention.
+    pub fn queries_per_head(&self) -> usize {
+        self.heads.checked_div(self.kv_heads).unwrap_or(1)
+    }
+
+    /// The layers that can share pages, and the layout of a pool of pages of `page_size` tokens. A
+    /// page of a model without attention holds the state of a sequence, whatever the page size and
+    /// the element type.
+    pub fn kv_memory(&self, page_size: u32, dtype: KvDtype) -> (KvGroups, KvLayout) {
+        if let Some(mamba) = &self.mamba {
+            let shape = mamba.state_shape(self.layers);
+            let StateShape { layers, pieces, piece_elements } = shape;
+            let layout = KvLayout::state_slots(layers, pieces, piece_elements, KvDtype::F32);
+            let layout = layout.expect("a piece has vectors of 16 elements");
+            let state = StateLayout::new(shape, layout.page_bytes());
+            let state = state.expect("a page holds the whole state");
+            return (KvGroups::of_state(self.layers, state), layout);
+        }
         let windows: Vec<_> = (0..self.layers).map(|layer| self.layer_window(layer)).collect();
-        KvGroups::of(&windows)
+        let groups = KvGroups::of(&windows);
+        let (heads, head_dim) = (self.kv_heads as u32, self.head_dim as u32);
+        let layout = KvLayout::page_major(page_size, groups.layers(), heads, head_dim, dtype);
+        (groups, layout)
     }
 
     /// The function of the MLPs' gates.

@@ -7,7 +7,8 @@ use super::fingerprint::ModelFingerprint;
 use super::gguf::GgufFile;
 use super::gguf::metadata::Metadata;
 use super::hf::HfDirectory;
-use super::hf::config::{self as hf_config, SamplingDefaults, read_json};
+use super::hf::config::{self as hf_config, SamplingDefaults};
+use super::hf::json_object::read_json;
 use super::tensor::TensorType;
 use super::tokenizer::Tokenizer;
 use super::weights::{LoadError, WeightSource};
@@ -91,13 +92,18 @@ impl ModelFiles {
         sampling: SamplingDefaults,
         file_bytes: u64,
     ) -> Result<ModelFiles, LoadError> {
-        const FIRST: &str = "model.layers.0.self_attn.q_proj.weight";
+        const FIRST: [&str; 2] =
+            ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mamba.in_proj.weight"];
         if tokenizer.vocab_size() > config.vocab {
             let found = format!("{} in the tokenizer", tokenizer.vocab_size());
             let expected = format!("at most the model's {} ids", config.vocab);
             return Err(LoadError::field(weights.describe(), "vocabulary", expected, found));
         }
-        let checkpoint = weights.tensor(FIRST)?.map_or(TensorType::F32, |tensor| tensor.dtype);
+        let first = match weights.tensor(FIRST[0])? {
+            None => weights.tensor(FIRST[1])?,
+            first => first,
+        };
+        let checkpoint = first.map_or(TensorType::F32, |tensor| tensor.dtype);
         let template = chat_template.as_ref().ok();
         let fingerprint = ModelFingerprint::new(&config, weights.as_ref(), &tokenizer, template)?;
         Ok(ModelFiles {
@@ -230,7 +236,7 @@ mod tests {
             assert!(files.file_bytes > 50_000);
             count += 1;
         }
-        assert_eq!(count, 34);
+        assert_eq!(count, 39);
     }
 
     /// The text models of Gemma 3 have the tokenizer of those with images.

@@ -1,7 +1,7 @@
 //! The tensors that a model of a given configuration must have. A model with a missing or an extra
 //! tensor is refused when it is opened.
 
-use super::config::ModelConfig;
+use super::config::{MambaConfig, ModelConfig};
 use super::tensor::RowOrder;
 use super::weights::{LoadError, WeightSource};
 use std::collections::BTreeSet;
@@ -38,6 +38,39 @@ pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
 }
 
 fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
+    match &config.mamba {
+        Some(mamba) => recurrent_layer(config, mamba, index),
+        None => attention_layer(config, index),
+    }
+}
+
+fn recurrent_layer(config: &ModelConfig, mamba: &MambaConfig, index: usize) -> Vec<Expected> {
+    let (hidden, inner, channels) = (config.hidden, mamba.inner(), mamba.channels());
+    let (bias, conv_bias) = (mamba.projection_bias, mamba.conv_bias);
+    let parts = [
+        ("input_layernorm.weight", 1, hidden, true),
+        ("mamba.in_proj.weight", mamba.projected(), hidden, true),
+        ("mamba.in_proj.bias", 1, mamba.projected(), bias),
+        ("mamba.conv1d.weight", channels, mamba.conv_width, true),
+        ("mamba.conv1d.bias", 1, channels, conv_bias),
+        ("mamba.dt_bias", 1, mamba.heads, true),
+        ("mamba.A_log", 1, mamba.heads, true),
+        ("mamba.D", 1, mamba.heads, true),
+        ("mamba.norm.weight", 1, inner, true),
+        ("mamba.out_proj.weight", hidden, inner, true),
+        ("mamba.out_proj.bias", 1, hidden, bias),
+    ];
+    let is_there = parts.into_iter().filter(|&(.., is_there)| is_there);
+    is_there
+        .map(|(part, rows, cols, _)| Expected {
+            name: format!("model.layers.{index}.{part}"),
+            rows,
+            cols,
+        })
+        .collect()
+}
+
+fn attention_layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
     let hidden = config.hidden;
     let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let mut list = Vec::with_capacity(16);

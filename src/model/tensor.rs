@@ -102,6 +102,14 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
+    /// These rows, as a matrix of their own. The order of the rows is natural.
+    pub fn of_rows(&self, rows: Range<usize>) -> TensorView<'a> {
+        assert_eq!(self.order, RowOrder::Natural, "rows that are stored in another order");
+        let bytes = self.row_bytes();
+        let stored = &self.bytes[rows.start * bytes..rows.end * bytes];
+        TensorView { rows: rows.len(), bytes: stored, ..*self }
+    }
+
     /// Bytes of one row.
     pub const fn row_bytes(&self) -> usize {
         let (elements, bytes) = self.dtype.block();

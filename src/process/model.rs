@@ -13,7 +13,7 @@ use crate::hub::{self, ModelContents};
 use crate::ids::DecodeAllocation;
 use crate::kv::groups::{GroupCounts, KvGroups};
 use crate::kv::layout::{KvDtype, KvLayout};
-use crate::limits::PAGE_SIZE_MAX;
+use crate::limits::{PAGE_SIZE_MAX, RECURRENT_CONTEXT};
 use crate::model::config::ModelConfig;
 use crate::model::files::{ModelFiles, WeightFormat};
 use crate::model::forward::Forward;
@@ -84,7 +84,14 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Tokens that the pool of a worker can hold.
     pub fn pool_tokens(&self) -> usize {
-        self.groups.counts().pool_tokens(self.pages, self.layout.page_size) as usize
+        let (page_size, context) = (self.layout.page_size, self.sched.context);
+        self.groups.counts().pool_tokens(self.pages, page_size, context) as usize
+    }
+
+    /// Pages of the longest sequence.
+    pub fn pages_of_context(&self) -> usize {
+        let pages = self.layout.pages_for(self.sched.context);
+        self.groups.counts().pages(pages, pages) as usize
     }
 
     /// Opens the model's files and loads the weights in the kernels' format.
@@ -140,10 +147,11 @@ impl LoadedModel {
         let model = &files.config;
         let context = context(model, worker.model.max_model_len)?;
         let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
-        let (kv_heads, head_dim) = (model.kv_heads as u32, model.head_dim as u32);
-        let groups = model.kv_groups();
-        let layout =
-            KvLayout::page_major(worker.kv.page_size, groups.layers(), kv_heads, head_dim, dtype);
+        let (groups, layout) = model.kv_memory(worker.kv.page_size, dtype);
+        if worker.kv.dtype != config::KvCacheDtype::Auto && layout.dtype != dtype {
+            let reason = format!("is {}; the state of this model is f32", dtype.name());
+            return Err(ProcessError::Config("--kv-dtype", reason));
+        }
         let pages = pages(&layout, groups.counts(), worker.kv.memory.0)?;
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
@@ -151,15 +159,16 @@ impl LoadedModel {
             max_prefill_tokens: chunks.max_prefill_tokens,
             chunked_prefill_size: chunks.chunked_prefill_size,
             chunk_ms: chunks.chunk_ms,
-            page_size: worker.kv.page_size,
+            page_size: layout.page_size,
             // Workers with several groups have pages of one size.
-            largest_page: match groups.counts().total() {
-                1 => PAGE_SIZE_MAX,
-                _ => worker.kv.page_size,
+            largest_page: match groups.counts().is_single() {
+                true => PAGE_SIZE_MAX,
+                false => layout.page_size,
             },
             context: context as u32,
             groups: groups.counts(),
-            prefix_cache: worker.kv.prefix_cache,
+            // The state behind a prefix is not kept.
+            prefix_cache: worker.kv.prefix_cache && groups.state().is_none(),
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,
         };
@@ -247,7 +256,7 @@ fn shape_digest(loaded: &LoadedModel) -> Sha256 {
     }
     digest.update((layout.dtype as u32).to_le_bytes());
     // The pages of several groups are in one list, so both sides must count them alike.
-    if loaded.groups.counts().total() > 1 {
+    if !loaded.groups.counts().is_single() {
         digest.update(layout.page_size.to_le_bytes());
         for place in loaded.groups.places() {
             digest.update((place.group as u32).to_le_bytes());
@@ -294,8 +303,9 @@ pub fn tell_excess(kv: &KvConfig, workers: u32) {
 /// The memory is smaller than one page of each group of layers.
 fn pages(layout: &KvLayout, groups: GroupCounts, bytes: u64) -> Result<u32, ProcessError> {
     let pages = u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX);
-    if (pages as usize) < groups.total() {
-        let least = groups.total() as u64 * layout.page_bytes();
+    let least = groups.pages(1, 1);
+    if pages < least {
+        let least = u64::from(least) * layout.page_bytes();
         let reason = format!("is less than one page of all layers, which takes {least} bytes");
         return Err(ProcessError::Config("--kv-memory", reason));
     }
@@ -350,18 +360,17 @@ fn tell_loaded(forward: &CpuModel, layout: &KvLayout, pages: u32, context: usize
 
 /// Logs a warning if the KV memory is too small for a request of maximum length.
 fn tell_shortage(loaded: &LoadedModel, context: usize) {
-    let (layout, tokens) = (&loaded.layout, loaded.pool_tokens());
-    if tokens < context {
+    let layout = &loaded.layout;
+    let tokens = loaded.groups.counts().sequence_tokens(loaded.pages, layout.page_size);
+    if tokens < context as u64 {
         event!(
             Warn,
             "model",
             "KV memory is smaller than one context: longer requests are refused, see --kv-memory",
             kv_tokens = tokens,
             context = context,
-            context_mib = (u64::from(
-                layout.pages_for(context as u32) * loaded.groups.counts().total() as u32
-            ) * layout.page_bytes())
-            .div_ceil(1 << 20),
+            context_mib =
+                (loaded.pages_of_context() as u64 * layout.page_bytes()).div_ceil(1 << 20),
         );
     }
 }
@@ -373,6 +382,7 @@ fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, ProcessErro
             Err(ProcessError::Config("--max-model-len", reason))
         }
         Some(asked) => Ok(asked as usize),
+        None if model.mamba.is_some() => Ok(model.context.min(RECURRENT_CONTEXT)),
         None => Ok(model.context),
     }
 }

@@ -119,16 +119,13 @@ impl ProcessBuilder {
     fn memory(&self, loaded: &LoadedModel) -> Result<Memory, ProcessError> {
         let io = |error| ProcessError::Io("cannot map KV memory", error);
         let bytes = u64::from(loaded.pages) * loaded.layout.page_stride;
-        let pages_of_context = loaded.layout.pages_for(loaded.sched.context) as usize;
+        let pages_of_context = loaded.pages_of_context();
         Ok(Memory {
             groups: loaded.groups.counts(),
             region: Arc::new(Region::new(c"baton-kv", bytes as usize).map_err(io)?),
             layout: loaded.layout,
             pages: loaded.pages,
-            lists: Arc::new(
-                PageLists::new(loaded.slots, pages_of_context * loaded.groups.counts().total())
-                    .map_err(io)?,
-            ),
+            lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
             counters: Arc::default(),
             copy_pool: CopyPool::default(),
         })
@@ -154,11 +151,10 @@ impl ProcessBuilder {
         if loaded.nics.is_empty() {
             return Ok(None);
         }
-        let context = loaded.sched.context as usize;
         // A destination with one group can have pages of one token.
-        let targets = match loaded.groups.counts().total() {
-            1 => context,
-            groups => groups * loaded.layout.pages_for(context as u32) as usize,
+        let targets = match loaded.groups.counts().is_single() {
+            true => loaded.sched.context as usize,
+            false => loaded.pages_of_context(),
         };
         let rails = Rails::new(&loaded.nics, memory, loaded.slots, targets, loaded.rdma);
         match rails.map(|rails| rails.with_clock(&self.clock)) {
@@ -187,7 +183,13 @@ impl ProcessBuilder {
         Rings::new(status, &memory.lists, SESSIONS_MAX, &bells)
     }
 
-    fn watch(&mut self, role: Role, id: WorkerId, stats: Arc<WorkerStats>, memory: &Memory) {
+    fn watch(
+        &mut self,
+        role: Role,
+        id: WorkerId,
+        stats: Arc<WorkerStats>,
+        (memory, loaded): (&Memory, &LoadedModel),
+    ) {
         let (tally, page_size) = (memory.counters.clone(), memory.layout.page_size);
         let metrics =
             WorkerMetrics::register(&mut self.registry, &self.model_name, role, id.index());
@@ -198,6 +200,7 @@ impl ProcessBuilder {
             tally,
             page_size,
             groups: memory.groups,
+            context: loaded.sched.context,
         });
     }
 
@@ -211,7 +214,7 @@ impl ProcessBuilder {
             tier(loaded)?,
             loaded.slots,
         );
-        self.watch(Role::Mixed, id, mixed.stats().clone(), &memory);
+        self.watch(Role::Mixed, id, mixed.stats().clone(), (&memory, loaded));
         self.workers.push(Box::new(mixed));
         self.members.push(WorkerEndpoint { worker, kind: EndpointKind::Mixed, reports: None });
         Ok(id)
@@ -233,7 +236,7 @@ impl ProcessBuilder {
         let right = MoverRight::for_mover_thread();
         self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
         let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory, loaded), handle);
-        self.watch(Role::Prefill, id, prefill.stats().clone(), &memory);
+        self.watch(Role::Prefill, id, prefill.stats().clone(), (&memory, loaded));
         self.workers.push(Box::new(prefill));
         let identity = loaded.identity(&memory);
         let mut transports = loaded.transports.clone();
@@ -268,7 +271,7 @@ impl ProcessBuilder {
         ));
         let decode =
             DecodeWorker::new(id, loaded.sched, kv_memory(&memory, loaded), tier(loaded)?, handle);
-        self.watch(Role::Decode, id, decode.stats().clone(), &memory);
+        self.watch(Role::Decode, id, decode.stats().clone(), (&memory, loaded));
         self.workers.push(Box::new(decode));
         let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
         let mover = Ring::new(commands, self.waiter.bell.clone());
@@ -545,6 +548,7 @@ fn about(
         Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
         Architecture::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
         Architecture::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
+        Architecture::Mamba2 => ("mamba2", "Mamba2ForCausalLM"),
     };
     let (usual, advised) = (Sampling::default(), &files.sampling);
     ServerDescription {

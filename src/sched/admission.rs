@@ -54,7 +54,7 @@ pub fn pages_soon(config: &SchedConfig, request: &EngineRequest) -> u32 {
 /// those before the `behind`-th one.
 pub fn pages_gone_soon(config: &SchedConfig, request: &EngineRequest, behind: u32) -> u32 {
     let gone = config.window().pages_behind(tokens_soon(config, request));
-    config.groups.pages(0, gone.saturating_sub(behind))
+    config.groups.windowed * gone.saturating_sub(behind)
 }
 
 /// The pages that all requests of a worker need.
@@ -118,7 +118,9 @@ pub fn fits_empty(config: &SchedConfig, pages: u32, request: &EngineRequest) -> 
     prompt > 0
         && request.max_new > 0
         && tokens <= config.context as usize
-        && tokens.div_ceil(config.page_size as usize) * config.groups.total() <= pages as usize
+        && tokens.div_ceil(config.page_size as usize) * config.groups.total()
+            + config.groups.state_pages as usize
+            <= pages as usize
 }
 
 #[cfg(test)]

@@ -276,8 +276,8 @@ impl ChunkScheduler {
 
     /// Adds the next chunk of a request that has its pages. The chunk has at most `left` tokens,
     /// which are at least a page. Returns the number of tokens.
-    fn add<S>(&mut self, slot: SlotId, slots: &Slots<S>, batch: &mut Batch, left: u32) -> u32 {
-        let held = &slots[slot];
+    fn add<S>(&mut self, slot: SlotId, slots: &mut Slots<S>, batch: &mut Batch, left: u32) -> u32 {
+        let held = &mut slots[slot];
         let remaining = held.fill - held.computed;
         // Pages before the first token with a logprob. The logits at a position are for the token
         // at the next one.
@@ -300,9 +300,11 @@ impl ChunkScheduler {
             _ => Logits::None,
         };
         let free = batch.free_logits();
+        let seen = held.request.pages.set_state_tokens(tokens.end);
         let parts = held.request.tokens(tokens.clone());
-        let pages = held.request.pages.up_to(pages);
-        let pushed = batch.push_joined(parts, tokens.start, pages, wanted);
+        let sequence = &held.request.pages;
+        let (pages, state) = (sequence.up_to(pages), sequence.state(seen));
+        let pushed = batch.push_joined(parts, tokens.start, (pages, state), wanted);
         assert!(pushed.is_ok(), "a chunk within its bounds does not fit the batch: {pushed:?}");
         let logits = (free - batch.free_logits()) as u32;
         self.picked.push(Chunk { slot, tokens, last, logits });

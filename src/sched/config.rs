@@ -80,7 +80,8 @@ impl SchedConfig {
             context: self.context as usize,
             pages: self.max_running
                 * self.context.div_ceil(self.page_size) as usize
-                * self.groups.total(),
+                * self.groups.total()
+                + self.max_running * self.groups.state_pages as usize,
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::sched::slots::{LeaseState, SlotEntry, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::wait_queue::WaitQueue;
 use crate::sched::worker::{Activity, KvMemory, TurnContext, Worker, WriteLease};
+use crate::stdx::failpoint::is_failpoint_active;
 use crate::transfer::answer::TransferAnswer;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::handle::DestinationHandle;
@@ -243,6 +244,9 @@ impl DecodeWorker {
             return;
         };
         held.computed = tokens;
+        if !is_failpoint_active("arrived state counts as new") {
+            held.request.pages.set_state_tokens(tokens);
+        }
         held.keep(&mut self.pool);
         held.cached = first.cached_tokens.min(tokens);
         held.request.stamps.cached = held.cached;

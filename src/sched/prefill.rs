@@ -158,7 +158,7 @@ impl PrefillWorker {
     /// Handles the arrival of a Destination.
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, channel: &mut EngineChannel) {
         let held = &mut self.slots[slot];
-        if target.session != SessionId::NOBODY && self.config.groups.total() == 1 {
+        if target.session != SessionId::NOBODY && self.config.groups.is_single() {
             // A destination that knows no windows wants all tokens. Their pages can still be here.
             held.stay_from = held.stay_from.min(target.prefix / self.config.page_size);
             if held.request.pages.behind() > held.stay_from as usize {
@@ -441,10 +441,14 @@ fn hand_over(
     if state.handed >= *computed || state.lease == LeaseState::Back {
         return;
     }
+    // State is complete with the last chunk.
+    if config.groups.total() == 0 && *computed < *fill {
+        return;
+    }
     // A single group is listed from the first page that is here, so its places are its tokens.
-    let (first, windowed) = match config.groups.total() {
-        1 => (0, *stay_from),
-        _ => (target.prefix / config.page_size, config.window().pages_behind(*fill)),
+    let (first, windowed) = match config.groups.is_single() {
+        true => (0, *stay_from),
+        false => (target.prefix / config.page_size, config.window().pages_behind(*fill)),
     };
     let (first, windowed) = (first as usize, windowed as usize);
     if state.lease == LeaseState::None {
@@ -457,11 +461,16 @@ fn hand_over(
         state.lease = LeaseState::Out;
     }
     if transfers.has_room() {
-        // Further groups cross with the last chunk.
-        let end = match *computed == *fill {
+        // Further groups and state cross with the last chunk.
+        let is_early = is_failpoint_active("state crosses with any chunk");
+        let is_last = *computed == *fill || is_early && config.groups.state_pages > 0;
+        let mut end = match is_last {
             true => request.pages.listed_tokens(first, windowed, *fill, config.page_size),
             false => *computed,
         };
+        if is_failpoint_active("last chunk leaves the state out") {
+            end -= config.groups.state_pages * config.page_size;
+        }
         transfers.chunk(slot, generation, state.handed..end, state.aux.take());
         state.handed = *computed;
     }

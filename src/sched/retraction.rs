@@ -78,14 +78,14 @@ impl Retraction {
     ) {
         held.keep(pool);
         let tokens = held.in_place();
-        let spans = || {
-            let spans = held.request.pages.up_to(kv.layout.pages_for(tokens) as usize);
-            spans.flat_map(|span| span.pages.iter().copied())
+        let pages = || {
+            let written = held.request.pages.written(kv.layout.pages_for(tokens) as usize);
+            written.map(|(_, page)| page)
         };
-        let bytes = (spans().count() * self.tier.page_bytes()) as f64;
+        let bytes = (pages().count() * self.tier.page_bytes()) as f64;
         let begin = clock();
         let stored = match pays_to_copy(self.copying.estimate(bytes), recompute(tokens.into())) {
-            true => self.tier.store(&kv.region, spans()),
+            true => self.tier.store(&kv.region, pages()),
             false => None,
         };
         if stored.is_some() {
@@ -112,13 +112,9 @@ impl Retraction {
         let (cached, _) = held.take_pages(config, pool);
         held.computed = cached;
         if let Some(RetractedKv::Stored(stored)) = held.retracted.take() {
-            let pages = &held.request.pages;
             let cached = (cached / config.page_size) as usize;
-            let spans = pages.up_to(config.window().pages(held.fill) as usize);
-            let pages = spans.flat_map(|span| {
-                let place = move |(index, &page)| (page, span.first + index < cached);
-                span.pages.iter().enumerate().map(place)
-            });
+            let written = held.request.pages.written(config.window().pages(held.fill) as usize);
+            let pages = written.map(|(place, page)| (page, place < cached));
             self.tier.restore(stored, &kv.region, pages);
             held.computed = held.fill;
         }

@@ -13,6 +13,7 @@ use crate::sched::messages::{FinishReason, RequestEvent};
 use crate::sched::request::EngineRequest;
 use crate::sched::slots::Slots;
 use crate::sched::worker::{KvMemory, NoToken, TurnContext};
+use crate::stdx::failpoint::is_failpoint_active;
 use std::time::Instant;
 
 /// Requests that decode together, in order of joining.
@@ -149,8 +150,13 @@ fn push_row(
     let position = (request.prompt.len() + request.output.len() - 1) as u32;
     let pages = (position + 1).div_ceil(page_size) as usize;
     assert!(request.pages.extend_to(pool, pages), "no page was made free");
+    // If the mask of this row was late, the state has seen the last token already.
+    let mut seen = request.pages.set_state_tokens(position + 1);
+    if is_failpoint_active("state advances for a late token") {
+        seen = position;
+    }
     let last = &request.output[request.output.len() - 1..];
-    let pages = request.pages.up_to(pages);
+    let pages = (request.pages.up_to(pages), request.pages.state(seen));
     let pushed = turn.batch.push_joined([last, &[]], position, pages, Logits::Last);
     assert!(pushed.is_ok(), "a running request does not fit the batch: {pushed:?}");
 }

@@ -230,6 +230,7 @@ impl<S> SlotEntry<S> {
         let EngineRequest { pages, keys, .. } = &mut *self.request;
         if !is_stored {
             pages.begin(pool);
+            pages.set_state_tokens(0);
         }
         pages.reuse(pool, keys, &found);
         self.kept = found.end;

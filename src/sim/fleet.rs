@@ -3,7 +3,7 @@
 use super::etcd::PORT;
 use super::faults::Weather;
 use super::keys::ClusterKeys;
-use super::model::Windows;
+use super::model::SimLayers;
 use super::names::name_of;
 use super::network::address_of;
 use super::scale::RunScale;
@@ -36,6 +36,8 @@ const CROWDED: u64 = 4;
 const CROWDED_TOKEN: Nanos = 5 * MILLI;
 /// One in so many models has layers with a window.
 const WINDOWED: u64 = 4;
+/// One in so many models has recurrent state.
+const STATEFUL: u64 = 5;
 /// One in so many runs of a storm has a router that sends few requests to workers at once.
 const LIMITED: u64 = 4;
 
@@ -60,8 +62,8 @@ pub struct SimFleet {
     pub has_names: bool,
     /// Whether decode workers have few pages and slow steps.
     pub is_crowded: bool,
-    /// The windows of the model's layers.
-    pub windows: Windows,
+    /// The model's layers.
+    pub layers: SimLayers,
 }
 
 /// Where a process runs, and the memory that a worker has there.
@@ -73,8 +75,8 @@ pub struct HostSite {
     pub pages: u32,
     /// Pages for the KV of retracted requests.
     pub tier_pages: u32,
-    /// The windows of the model's layers, the same at all sites.
-    pub windows: Windows,
+    /// The model's layers, the same at all sites.
+    pub layers: SimLayers,
     /// Time of one token of a batch.
     pub token: Nanos,
     /// Whether the host has a NIC.
@@ -110,7 +112,7 @@ impl SimFleet {
             etcd_members: dice.fork("etcd").pick(&[0, 0, 1, 2]),
             has_names: dice.fork("names").one_in(3),
             is_crowded: dice.fork("crowd").one_in(CROWDED),
-            windows: draw_windows(dice.fork("window")),
+            layers: draw_layers(dice.fork("window"), dice.fork("state")),
         };
         fleet.write_lines(&mut place, &words, scale);
         let mut limited = dice.fork("limit");
@@ -120,7 +122,7 @@ impl SimFleet {
             let words = ["--max-concurrent-requests".to_owned(), most.to_string()];
             fleet.lines[0].extend(words);
         }
-        fleet.sites.iter_mut().for_each(|site| site.windows = fleet.windows);
+        fleet.sites.iter_mut().for_each(|site| site.layers = fleet.layers);
         if fleet.is_crowded {
             fleet.sites[..=prefill].iter_mut().for_each(|site| site.token = TOKENS[0]);
             fleet.sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
@@ -245,13 +247,14 @@ impl FleetWords {
     }
 }
 
-/// The windows of a model: of no layer, of all, or of some.
-fn draw_windows(mut dice: Rng) -> Windows {
-    if !dice.one_in(WINDOWED) {
-        return Windows::default();
+/// The layers of a model: windows in no layer, in all, or in some, and perhaps state.
+fn draw_layers(mut dice: Rng, mut state_dice: Rng) -> SimLayers {
+    let mut layers = SimLayers { has_state: state_dice.one_in(STATEFUL), ..SimLayers::default() };
+    if dice.one_in(WINDOWED) {
+        let window = Some(dice.pick(&[1, 9, 30]));
+        layers.windows = dice.pick(&[[window; 3], [window, None, window], [None, window, None]]);
     }
-    let window = Some(dice.pick(&[1, 9, 30]));
-    dice.pick(&[[window; 3], [window, None, window], [None, window, None]])
+    layers
 }
 
 /// The sites of so many hosts.
@@ -260,7 +263,7 @@ fn draw_sites(place: &mut Rng, words: &FleetWords, hosts: usize) -> Vec<HostSite
         machine: place.range_u64(1, words.spread) as u8,
         pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
         tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
-        windows: Windows::default(),
+        layers: SimLayers::default(),
         token: place.pick(&TOKENS),
         has_nic: place.one_in(words.nics),
         rdma: Settings {

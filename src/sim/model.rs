@@ -1,11 +1,14 @@
 //! A model that only checks paged KV. Each token writes a hash of itself, its position and the hash
 //! of the previous token. Logits are a hash over all KV up to the position, or over that of its
 //! window, read back through the pages. A page that is missing, stale or of another prefix changes
-//! the next token.
+//! the next token. With recurrent state, each token also scrambles the words of the state, and
+//! logits depend on them, too.
 //!
 //! Owns no weights. Not here: the expected tokens of a request (`workload`); [`Fold`] gives them.
 
+use crate::kv::groups::KvGroups;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
+use crate::kv::state_layout::{StateLayout, StateShape};
 use crate::model::forward::batch::{Batch, Logits, Row};
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::stdx::rng::scramble;
@@ -28,6 +31,72 @@ pub const fn layout(page_size: u32) -> KvLayout {
 /// By layer: how many tokens a token sees; `None`: all.
 pub type Windows = [Option<u32>; LAYERS as usize];
 
+/// The kinds of the model's layers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SimLayers {
+    /// The windows.
+    pub windows: Windows,
+    /// Whether there are recurrent layers beside them.
+    pub has_state: bool,
+}
+
+impl SimLayers {
+    /// The groups of the layers, with pages of `page_size` tokens.
+    pub fn groups(&self, page_size: u32) -> KvGroups {
+        let groups = KvGroups::of(&self.windows);
+        if !self.has_state {
+            return groups;
+        }
+        let page = KvLayout::page_major(page_size, groups.layers(), 1, 2, KvDtype::F32);
+        let state = StateLayout::new(STATE, page.page_bytes());
+        groups.with_state(state.expect("a page holds the KV of a token, which is two pieces"))
+    }
+}
+
+/// A piece is one word.
+const STATE: StateShape = StateShape { layers: 2, pieces: 3, piece_elements: 2 };
+
+/// The words of a sequence's state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StateWords([u64; (STATE.layers * STATE.pieces) as usize]);
+
+impl StateWords {
+    /// The state behind these tokens.
+    pub fn of(tokens: &[u32]) -> StateWords {
+        let mut words = StateWords::default();
+        (0..).zip(tokens).for_each(|(position, &token)| words.add(token, position));
+        words
+    }
+
+    fn add(&mut self, token: u32, position: u32) {
+        for (index, word) in (0..).zip(&mut self.0) {
+            *word = scramble(
+                *word ^ scramble(u64::from(token) << 40 ^ u64::from(position) << 8 ^ index),
+            );
+        }
+    }
+
+    fn hash(&self) -> u64 {
+        self.0.iter().fold(3, |hash, word| scramble(hash ^ word))
+    }
+
+    /// The words on a page of the state, with their offsets on it.
+    pub fn on_page(self, state: StateLayout, page: usize) -> impl Iterator<Item = (u64, u64)> {
+        let words = (0..).zip(self.0).map(move |(index, word)| {
+            (state.place(index / STATE.pieces, index % STATE.pieces), word)
+        });
+        words.filter(move |(place, _)| place.page == page).map(|(place, word)| (place.offset, word))
+    }
+}
+
+/// A word of a row's state in the pool's memory.
+fn state_cell<'a>(kv: KvPool<'a>, (batch, row): (&Batch, &Row), index: u32) -> &'a AtomicU64 {
+    let state = kv.groups.state().expect("the model has state");
+    let place = state.place(index / STATE.pieces, index % STATE.pieces);
+    let page = batch.state_pages(row)[place.page].index() as u64;
+    kv.region.word((page * kv.layout.page_stride + place.offset) as usize)
+}
+
 /// The eight bytes of one token in one layer, as a word of the pool's memory.
 fn cell<'a>(
     kv: KvPool<'a>,
@@ -37,7 +106,7 @@ fn cell<'a>(
     which: KeyValue,
 ) -> &'a AtomicU64 {
     let KvPool { region, layout, groups } = kv;
-    let place = groups.place(layer as usize);
+    let place = groups.place(layer as usize).expect("all layers have keys and values");
     let page = batch.pages(row, place.group)[(position / layout.page_size) as usize];
     region.word(layout.offset(page, place.layer, which, 0, position % layout.page_size) as usize)
 }
@@ -83,17 +152,19 @@ impl Written {
 /// The hash over KV from which logits are computed.
 #[derive(Clone, Debug)]
 pub struct Fold {
-    windows: Windows,
+    layers: SimLayers,
     /// The KV of all tokens.
     all: Vec<[(u64, u64); LAYERS as usize]>,
     /// Keys of the last token, by layer; 0 before the first token.
     keys: [u64; LAYERS as usize],
+    state: StateWords,
 }
 
 impl Fold {
-    /// The hash of a model with these windows, before the first token.
-    pub fn new(windows: Windows) -> Fold {
-        Fold { windows, all: Vec::new(), keys: [0; LAYERS as usize] }
+    /// The hash of a model with these layers, before the first token.
+    pub fn new(layers: SimLayers) -> Fold {
+        let (all, keys, state) = (Vec::new(), Default::default(), StateWords::default());
+        Fold { layers, all, keys, state }
     }
 
     /// Adds a token with its correct KV.
@@ -104,26 +175,28 @@ impl Fold {
             pair
         });
         self.all.push(pairs);
+        self.state.add(token, position);
     }
 
     /// Logits of the next token.
     pub fn logits(&self) -> impl Iterator<Item = f32> + use<> {
         let last = (self.all.len() as u32).saturating_sub(1);
         let kv = |position: u32, layer: u32| self.all[position as usize][layer as usize];
-        logits(hash(&self.windows, 0..self.all.len() as u32, last, kv))
+        let state = self.layers.has_state.then_some(&self.state);
+        logits(hash((&self.layers.windows, state), 0..self.all.len() as u32, last, kv))
     }
 }
 
-/// The hash of the KV that the token at `last` sees, in order.
+/// The hash of the state behind the token at `last`, and of the KV that it sees, in order.
 fn hash(
-    windows: &Windows,
+    (windows, state): (&Windows, Option<&StateWords>),
     positions: Range<u32>,
     last: u32,
     kv: impl Fn(u32, u32) -> (u64, u64),
 ) -> u64 {
     let places = positions.flat_map(|position| (0..LAYERS).map(move |layer| (position, layer)));
     let seen = places.filter(|&(position, layer)| sees(windows, last, position, layer));
-    seen.fold(7, |hash, (position, layer)| {
+    seen.fold(state.map_or(7, StateWords::hash), |hash, (position, layer)| {
         let (key, value) = kv(position, layer);
         scramble(scramble(hash ^ key) ^ value)
     })
@@ -154,14 +227,14 @@ pub struct Watch {
 /// The model.
 pub struct PseudoModel {
     watch: Arc<Watch>,
-    windows: Windows,
+    layers: SimLayers,
     logits: Vec<f32>,
 }
 
 impl PseudoModel {
     /// A model that gives at most `logits` rows of logits in a step.
-    pub fn new(watch: Arc<Watch>, logits: usize, windows: Windows) -> PseudoModel {
-        PseudoModel { watch, windows, logits: Vec::with_capacity(logits * VOCAB as usize) }
+    pub fn new(watch: Arc<Watch>, logits: usize, layers: SimLayers) -> PseudoModel {
+        PseudoModel { watch, layers, logits: Vec::with_capacity(logits * VOCAB as usize) }
     }
 
     fn look(&mut self, batch: &Batch) {
@@ -172,12 +245,48 @@ impl PseudoModel {
         self.watch.now_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    fn fill_logits(&mut self, kv: KvPool<'_>, row: (&Batch, &Row), last: u32) {
+    fn fill_logits(
+        &mut self,
+        kv: KvPool<'_>,
+        row: (&Batch, &Row),
+        (last, state): (u32, &StateWords),
+    ) {
         let read = |position, layer| {
             let read = |which| cell(kv, row, position, layer, which).load(Ordering::Relaxed);
             (read(KeyValue::Key), read(KeyValue::Value))
         };
-        self.logits.extend(logits(hash(&self.windows, 0..last + 1, last, read)));
+        let layers = (&self.layers.windows, self.layers.has_state.then_some(state));
+        self.logits.extend(logits(hash(layers, 0..last + 1, last, read)));
+    }
+
+    /// Advances the state of a row, and computes the wanted logits.
+    fn finish_row(&mut self, kv: KvPool<'_>, (batch, row): (&Batch, &Row)) {
+        let mut state = StateWords::default();
+        if self.layers.has_state && row.seen > 0 {
+            let words = (0..).zip(&mut state.0);
+            words.for_each(|(index, word)| {
+                *word = state_cell(kv, (batch, row), index).load(Ordering::Relaxed);
+            });
+        }
+        let (positions, tokens) = (positions(batch, row), batch.token_range(row));
+        for (position, &token) in positions.clone().zip(&batch.tokens()[tokens]) {
+            if position >= row.seen {
+                state.add(token, position);
+            }
+            match row.logits {
+                Logits::Last if position + 1 < positions.end => {}
+                Logits::None => {}
+                Logits::Last | Logits::All => {
+                    self.fill_logits(kv, (batch, row), (position, &state));
+                }
+            }
+        }
+        if self.layers.has_state {
+            let words = (0..).zip(state.0);
+            words.for_each(|(index, word)| {
+                state_cell(kv, (batch, row), index).store(word, Ordering::Relaxed);
+            });
+        }
     }
 }
 
@@ -212,14 +321,7 @@ impl Forward for PseudoModel {
             }
         }
         self.logits.clear();
-        for row in batch.rows() {
-            match row.logits {
-                Logits::None => {}
-                Logits::Last => self.fill_logits(kv, (batch, row), positions(batch, row).end - 1),
-                Logits::All => positions(batch, row)
-                    .for_each(|position| self.fill_logits(kv, (batch, row), position)),
-            }
-        }
+        batch.rows().iter().for_each(|row| self.finish_row(kv, (batch, row)));
         StepEnd::Complete
     }
 

@@ -487,7 +487,7 @@ fn start_worker(
     let (server, keys) = (&config.worker.server, &config.handoff.cluster_keys);
     let secrets = process::read_secrets(server, keys, key_files, reactor.now());
     let (credentials, reload) = secrets.map_err(|error| error.to_string())?;
-    let files = model_files(site.windows).map_err(|error| error.to_string())?;
+    let files = model_files(site.layers.windows).map_err(|error| error.to_string())?;
     let plan = CpuPlan::shared(vec![0], 1, false);
     let transports = worker::transports(config.handoff.transfer, &nics);
     let (chunks, retraction) = (config.chunks, config.retraction);
@@ -496,11 +496,14 @@ fn start_worker(
         LoadedModel::derive(&files, &config.worker, chunks, retraction, transports, place);
     let mut loaded = derived.map_err(|error| error.to_string())?;
     (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
-    let groups = loaded.groups.counts().total() as u32;
+    loaded.groups = site.layers.groups(loaded.sched.page_size);
+    loaded.sched.groups = loaded.groups.counts();
+    loaded.sched.prefix_cache &= !site.layers.has_state;
+    let groups = loaded.groups.counts().pages(1, 1);
     (loaded.pages, loaded.tier_pages) = (groups * site.pages, groups * site.tier_pages);
     loaded.sched.largest_page = loaded.sched.page_size;
     let watch = Arc::new(Watch { token_ns: AtomicU64::new(site.token), ..Watch::default() });
-    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits, site.windows);
+    let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits, site.layers);
     let waker = reactor.waker();
     let ctl = Arc::new(EventCount::new(move || waker.wake()));
     let text = Arc::default();
@@ -575,6 +578,7 @@ fn model_files(windows: Windows) -> Result<ModelFiles, LoadError> {
             full_layers: (0..windows.len()).filter(|&layer| windows[layer].is_none()).collect(),
         }),
         gemma: None,
+        mamba: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
     let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;

@@ -65,7 +65,7 @@ pub fn draw_requests(
     weather: Weather,
     fleet: &SimFleet,
 ) -> Vec<PlannedRequest> {
-    let mut workload = Workload::new(dice.fork("workload"), fleet.windows);
+    let mut workload = Workload::new(dice.fork("workload"), fleet.layers);
     let (mut arrivals, mut at) = (dice.fork("arrivals"), START);
     let gap = arrivals.pick(&[2, 20, 500]) * MILLI;
     let gap = if fleet.is_crowded { CROWDED_GAP } else { gap };

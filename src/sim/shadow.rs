@@ -5,7 +5,7 @@
 //! that proves void fails its transfer in the same step, and its pages can then hold any bytes. A
 //! write outside the pool is an aux record, which movers check.
 
-use super::model::Written;
+use super::model::{StateWords, Written};
 use crate::ids::{Generation, PageId, SlotId};
 use crate::kv::groups::{KvGroups, LayerPlace};
 use crate::kv::layout::KeyValue;
@@ -175,6 +175,14 @@ fn other_word(
     looked_at: impl Fn(usize) -> u64,
 ) -> Option<usize> {
     let layout = &memory.layout;
+    if let Some(state) = groups.state().filter(|_| group == groups.counts().total()) {
+        let mut words = StateWords::of(prompt).on_page(*state, index);
+        return words.find_map(|(offset, expected)| {
+            let at = (u64::from(page.0) * layout.page_stride + offset) as usize;
+            let other = memory.region.word(at).load(Relaxed) ^ expected;
+            (other & looked_at(at) != 0).then_some(at)
+        });
+    }
     let before = index as u32 * layout.page_size;
     let kv = Written::of(prompt);
     let places =

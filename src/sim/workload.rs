@@ -1,7 +1,7 @@
 //! The requests of clients, and the expected answers. The tokens depend only on the prompt and the
 //! hash, not on pages, chunks and workers.
 
-use super::model::{END, Fold, VOCAB, Windows};
+use super::model::{END, Fold, SimLayers, VOCAB};
 use crate::kv::page_key::Salt;
 use crate::model::grammar::{GrammarCompiler, GrammarContext, GrammarSource, GrammarState};
 use crate::model::sampler::{Sampler, SamplingParams, TokenHistory, TokenLimits};
@@ -74,8 +74,8 @@ const CONVERSATIONS: usize = 16;
 #[derive(Debug)]
 pub struct Workload {
     dice: Rng,
-    /// The windows of the model's layers.
-    windows: Windows,
+    /// The model's layers.
+    layers: SimLayers,
     stems: Vec<Vec<u32>>,
     /// Prompts with their answers and salts, the oldest first.
     past: VecDeque<(Vec<u32>, Salt)>,
@@ -93,8 +93,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A workload without earlier conversations, for a model with these windows.
-    pub fn new(mut dice: Rng, windows: Windows) -> Workload {
+    /// A workload without earlier conversations, for a model with these layers.
+    pub fn new(mut dice: Rng, layers: SimLayers) -> Workload {
         let names = ["grammars", "logprobs", "beginnings"];
         let [grammar_dice, logprobs_dice, mut beginning_dice] = names.map(|name| dice.fork(name));
         let has_beginnings = beginning_dice.one_in(BEGINNING_RUNS);
@@ -104,7 +104,7 @@ impl Workload {
         let past = VecDeque::new();
         Workload {
             dice,
-            windows,
+            layers,
             stems,
             past,
             sampler,
@@ -178,7 +178,7 @@ impl Workload {
 
     /// Logprobs of the tokens of a prompt from the `first` one on, which has none itself.
     fn score(&mut self, prompt: &[u32], first: u32, alternatives: usize) -> SimLogprobs {
-        let mut fold = Fold::new(self.windows);
+        let mut fold = Fold::new(self.layers);
         let mut scores = SimLogprobs::default();
         for (position, &token) in (0..).zip(prompt) {
             let scored = (position > first).then(|| {
@@ -198,7 +198,7 @@ impl Workload {
 
     fn answer(&mut self, order: &SimRequest, grammar: Option<usize>) -> Vec<u32> {
         let mut grammar = grammar.map(|grammar| self.grammars[grammar].fork());
-        let mut fold = Fold::new(self.windows);
+        let mut fold = Fold::new(self.layers);
         let mut position = 0;
         for &token in &order.prompt {
             fold.add(token, position);

@@ -31,6 +31,8 @@ pub struct WorkerTelemetry {
     pub page_size: u32,
     /// Groups of layers. A token takes place on a page of each.
     pub groups: GroupCounts,
+    /// Most tokens of a sequence.
+    pub context: u32,
 }
 
 /// All figures of the process.
@@ -104,7 +106,8 @@ impl Telemetry {
         let (mut used, mut total) = (0, 0);
         for worker in &self.workers {
             let pages = worker.stats.pages();
-            let tokens = |pages: u32| worker.groups.pool_tokens(pages, worker.page_size);
+            let (page_size, context) = (worker.page_size, worker.context);
+            let tokens = |pages: u32| worker.groups.pool_tokens(pages, page_size, context);
             used += tokens(pages.in_use + pages.leased);
             total += tokens(pages.total());
         }

@@ -29,6 +29,7 @@ mod network;
 mod prefix;
 mod process;
 mod recorded;
+mod recurrent;
 mod routed;
 mod secrecy;
 mod secured;

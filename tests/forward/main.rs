@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod model;
+mod recurrent;
 mod reference;
 #[allow(dead_code)]
 mod run;
@@ -15,7 +16,7 @@ use baton::model::forward::cpu::{
     CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
 };
 use baton::model::tensor::{RowOrder, TensorType};
-use model::{Model, Random, gemma, small, sparse};
+use model::{Model, Random, gemma, recurrent, small, sparse};
 use run::{How, LIMITS, Runner, bits};
 use std::iter;
 
@@ -414,6 +415,7 @@ fn families_of_a_bit_class_have_equal_bits() {
     models.push((F32, wide, 30.0));
     models.push((F32, sparse(), 1.0));
     models.push((F32, gemma(), 1.0));
+    models.push((F32, recurrent(), 1.0));
     models.push((Q8_0, with_experts(|experts| experts.intermediate = 64), 1.0));
     let mut found = [0; 2];
     for (i, (dtype, config, spread)) in models.into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Models with seeded random weights, in any type, made in memory.
 
 use baton::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, ModelConfig, RopeScaling, WindowConfig,
 };
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
@@ -83,6 +83,7 @@ pub fn small() -> ModelConfig {
         experts: None,
         window: None,
         gemma: None,
+        mamba: None,
     }
 }
 
@@ -117,6 +118,31 @@ pub fn gemma() -> ModelConfig {
     }
 }
 
+/// Two recurrent layers. Some sizes fill no vector.
+#[allow(dead_code)]
+pub fn recurrent() -> ModelConfig {
+    let mamba = MambaConfig {
+        heads: 6,
+        head_dim: 20,
+        state: 11,
+        groups: 2,
+        conv_width: 4,
+        conv_bias: true,
+        projection_bias: false,
+        log_decay: true,
+    };
+    let ModelConfig { hidden, layers, vocab, context, norm_eps, tied_head, .. } = small();
+    ModelConfig {
+        hidden,
+        layers,
+        vocab,
+        context,
+        norm_eps,
+        tied_head,
+        ..ModelConfig::of_mamba(mamba)
+    }
+}
+
 impl Model {
     /// Matrices of the type that `dtype` names for them, vectors in F32.
     pub fn random(config: ModelConfig, seed: u64, dtype: impl Fn(&str) -> TensorType) -> Model {
@@ -131,6 +157,10 @@ impl Model {
         for layer in 0..c.layers {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
             maker.vector(&name("input_layernorm.weight"), c.hidden, 1.0, 0.3);
+            if let Some(mamba) = &c.mamba {
+                maker.mamba(&name("mamba"), c.hidden, mamba);
+                continue;
+            }
             maker.vector(&name("post_attention_layernorm.weight"), c.hidden, 1.0, 0.3);
             if c.gemma.is_some() {
                 maker.vector(&name("pre_feedforward_layernorm.weight"), c.hidden, 0.2, 0.3);
@@ -191,6 +221,23 @@ impl Maker<'_> {
         let dtype = (self.dtype)(name);
         let bytes = random_bytes(&mut self.random, dtype, rows * cols, spread);
         self.put(name, dtype, rows, cols, bytes);
+    }
+
+    fn mamba(&mut self, name: &str, hidden: usize, mamba: &MambaConfig) {
+        let part = |part: &str| format!("{name}.{part}");
+        let (inner, channels, width) = (mamba.inner(), mamba.channels(), mamba.conv_width);
+        self.linear(&part("in_proj"), mamba.projected(), hidden, mamba.projection_bias);
+        self.linear(&part("out_proj"), hidden, inner, mamba.projection_bias);
+        let conv = random_bytes(&mut self.random, TensorType::F32, channels * width, 0.5);
+        self.put(&part("conv1d.weight"), TensorType::F32, channels, width, conv);
+        if mamba.conv_bias {
+            self.vector(&part("conv1d.bias"), channels, 0.0, 0.5);
+        }
+        // Heads that forget at once, and heads that remember for hundreds of tokens.
+        self.vector(&part("dt_bias"), mamba.heads, -2.0, 2.0);
+        self.vector(&part("A_log"), mamba.heads, 0.0, 1.0);
+        self.vector(&part("D"), mamba.heads, 1.0, 0.3);
+        self.vector(&part("norm.weight"), inner, 1.0, 0.3);
     }
 
     fn linear(&mut self, name: &str, rows: usize, cols: usize, bias: bool) {

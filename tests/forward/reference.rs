@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use baton::kv::layout::KvDtype;
-use baton::model::config::{ExpertConfig, ModelConfig, RopeScaling};
+use baton::model::config::{ExpertConfig, MambaConfig, ModelConfig, RopeScaling};
 use baton::model::tensor::{TensorType, TensorView};
 use baton::model::weights::WeightSource;
 use half::{bf16, f16};
@@ -203,7 +203,11 @@ pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
     let embed = |token: &u32| embedding[*token as usize].iter().map(|x| x * scale).collect();
     let mut stream: Vec<Vec<f64>> = tokens.iter().map(embed).collect();
     for layer in 0..c.layers {
-        layer_forward(&names, c, &format!("model.layers.{layer}"), &mut stream, kv);
+        let name = format!("model.layers.{layer}");
+        match &c.mamba {
+            None => layer_forward(&names, c, &name, &mut stream, kv),
+            Some(mamba) => recurrent_layer(&names, (c, mamba), &name, &mut stream),
+        }
     }
     let head = names.matrix("lm_head.weight").unwrap_or(embedding);
     let weight = names.norm("model.norm.weight");
@@ -280,6 +284,58 @@ fn layer_forward(
         if gemma.is_some() {
             out = norm(&out, &names.norm(&name("post_feedforward_layernorm.weight")), c.norm_eps);
         }
+        x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+    }
+}
+
+/// Mamba-2 token by token, as transformers' `mamba2_selective_state_update`.
+fn recurrent_layer(
+    names: &Names<'_>,
+    (c, mamba): (&ModelConfig, &MambaConfig),
+    layer: &str,
+    stream: &mut [Vec<f64>],
+) {
+    let name = |part: &str| format!("{layer}.mamba.{part}");
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let [steps, decays, skips] = ["dt_bias", "A_log", "D"].map(|part| names.vector(&name(part)));
+    let conv = names.matrix(&name("conv1d.weight")).unwrap();
+    let bias = names.matrix(&name("conv1d.bias")).map(|mut rows| rows.remove(0));
+    let (dim, state, inner) = (mamba.head_dim, mamba.state, mamba.inner());
+    let mut inputs: Vec<Vec<f64>> = vec![];
+    let mut states = vec![vec![vec![0.0; state]; dim]; mamba.heads];
+    for x in stream.iter_mut() {
+        let normed = norm(x, &names.norm(&format!("{layer}.input_layernorm.weight")), c.norm_eps);
+        let projected = names.linear(&name("in_proj"), &normed);
+        let (gate, rest) = projected.split_at(inner);
+        let (input, step) = rest.split_at(mamba.channels());
+        inputs.push(input.to_vec());
+        let convolved = |channel: usize| {
+            let taps = conv[channel].iter().rev().zip(inputs.iter().rev());
+            let sum: f64 = taps.map(|(weight, input)| weight * input[channel]).sum();
+            silu(sum + bias.as_ref().map_or(0.0, |bias| bias[channel]))
+        };
+        let mixed: Vec<f64> = (0..mamba.channels()).map(convolved).collect();
+        let mut out = vec![0.0; inner];
+        for head in 0..mamba.heads {
+            let shared = inner + head / (mamba.heads / mamba.groups) * state;
+            let b = &mixed[shared..][..state];
+            let c = &mixed[shared + mamba.groups * state..][..state];
+            let step = (step[head] + steps[head]).exp().ln_1p();
+            let decay = (-decays[head].exp() * step).exp();
+            for (d, row) in states[head].iter_mut().enumerate() {
+                let x = mixed[head * dim + d];
+                row.iter_mut().zip(b).for_each(|(h, b)| *h = *h * decay + step * x * b);
+                let sum: f64 = row.iter().zip(c).map(|(h, c)| h * c).sum();
+                out[head * dim + d] = sum + skips[head] * x;
+            }
+        }
+        out.iter_mut().zip(gate).for_each(|(out, gate)| *out *= silu(*gate));
+        let weight = names.vector(&name("norm.weight"));
+        let size = inner / mamba.groups;
+        for (out, weight) in out.chunks_mut(size).zip(weight.chunks(size)) {
+            out.copy_from_slice(&norm(out, weight, c.norm_eps));
+        }
+        let out = names.linear(&name("out_proj"), &out);
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
     }
 }

@@ -4,7 +4,7 @@ use crate::model::{Model, Random};
 use baton::ids::PageId;
 use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
-use baton::kv::page_span::PageSpan;
+use baton::kv::page_span::{PageSpan, SequenceState};
 use baton::kv::region::Region;
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily};
@@ -39,6 +39,8 @@ pub struct Runner {
 pub struct Sequence {
     pub tokens: Vec<u32>,
     pub pages: Vec<PageId>,
+    /// Pages of its state.
+    pub state: Vec<PageId>,
     pub done: usize,
 }
 
@@ -47,15 +49,16 @@ impl Runner {
         let options =
             CpuOptions { threads: how.threads, limits: LIMITS, kernel: how.kernel, pin: None };
         let c = &model.config;
-        let groups = if how.is_grouped { c.kv_groups() } else { KvGroups::single(c.layers, None) };
-        let layout = KvLayout::page_major(
-            how.page_size,
-            groups.layers(),
-            c.kv_heads as u32,
-            c.head_dim as u32,
-            how.kv,
-        );
-        let pages = groups.counts().total() as u32 * (3000 / how.page_size + 10);
+        let (groups, layout) = if how.is_grouped || c.mamba.is_some() {
+            c.kv_memory(how.page_size, how.kv)
+        } else {
+            let (layers, heads, dim) = (c.layers as u32, c.kv_heads as u32, c.head_dim as u32);
+            let layout = KvLayout::page_major(how.page_size, layers, heads, dim, how.kv);
+            (KvGroups::single(c.layers, None), layout)
+        };
+        let counts = groups.counts();
+        let pages = counts.pages(3000 / how.page_size + 10, 3000 / how.page_size + 10)
+            + LIMITS.rows as u32 * counts.state_pages;
         let mut free: Vec<PageId> = (0..pages).map(PageId).collect();
         let mut random = Random(how.order);
         for i in (1..free.len()).rev() {
@@ -75,16 +78,25 @@ impl Runner {
         let pages =
             self.layout.pages_for(tokens.len() as u32) as usize * self.groups.counts().total();
         let pages = self.free.split_off(self.free.len() - pages);
-        Sequence { tokens: tokens.to_vec(), pages, done: 0 }
+        let state = self.free.len() - self.groups.counts().state_pages as usize;
+        let state = self.free.split_off(state);
+        Sequence { tokens: tokens.to_vec(), pages, state, done: 0 }
     }
 
     pub fn push(&mut self, sequence: &mut Sequence, count: usize, logits: Logits) {
         let tokens = &sequence.tokens[sequence.done..][..count];
-        let groups = sequence.pages.chunks(sequence.pages.len() / self.groups.counts().total());
-        let spans = groups.map(PageSpan::whole);
         let start = sequence.done as u32;
-        self.batch.push_joined([tokens, &[]], start, spans, logits).unwrap();
+        push_row(&mut self.batch, &self.groups, sequence, (tokens, start, start), logits);
         sequence.done += count;
+    }
+
+    /// Computes the last token again, as after a mask that was late.
+    #[allow(dead_code)]
+    pub fn push_again(&mut self, sequence: &Sequence) {
+        let start = sequence.done as u32 - 1;
+        let tokens = &sequence.tokens[start as usize..sequence.done];
+        let row = (tokens, start, start + 1);
+        push_row(&mut self.batch, &self.groups, sequence, row, Logits::Last);
     }
 
     pub fn step(&mut self) -> Vec<Vec<f32>> {
@@ -130,6 +142,7 @@ impl Runner {
             all.extend(self.step());
         }
         self.free.append(&mut sequence.pages);
+        self.free.append(&mut sequence.state);
         all
     }
 
@@ -154,7 +167,7 @@ impl Runner {
 
     /// The page of a token in a layer of the model, and the layer's index on it.
     fn place(&self, sequence: &Sequence, layer: usize, position: u32) -> (PageId, u32) {
-        let place = self.groups.place(layer);
+        let place = self.groups.place(layer).expect("a layer with keys and values");
         let pages = sequence.pages.len() / self.groups.counts().total();
         let page = place.group * pages + (position / self.layout.page_size) as usize;
         (sequence.pages[page], place.layer)
@@ -164,6 +177,19 @@ impl Runner {
     pub fn kv_bytes(&self, sequence: &Sequence) -> Vec<u8> {
         let l = &self.layout;
         let mut bytes = vec![];
+        if let Some(state) = self.groups.state() {
+            let shape = *state.shape();
+            for index in 0..shape.layers * shape.pieces {
+                let place = state.place(index / shape.pieces, index % shape.pieces);
+                let page = sequence.state[place.page].index() as u64 * l.page_stride;
+                for i in 0..shape.piece_bytes() {
+                    let at = (page + place.offset + i) as usize;
+                    // SAFETY: inside the region, and no step runs.
+                    bytes.push(unsafe { self.region.base().add(at).read() });
+                }
+            }
+            return bytes;
+        }
         for layer in 0..self.groups.model_layers() {
             for which in [KeyValue::Key, KeyValue::Value] {
                 for head in 0..l.kv_heads {
@@ -180,6 +206,20 @@ impl Runner {
         }
         bytes
     }
+}
+
+/// Adds `tokens` from `start` on, behind `seen` tokens that the state has seen.
+fn push_row(
+    batch: &mut Batch,
+    groups: &KvGroups,
+    sequence: &Sequence,
+    (tokens, start, seen): (&[u32], u32, u32),
+    logits: Logits,
+) {
+    let state = SequenceState { pages: &sequence.state, seen };
+    let each = sequence.pages.len() / groups.counts().total().max(1);
+    let spans = sequence.pages.chunks(each.max(1)).map(PageSpan::whole);
+    batch.push_joined([tokens, &[]], start, (spans, state), logits).unwrap();
 }
 
 pub fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {

@@ -317,8 +317,8 @@ fn split_equals_mixed_however_the_work_is_cut() {
 }
 
 #[test]
-fn windows_and_experts_split_as_they_mix_however_the_work_is_cut() {
-    for model in ["mistral-f32", "gemma3-f32", "qwen2-moe-f32", "mixtral-f32"] {
+fn other_layers_split_as_they_mix_however_the_work_is_cut() {
+    for model in ["mistral-f32", "gemma3-f32", "qwen2-moe-f32", "mixtral-f32", "mamba2-f32"] {
         split_equals_mixed(
             model,
             &[
@@ -455,6 +455,8 @@ fn other_types_and_architectures_split_as_they_mix() {
         "qwen2-moe-f32",
         "mistral-f32",
         "gemma3-f32",
+        "mamba2-bf16",
+        "mamba2-odd-f32",
         "llama.Q4_K.gguf",
         "qwen3.Q5_1.gguf",
         "llama-mqa-yarn.Q8_0.gguf",
@@ -471,8 +473,8 @@ fn other_types_and_architectures_split_as_they_mix() {
 /// The server generates the reference's greedy ids, up to the first near tie.
 #[test]
 fn the_references_ids_come_out() {
-    // Both model families: all tokens are seen, and pages behind a window go back.
-    for model in [MODEL, "mistral-f32"] {
+    // All tokens are seen; pages behind a window go back; a state has seen all tokens.
+    for model in [MODEL, "mistral-f32", "mamba2-f32"] {
         references_ids_come_out(model);
     }
 }

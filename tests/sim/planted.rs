@@ -184,6 +184,13 @@ mod others {
         cancel_keeps_the_lease: "cancel keeps the lease", "a cancelled leg is not released", 6;
         early_destination_is_lost: "early destination is lost", "not ended in time", 4;
         ready_is_not_told: "ready is not told", "not ended in time", 1;
+        state_page_goes_back_early: "state page goes back early", "has no user to release it", 1;
+        state_advances_for_a_late_token: "state advances for a late token", "Wrong(", 22;
+        state_crosses_with_any_chunk: "state crosses with any chunk",
+            "was written with other KV", 33;
+        last_chunk_leaves_the_state_out: "last chunk leaves the state out",
+            "transferred data failed its check", 1;
+        arrived_state_counts_as_new: "arrived state counts as new", "state after 0 tokens", 1;
         window_page_goes_back_early: "window page goes back early", "expected", 1;
         window_of_the_prefix_is_not_looked_up: "window of the prefix is not looked up",
             "what was found is there", 1;

@@ -27,7 +27,7 @@ use baton::sched::prefill::PrefillWorker;
 use baton::sched::request::{EngineRequest, Stamps};
 use baton::sched::stats::WorkerStats;
 use baton::sched::worker::{Activity, KvMemory, Worker};
-use baton::sim::model::{PseudoModel, VOCAB, Watch, Windows, layout};
+use baton::sim::model::{PseudoModel, SimLayers, VOCAB, Watch, Windows, layout};
 use baton::stdx::event_count::EventCount;
 use baton::stdx::seal::seal_thread;
 use baton::sys::clock::Clock;
@@ -53,6 +53,8 @@ pub struct Setup {
     pub config: SchedConfig,
     /// The windows of the model's layers. The scheduler can know of none.
     pub windows: Windows,
+    /// Whether the model has recurrent state.
+    pub has_state: bool,
     /// The decode worker knows of no window.
     pub decode_sees_all: bool,
     pub slots: usize,
@@ -79,6 +81,7 @@ impl Setup {
                 prefix_cache: true,
             },
             windows: [None; 3],
+            has_state: false,
             decode_sees_all: false,
             slots: 16,
             prefill_pages: 64,
@@ -91,16 +94,28 @@ impl Setup {
 impl Setup {
     /// The places of the layers. Without windows at the scheduler, all are in one group.
     fn groups(&self) -> KvGroups {
-        let groups = KvGroups::of(&self.windows);
+        let groups = self.layers().groups(self.config.page_size);
         match groups.counts() == self.config.groups {
             true => groups,
             false => KvGroups::single(self.windows.len(), None),
         }
     }
 
+    fn layers(&self) -> SimLayers {
+        SimLayers { windows: self.windows, has_state: self.has_state }
+    }
+
     /// A model with these windows, and a scheduler that knows them.
     pub fn with_windows(mut self, windows: Windows) -> Setup {
         (self.windows, self.config.groups) = (windows, KvGroups::of(&windows).counts());
+        self
+    }
+
+    /// A model that also has recurrent state, which the scheduler knows.
+    pub fn with_state(mut self) -> Setup {
+        self.has_state = true;
+        self.config.groups = self.layers().groups(self.config.page_size).counts();
+        self.config.prefix_cache = false;
         self
     }
 }
@@ -285,7 +300,7 @@ fn far<C>(setup: &Setup, pages: u32) -> Far<C> {
     let (commands, taken) = channel::bounded(2 * setup.slots + 6);
     let (ends_in, ends) = channel::bounded(setup.slots);
     let list = setup.config.context.div_ceil(setup.config.page_size) as usize;
-    let list = list * setup.config.groups.total();
+    let list = setup.config.groups.pages(list as u32, list as u32) as usize;
     let side = Side {
         commands: taken,
         ends: ends_in,
@@ -355,7 +370,7 @@ impl Rig {
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
         let model =
-            PseudoModel::new(watch.clone(), setup.config.batch_limits().logits, setup.windows);
+            PseudoModel::new(watch.clone(), setup.config.batch_limits().logits, setup.layers());
         let channel = EngineChannel::new(inbox, outbox, quiet_bell());
         let places = (workers.len(), setup.slots);
         let metrics = MaskMetrics::register(&mut Registry::default());
@@ -751,6 +766,13 @@ pub fn alone(wanted: &Wanted) -> Told {
 /// The same with a model of these windows, whose pages stay until a request ends.
 pub fn alone_with_windows(windows: Windows, wanted: &Wanted) -> Told {
     alone_in(Setup { windows, ..Setup::new() }, wanted)
+}
+
+/// The same with recurrent state beside such windows.
+pub fn alone_with_state(windows: Windows, wanted: &Wanted) -> Told {
+    let mut setup = Setup::new().with_windows(windows).with_state();
+    setup.decode_pages *= setup.config.groups.pages(1, 1);
+    alone_in(setup, wanted)
 }
 
 fn alone_in(mut setup: Setup, wanted: &Wanted) -> Told {

@@ -307,7 +307,8 @@ pub(super) struct ServerFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "KV cache")]
 pub(super) struct KvFlags {
-    /// Tokens in each KV page, a power of two, 1 to 256
+    /// Tokens in each KV page, a power of two, 1 to 256. A model of recurrent layers alone has no
+    /// such pages
     #[arg(
         long, value_name = "TOKENS", default_value_t = 16,
         value_parser = value_parser!(u32).range(1..=i64::from(PAGE_SIZE_MAX)),

@@ -1,7 +1,7 @@
 //! The input of one step, in arrays of fixed capacity that the engine refills each turn.
 
 use crate::ids::PageId;
-use crate::kv::page_span::PageSpan;
+use crate::kv::page_span::{PageSpan, SequenceState};
 use std::iter;
 use std::ops::Range;
 
@@ -39,6 +39,11 @@ pub struct Row {
     pages: usize,
     /// Pages of each group.
     pages_per_group: usize,
+    /// The pages of its state.
+    state_pages: Range<usize>,
+    /// Tokens that its state has seen: `start`, or one more if the row computes the last of them
+    /// again.
+    pub seen: u32,
     /// Position of the first token. The KV of earlier ones is in place.
     pub start: u32,
     /// Positions that need logits.
@@ -99,22 +104,30 @@ impl Batch {
         pages: &[PageId],
         logits: Logits,
     ) -> Result<(), BatchFull> {
-        self.push_joined([tokens, &[]], start, iter::once(PageSpan::whole(pages)), logits)
+        let groups = iter::once(PageSpan::whole(pages));
+        self.push_joined([tokens, &[]], start, (groups, SequenceState::default()), logits)
     }
 
-    /// Like [`Batch::push`], for tokens in two parts, and with the pages of each group of layers.
-    /// All groups have pages up to the same end. In its layers, no token sees a token on the pages
-    /// before the span of a group.
+    /// Like [`Batch::push`], for tokens in two parts, and with the pages of each group of layers
+    /// and of the state. All groups have pages up to the same end. In its layers, no token sees a
+    /// token on the pages before the span of a group.
     pub fn push_joined<'a>(
         &mut self,
         parts: [&[u32]; 2],
         start: u32,
-        groups: impl ExactSizeIterator<Item = PageSpan<'a>> + Clone,
+        (groups, state): (impl ExactSizeIterator<Item = PageSpan<'a>> + Clone, SequenceState<'a>),
         logits: Logits,
     ) -> Result<(), BatchFull> {
         let tokens = parts[0].len() + parts[1].len();
         let pages_per_group = groups.clone().next().map_or(0, |span| span.end());
-        debug_assert!(tokens > 0 && pages_per_group > 0, "a row has tokens, and they have pages");
+        let state_pages = state.pages.len();
+        debug_assert!(tokens > 0, "a row has tokens");
+        debug_assert!(pages_per_group + state_pages > 0, "a row has pages");
+        debug_assert!(
+            state_pages == 0 || state.seen == start || tokens == 1 && state.seen == start + 1,
+            "state after {} tokens, a row from {start} on",
+            state.seen
+        );
         let wanted = match logits {
             Logits::None => 0,
             Logits::Last => 1,
@@ -126,7 +139,8 @@ impl Batch {
         if self.tokens.len() + tokens > self.limits.tokens {
             return Err(BatchFull::Tokens);
         }
-        if self.pages.len() + groups.len() * pages_per_group > self.limits.pages {
+        let pages = groups.len() * pages_per_group + state_pages;
+        if self.pages.len() + pages > self.limits.pages {
             return Err(BatchFull::Pages);
         }
         if self.logits + wanted > self.limits.logits {
@@ -144,11 +158,15 @@ impl Batch {
             self.pages.extend(iter::repeat_n(span.pages[0], span.first));
             self.pages.extend_from_slice(span.pages);
         }
+        let first_of_state = self.pages.len();
+        self.pages.extend_from_slice(state.pages);
         self.logits += wanted;
         self.rows.push(Row {
             tokens: first_token..self.tokens.len(),
             pages: first_page,
             pages_per_group,
+            state_pages: first_of_state..self.pages.len(),
+            seen: state.seen,
             start,
             logits,
         });
@@ -173,6 +191,11 @@ impl Batch {
     /// A row's pages of a group of layers, in order of position.
     pub fn pages(&self, row: &Row, group: usize) -> &[PageId] {
         &self.pages[row.pages + group * row.pages_per_group..][..row.pages_per_group]
+    }
+
+    /// The pages of a row's state.
+    pub fn state_pages(&self, row: &Row) -> &[PageId] {
+        &self.pages[row.state_pages.clone()]
     }
 
     /// Number of positions with logits so far.

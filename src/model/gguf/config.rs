@@ -5,9 +5,12 @@
 use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
-use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
+use crate::limits::{
+    EXPERTS_MAX, MAMBA_CONV_MAX, MAMBA_HEAD_MAX, MAMBA_HEADS_MAX, MODEL_LAYERS_MAX,
+};
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, ModelConfig, RopeScaling, WindowConfig,
+    recurrent_context,
 };
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
@@ -48,6 +51,9 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         let expected = format!("at most {MODEL_LAYERS_MAX}");
         return Err(reader.wrong("block_count", expected, layers));
     }
+    if architecture == Architecture::Mamba2 {
+        return reader.recurrent(hidden, layers);
+    }
     let heads = reader.size("attention.head_count")?;
     let kv_heads = match reader.optional_size("attention.head_count_kv")? {
         Some(n) => n,
@@ -66,14 +72,9 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(reader.wrong("attention.key_length", "an even head size", head_dim));
     }
-    let embedding = metadata.header.tensors.get("token_embd.weight").ok_or_else(|| {
-        LoadError::tensor(metadata.file, "token_embd.weight", "the embedding", "no such tensor")
-    })?;
-    reader.equal("vocab_size", embedding.rows)?;
     let is_gemma = architecture == Architecture::Gemma3;
     let default_theta = if is_gemma { GemmaConfig::ROPE_THETA } else { 1e4 };
     let rope_theta = reader.theta("rope.freq_base")?.unwrap_or(default_theta);
-    let eps = reader.key("attention.layer_norm_rms_epsilon");
     let has = |part: &str| metadata.header.tensors.contains_key(part);
     let rope_scaling = match metadata.header.tensors.get(names::ROPE_FACTORS) {
         None => reader.rope_scaling()?,
@@ -87,9 +88,9 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         kv_heads,
         head_dim,
         intermediate: reader.size("feed_forward_length")?,
-        vocab: embedding.rows,
+        vocab: reader.vocab()?,
         context: reader.size("context_length")?,
-        norm_eps: metadata.f32(&eps)?.ok_or_else(|| metadata.missing(&eps, "a number"))?,
+        norm_eps: reader.epsilon()?,
         rope_theta,
         rope_scaling,
         tied_head: !has("output.weight"),
@@ -101,13 +102,14 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         experts: reader.experts(architecture, layers)?,
         window: if is_gemma { reader.window(layers)? } else { None },
         gemma: if is_gemma { Some(reader.gemma(layers, hidden / heads, head_dim)?) } else { None },
+        mamba: None,
     })
 }
 
 /// The architecture, and its name in the file, which is the prefix of its keys.
 fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architecture), LoadError> {
     const KEY: &str = "general.architecture";
-    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3, qwen3moe or gemma3";
+    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3, qwen3moe, gemma3 or mamba2";
     let name = metadata.string(KEY)?.ok_or_else(|| metadata.missing(KEY, SERVED))?;
     let architecture = match name {
         // Mixtral has no name of its own.
@@ -118,6 +120,7 @@ fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architectu
         "qwen3" => Architecture::Qwen3,
         "qwen3moe" => Architecture::Qwen3Moe,
         "gemma3" => Architecture::Gemma3,
+        "mamba2" => Architecture::Mamba2,
         _ => return Err(LoadError::field(metadata.file, KEY, SERVED, name)),
     };
     Ok((name, architecture))
@@ -183,6 +186,70 @@ impl Reader<'_> {
         }
     }
 
+    /// Rows of the embedding.
+    fn vocab(&self) -> Result<usize, LoadError> {
+        const NAME: &str = "token_embd.weight";
+        let metadata = self.metadata;
+        let embedding = metadata.header.tensors.get(NAME).ok_or_else(|| {
+            LoadError::tensor(metadata.file, NAME, "the embedding", "no such tensor")
+        })?;
+        self.equal("vocab_size", embedding.rows)?;
+        Ok(embedding.rows)
+    }
+
+    fn epsilon(&self) -> Result<f32, LoadError> {
+        let key = self.key("attention.layer_norm_rms_epsilon");
+        self.metadata.f32(&key)?.ok_or_else(|| self.metadata.missing(&key, "a number"))
+    }
+
+    /// A model of recurrent layers.
+    fn recurrent(&self, hidden: usize, layers: usize) -> Result<ModelConfig, LoadError> {
+        let has = |part: &str| self.metadata.header.tensors.contains_key(part);
+        Ok(ModelConfig {
+            hidden,
+            layers,
+            vocab: self.vocab()?,
+            context: recurrent_context(Some(self.size("context_length")?)),
+            norm_eps: self.epsilon()?,
+            tied_head: !has("output.weight"),
+            bos: self.metadata.u32("tokenizer.ggml.bos_token_id")?,
+            eos: eos(self.metadata)?,
+            ..ModelConfig::of_mamba(self.mamba(&has)?)
+        })
+    }
+
+    fn mamba(&self, has: &dyn Fn(&str) -> bool) -> Result<MambaConfig, LoadError> {
+        let bounded = |part: &str, most: usize| match self.size(part)? {
+            size if size <= most => Ok(size),
+            size => Err(self.wrong(part, format!("at most {most}"), size)),
+        };
+        let heads = bounded("ssm.time_step_rank", MAMBA_HEADS_MAX)?;
+        let inner = bounded("ssm.inner_size", heads * MAMBA_HEAD_MAX)?;
+        if !inner.is_multiple_of(heads) {
+            let expected = format!("a multiple of the {heads} heads of ssm.time_step_rank");
+            return Err(self.wrong("ssm.inner_size", expected, inner));
+        }
+        let groups = self.size("ssm.group_count")?;
+        if !heads.is_multiple_of(groups) {
+            return Err(self.wrong("ssm.group_count", format!("a divisor of {heads}"), groups));
+        }
+        let conv_width = self.size("ssm.conv_kernel")?;
+        if !(2..=MAMBA_CONV_MAX).contains(&conv_width) {
+            let expected = format!("2 to {MAMBA_CONV_MAX}");
+            return Err(self.wrong("ssm.conv_kernel", expected, conv_width));
+        }
+        Ok(MambaConfig {
+            heads,
+            head_dim: inner / heads,
+            state: bounded("ssm.state_size", MAMBA_HEAD_MAX)?,
+            groups,
+            conv_width,
+            conv_bias: has("blk.0.ssm_conv1d.bias"),
+            projection_bias: has("blk.0.ssm_in.bias"),
+            log_decay: false,
+        })
+    }
+
     fn refuse_unserved(&self) -> Result<(), LoadError> {
         let windows = ["attention.sliding_window", "final_logit_softcapping"];
         let windows = if self.name == "gemma3" { &[][..] } else { &windows };
@@ -208,7 +275,8 @@ impl Reader<'_> {
             Architecture::Llama
             | Architecture::Qwen2
             | Architecture::Qwen3
-            | Architecture::Gemma3 => {
+            | Architecture::Gemma3
+            | Architecture::Mamba2 => {
                 self.refuse("expert_count")?;
                 return Ok(None);
             }

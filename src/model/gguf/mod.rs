@@ -61,7 +61,10 @@ impl GgufFile {
         for (name, info) in header.tensors.iter().filter(|(name, _)| *name != names::ROPE_FACTORS) {
             let ours = names::canonical(name, config.architecture);
             match expert_stack::split(&ours, info, &config) {
-                None => add(ours, entry(&config, name, info, mapped.bytes()))?,
+                None => {
+                    let entry = entry(&config, (name, &ours), info, mapped.bytes());
+                    add(ours, entry)?;
+                }
                 Some(Ok(matrices)) => matrices.into_iter().try_for_each(|(name, info)| {
                     add(name, Entry { info, order: RowOrder::Natural, natural: None })
                 })?,
@@ -106,9 +109,22 @@ impl WeightSource for GgufFile {
     }
 }
 
-/// Finds the row order of a tensor. Vectors are converted to natural order here.
-fn entry(config: &ModelConfig, name: &str, info: &TensorPlace, bytes: &[u8]) -> Entry {
+/// Vectors of recurrent layers, which a file can have as a column or as a row for each group.
+const FLAT: [&str; 3] = ["mamba.A_log", "mamba.D", "mamba.norm.weight"];
+
+/// Finds the row order of a tensor. Vectors are converted to natural order here. A tensor comes
+/// with its name in the file and its canonical name.
+fn entry(
+    config: &ModelConfig,
+    (name, ours): (&str, &str),
+    info: &TensorPlace,
+    bytes: &[u8],
+) -> Entry {
     let mut entry = Entry { info: info.clone(), order: RowOrder::Natural, natural: None };
+    if FLAT.iter().any(|part| ours.ends_with(part)) && plain(info.dtype) {
+        (entry.info.rows, entry.info.cols) = (1, info.rows.saturating_mul(info.cols));
+        return entry;
+    }
     let rotated = ["attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias"];
     let interleaved = matches!(config.architecture, Architecture::Llama | Architecture::Mixtral)
         && rotated.iter().any(|part| name.strip_prefix("blk.").is_some_and(|n| n.ends_with(part)));

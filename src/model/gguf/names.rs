@@ -31,6 +31,18 @@ const GEMMA_PARTS: [(&str, &str); 3] = [
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+/// Parts of recurrent layers.
+const MAMBA_PARTS: [(&str, &str); 4] = [
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
+
+/// Tensors of a layer without a kind at the end of their names, in one format or in both.
+const WHOLE: [(&str, &str); 3] =
+    [("ssm_a", "mamba.A_log"), ("ssm_d", "mamba.D"), ("ssm_dt.bias", "mamba.dt_bias")];
+
 /// Tensors with the matrices of all experts (`expert_stack`).
 const STACKS: [(&str, &str); 4] = [
     ("ffn_gate_exps.weight", "mlp.experts.gate_proj"),
@@ -57,7 +69,7 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
     }
     let layer = || {
         let (index, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-        if let Some((_, theirs)) = STACKS.iter().find(|(ours, _)| *ours == rest) {
+        if let Some((_, theirs)) = STACKS.iter().chain(&WHOLE).find(|(ours, _)| *ours == rest) {
             return Some(format!("model.layers.{index}.{theirs}"));
         }
         let (part, kind) = rest.rsplit_once('.')?;
@@ -68,7 +80,8 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
             return Some(format!("model.layers.{index}.mlp.experts.{expert}.{theirs}.{kind}"));
         }
         let gemma = if architecture == Architecture::Gemma3 { &GEMMA_PARTS[..] } else { &[] };
-        let (_, theirs) = gemma.iter().chain(&PARTS).find(|(ours, _)| *ours == part)?;
+        let parts = gemma.iter().chain(&PARTS).chain(&MAMBA_PARTS);
+        let (_, theirs) = parts.into_iter().find(|(ours, _)| *ours == part)?;
         Some(format!("model.layers.{index}.{theirs}.{kind}"))
     };
     layer().unwrap_or_else(|| name.to_owned())
@@ -86,7 +99,10 @@ mod tests {
     fn names_layers_and_ends() {
         assert_eq!(llama("blk.12.attn_q.bias"), "model.layers.12.self_attn.q_proj.bias");
         assert_eq!(llama("output.weight"), "lm_head.weight");
-        assert_eq!(llama("blk.0.ssm_a"), "blk.0.ssm_a");
+        assert_eq!(llama("blk.0.ssm_x"), "blk.0.ssm_x");
+        assert_eq!(llama("blk.7.ssm_a"), "model.layers.7.mamba.A_log");
+        assert_eq!(llama("blk.7.ssm_dt.bias"), "model.layers.7.mamba.dt_bias");
+        assert_eq!(llama("blk.7.ssm_conv1d.bias"), "model.layers.7.mamba.conv1d.bias");
         assert_eq!(llama("blk.3.ffn_gate_inp.weight"), "model.layers.3.mlp.gate.weight");
         assert_eq!(llama("blk.3.ffn_down_exps.weight"), "model.layers.3.mlp.experts.down_proj");
         assert_eq!(llama("blk.3.ffn_down_exps.scale"), "blk.3.ffn_down_exps.scale");

@@ -2,7 +2,7 @@
 
 use super::writer::GgufWriter;
 use super::*;
-use crate::model::config::{ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
+use crate::model::config::{ExpertConfig, GemmaConfig, MambaConfig, RopeScaling, WindowConfig};
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
@@ -326,5 +326,71 @@ fn tensors_are_those_of_the_directory() {
             assert_eq!(ours.len(), theirs.len());
             assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= allowed), "{name}");
         }
+    }
+}
+
+#[test]
+fn recurrent_layers_are_those_of_the_directory() {
+    let file = GgufFile::open(&fixture("mamba2.F32.gguf")).unwrap();
+    let directory = HfDirectory::open(&fixture("mamba2-f32")).unwrap();
+    let expected = directory.config();
+    let mamba = expected.mamba.clone().unwrap();
+    let expected = ModelConfig {
+        context: 1 << 20,
+        mamba: Some(MambaConfig { log_decay: false, ..mamba }),
+        ..expected.clone()
+    };
+    assert_eq!(file.config(), &expected);
+    for name in directory.names() {
+        let [ours, theirs] = [&file as &dyn WeightSource, &directory].map(|source| {
+            let tensor = source.tensor(name).unwrap().unwrap();
+            bytemuck::pod_collect_to_vec::<u8, f32>(tensor.bytes)
+        });
+        // The file has A, and the directory ln(-A).
+        let is_decay = name.ends_with("A_log");
+        let of = |x: &f32| if is_decay { -x.exp() } else { *x };
+        let is_equal =
+            |(ours, theirs): (&f32, &f32)| (ours - of(theirs)).abs() <= 1e-5 * ours.abs();
+        assert!(ours.len() == theirs.len() && ours.iter().zip(&theirs).all(is_equal), "{name}");
+    }
+}
+
+#[test]
+fn a_recurrent_model_with_sizes_that_do_not_fit_is_refused_by_name() {
+    let refusal = |part: &str, size: u32| {
+        let sizes = [
+            ("embedding_length", 4),
+            ("block_count", 1),
+            ("context_length", 16),
+            ("ssm.conv_kernel", 4),
+            ("ssm.inner_size", 8),
+            ("ssm.state_size", 4),
+            ("ssm.time_step_rank", 2),
+            ("ssm.group_count", 1),
+        ];
+        let writer = GgufWriter::default()
+            .string("general.architecture", "mamba2")
+            .f32("mamba2.attention.layer_norm_rms_epsilon", 1e-5)
+            .tensor("token_embd.weight", &[4, 4], 0, &[0; 64])
+            .tensor("output_norm.weight", &[4], 0, &[0; 16]);
+        open(sizes.into_iter().fold(writer, |writer, (name, fitting)| {
+            let size = if name == part { size } else { fitting };
+            writer.u32(&format!("mamba2.{name}"), size)
+        }))
+        .unwrap_err()
+    };
+    assert!(refusal("none", 0).contains("input_layernorm.weight"), "all sizes fit");
+    for (part, size) in [
+        ("ssm.conv_kernel", 1),
+        ("ssm.conv_kernel", 1 << 20),
+        ("ssm.inner_size", 9),
+        ("ssm.inner_size", u32::MAX),
+        ("ssm.state_size", 1 << 20),
+        ("ssm.time_step_rank", u32::MAX),
+        ("ssm.group_count", 3),
+        ("ssm.group_count", 0),
+    ] {
+        let message = refusal(part, size);
+        assert!(message.contains(&format!("mamba2.{part}: expected ")), "{part}: {message}");
     }
 }

@@ -2,16 +2,19 @@
 //! refuses features that change results and are not supported, and names them. A model without them
 //! would write fluent but wrong text.
 
-use crate::limits::{EXPERTS_MAX, MODEL_JSON_MAX, MODEL_LAYERS_MAX};
+use super::json_object::Object;
+use crate::limits::{
+    EXPERTS_MAX, MAMBA_CONV_MAX, MAMBA_HEAD_MAX, MAMBA_HEADS_MAX, MODEL_LAYERS_MAX,
+};
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, ModelConfig, RopeScaling, WindowConfig,
+    recurrent_context,
 };
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Fields that change the computation. They must be null or have the value given here.
 const ONLY: [(&str, Value); 7] = [
@@ -80,28 +83,26 @@ pub fn sampling_defaults(directory: &Path) -> Result<SamplingDefaults, LoadError
     })
 }
 
-/// Reads a JSON file of bounded size.
-pub fn read_json(path: &Path) -> Result<Value, LoadError> {
-    let length = std::fs::metadata(path).map_err(|error| LoadError::io(path, error))?.len();
-    if length > MODEL_JSON_MAX as u64 {
-        return Err(LoadError::malformed(
-            path,
-            format!("expected at most {MODEL_JSON_MAX} bytes, found {length}"),
-        ));
-    }
-    let bytes = std::fs::read(path).map_err(|error| LoadError::io(path, error))?;
-    serde_json::from_slice(&bytes).map_err(|error| LoadError::malformed(path, error))
-}
-
 fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     let architecture = architecture(config)?;
-    config.refuse_unserved(architecture)?;
-    let hidden = config.size("hidden_size")?;
+    refuse_unserved(config, architecture)?;
     let layers = config.size("num_hidden_layers")?;
     if layers > MODEL_LAYERS_MAX {
         let expected = format!("at most {MODEL_LAYERS_MAX}");
         return Err(config.wrong("num_hidden_layers", expected, layers));
     }
+    match architecture {
+        Architecture::Mamba2 => recurrent(config, layers),
+        _ => transformer(config, architecture, layers),
+    }
+}
+
+fn transformer(
+    config: &Object,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<ModelConfig, LoadError> {
+    let hidden = config.size("hidden_size")?;
     let heads = config.size("num_attention_heads")?;
     let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
     let default_head = match architecture {
@@ -133,9 +134,7 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         intermediate: config.size("intermediate_size")?,
         vocab: config.size("vocab_size")?,
         context: config.size("max_position_embeddings")?,
-        norm_eps: config
-            .number("rms_norm_eps")?
-            .ok_or_else(|| config.missing("rms_norm_eps", "a number"))?,
+        norm_eps: config.required_number("rms_norm_eps")?,
         rope_theta,
         rope_scaling,
         tied_head: config
@@ -149,12 +148,72 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         experts: experts(config, architecture, layers)?,
         window: window(config, architecture, layers)?,
         gemma: gemma(config, architecture)?,
+        mamba: None,
+    })
+}
+
+/// A model of recurrent layers. Sizes must be there; other fields have the defaults of
+/// transformers.
+fn recurrent(config: &Object, layers: usize) -> Result<ModelConfig, LoadError> {
+    Ok(ModelConfig {
+        hidden: config.size("hidden_size")?,
+        layers,
+        vocab: config.size("vocab_size")?,
+        context: recurrent_context(config.optional_size("max_position_embeddings")?),
+        norm_eps: config.required_number("layer_norm_epsilon")?,
+        tied_head: config.bool("tie_word_embeddings")?.unwrap_or(false),
+        bos: config.ids("bos_token_id")?.first().copied(),
+        eos: config.ids("eos_token_id")?,
+        ..ModelConfig::of_mamba(mamba(config)?)
+    })
+}
+
+fn mamba(config: &Object) -> Result<MambaConfig, LoadError> {
+    let bounded = |field: &str, most: usize, size: usize| match size <= most {
+        true => Ok(size),
+        false => Err(config.wrong(field, format!("at most {most}"), size)),
+    };
+    let heads = bounded("num_heads", MAMBA_HEADS_MAX, config.size("num_heads")?)?;
+    let head_dim = bounded("head_dim", MAMBA_HEAD_MAX, config.size("head_dim")?)?;
+    let state = bounded("state_size", MAMBA_HEAD_MAX, config.size("state_size")?)?;
+    let groups = config.optional_size("n_groups")?.unwrap_or(8);
+    if !heads.is_multiple_of(groups) {
+        return Err(config.wrong("n_groups", format!("a divisor of {heads}"), groups));
+    }
+    let inner = config.size("hidden_size")?.saturating_mul(config.size("expand")?);
+    if inner != heads * head_dim {
+        let expected = format!("{heads} heads of {head_dim} elements of hidden_size");
+        return Err(config.wrong("expand", expected, &config.value["expand"]));
+    }
+    let conv_width = config.optional_size("conv_kernel")?.unwrap_or(4);
+    if !(2..=MAMBA_CONV_MAX).contains(&conv_width) {
+        return Err(config.wrong("conv_kernel", format!("2 to {MAMBA_CONV_MAX}"), conv_width));
+    }
+    let limit = &config.value["time_step_limit"];
+    // transformers 5 spells an infinity as an object.
+    let is_endless = |high: &Value| *high == "inf" || high["__float__"] == "Infinity";
+    let is_served = match limit.as_array().map(Vec::as_slice) {
+        Some([low, high]) => low.as_f64() == Some(0.0) && is_endless(high),
+        _ => limit.is_null(),
+    };
+    if !is_served {
+        return Err(config.wrong("time_step_limit", "[0.0, Infinity]", limit));
+    }
+    Ok(MambaConfig {
+        heads,
+        head_dim,
+        state,
+        groups,
+        conv_width,
+        conv_bias: config.bool("use_conv_bias")?.unwrap_or(true),
+        projection_bias: config.bool("use_bias")?.unwrap_or(false),
+        log_decay: true,
     })
 }
 
 fn architecture(config: &Object) -> Result<Architecture, LoadError> {
     const SERVED: &str =
-        "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe or gemma3_text";
+        "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma3_text or mamba2";
     match config.string("model_type")? {
         Some("llama" | "mistral") => Ok(Architecture::Llama),
         Some("mixtral") => Ok(Architecture::Mixtral),
@@ -163,6 +222,7 @@ fn architecture(config: &Object) -> Result<Architecture, LoadError> {
         Some("qwen3") => Ok(Architecture::Qwen3),
         Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
         Some("gemma3_text") => Ok(Architecture::Gemma3),
+        Some("mamba2") => Ok(Architecture::Mamba2),
         other => Err(config.wrong("model_type", SERVED, other.unwrap_or("nothing"))),
     }
 }
@@ -180,7 +240,7 @@ fn attention_biases(
             let bias = config.bool("attention_bias")?.unwrap_or(false);
             (bias, bias)
         }
-        Architecture::Mixtral => (false, false),
+        Architecture::Mixtral | Architecture::Mamba2 => (false, false),
         Architecture::Qwen2 => (config.bool("attention_bias")?.unwrap_or(true), false),
         Architecture::Qwen2Moe => (config.bool("qkv_bias")?.unwrap_or(true), false),
     })
@@ -195,9 +255,11 @@ fn experts(
 ) -> Result<Option<ExpertConfig>, LoadError> {
     let (mut name, mut other) = ("num_experts", "num_local_experts");
     let (intermediate, shared) = match architecture {
-        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma3 => {
-            return Ok(None);
-        }
+        Architecture::Llama
+        | Architecture::Qwen2
+        | Architecture::Qwen3
+        | Architecture::Gemma3
+        | Architecture::Mamba2 => return Ok(None),
         Architecture::Mixtral => {
             (name, other) = (other, name);
             ("intermediate_size", None)
@@ -251,6 +313,7 @@ fn window(
     let is_used = match architecture {
         Architecture::Llama => config.string("model_type")? == Some("mistral"),
         Architecture::Mixtral | Architecture::Gemma3 => true,
+        Architecture::Mamba2 => false,
         // Qwen's files contain a window that a switch disables.
         Architecture::Qwen2
         | Architecture::Qwen2Moe
@@ -299,7 +362,10 @@ fn full_layers(
         Architecture::Qwen2Moe => !has_window || !layer.is_multiple_of(2) || layer >= from,
         Architecture::Qwen2 | Architecture::Qwen3 => !has_window || layer < from,
         Architecture::Gemma3 => (layer + 1).is_multiple_of(period),
-        Architecture::Llama | Architecture::Mixtral | Architecture::Qwen3Moe => !has_window,
+        Architecture::Llama
+        | Architecture::Mixtral
+        | Architecture::Qwen3Moe
+        | Architecture::Mamba2 => !has_window,
     };
     let full: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
     // transformers does not read the list of these architectures.
@@ -335,7 +401,7 @@ fn gemma(config: &Object, architecture: Architecture) -> Result<Option<GemmaConf
             if kind != "default" {
                 return Err(new.wrong("rope_type", "default", kind));
             }
-            new.refuse_rope_fields()?;
+            refuse_rope_fields(new)?;
             new.theta("rope_theta")?
         }
         None => None,
@@ -366,7 +432,7 @@ fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadE
     };
     let theta = theta.unwrap_or(default_theta);
     let Some(scaling) = scaling else { return Ok((theta, RopeScaling::None)) };
-    scaling.refuse_rope_fields()?;
+    refuse_rope_fields(scaling)?;
     let positive = |field: &str| {
         scaling.positive(field)?.ok_or_else(|| scaling.missing(field, "a positive number"))
     };
@@ -397,148 +463,46 @@ fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadE
     Ok((theta, scaling))
 }
 
-/// A JSON object of a file, and its path in the file for errors.
-struct Object {
-    file: PathBuf,
-    prefix: String,
-    value: Value,
+/// Fields of a rotation that change the computation.
+fn refuse_rope_fields(config: &Object) -> Result<(), LoadError> {
+    for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
+    {
+        let served = match field {
+            "partial_rotary_factor" => config.number(field)? == Some(1.0),
+            "truncate" => config.bool(field)? == Some(true),
+            _ => false,
+        };
+        if !config.value[field].is_null() && !served {
+            return Err(config.wrong(field, "no such field", &config.value[field]));
+        }
+    }
+    Ok(())
 }
 
-impl Object {
-    fn read(path: &Path) -> Result<Object, LoadError> {
-        let value = read_json(path)?;
-        if !value.is_object() {
-            return Err(LoadError::malformed(path, "expected a JSON object"));
-        }
-        Ok(Object { file: path.to_owned(), prefix: String::new(), value })
-    }
-
-    fn wrong(&self, field: &str, expected: impl Display, found: impl Display) -> LoadError {
-        LoadError::field(&self.file, format!("{}{field}", self.prefix), expected, found)
-    }
-
-    fn missing(&self, field: &str, expected: &str) -> LoadError {
-        self.wrong(field, expected, "nothing")
-    }
-
-    /// Reads the field with `read`; `None` if it is null.
-    fn field<'a, T>(
-        &'a self,
-        field: &str,
-        expected: &str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, LoadError> {
-        match &self.value[field] {
-            Value::Null => Ok(None),
-            value => read(value).map(Some).ok_or_else(|| self.wrong(field, expected, value)),
+fn refuse_unserved(config: &Object, architecture: Architecture) -> Result<(), LoadError> {
+    for (field, served) in ONLY {
+        let found = &config.value[field];
+        if !found.is_null() && *found != served {
+            return Err(config.wrong(field, served, found));
         }
     }
-
-    fn object(&self, field: &str) -> Result<Option<Object>, LoadError> {
-        let value =
-            self.field(field, "an object", |value| value.is_object().then(|| value.clone()))?;
-        let prefix = format!("{}{field}.", self.prefix);
-        Ok(value.map(|value| Object { file: self.file.clone(), prefix, value }))
+    let layers = config.field("layer_types", "a list of layer kinds", Value::as_array)?;
+    let is_served = |kind: &&Value| **kind == "full_attention" || **kind == "sliding_attention";
+    if let Some(other) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
+        return Err(config.wrong("layer_types", "full_attention or sliding_attention", other));
     }
+    refuse_activation(config, architecture)
+}
 
-    fn string(&self, field: &str) -> Result<Option<&str>, LoadError> {
-        self.field(field, "a string", Value::as_str)
-    }
-
-    fn bool(&self, field: &str) -> Result<Option<bool>, LoadError> {
-        self.field(field, "true or false", Value::as_bool)
-    }
-
-    fn number(&self, field: &str) -> Result<Option<f32>, LoadError> {
-        self.field(field, "a number", |value| value.as_f64().map(|number| number as f32))
-    }
-
-    /// The base of rotary frequencies.
-    fn theta(&self, field: &str) -> Result<Option<f32>, LoadError> {
-        match self.number(field)? {
-            Some(theta) if !theta.is_finite() || theta <= 1.0 => {
-                Err(self.wrong(field, "a finite number above 1", theta))
-            }
-            theta => Ok(theta),
-        }
-    }
-
-    fn positive(&self, field: &str) -> Result<Option<f32>, LoadError> {
-        match self.number(field)? {
-            Some(number) if !number.is_finite() || number <= 0.0 => {
-                Err(self.wrong(field, "a positive number", number))
-            }
-            number => Ok(number),
-        }
-    }
-
-    /// Fields of a rotation that change the computation.
-    fn refuse_rope_fields(&self) -> Result<(), LoadError> {
-        for field in
-            ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
-        {
-            let served = match field {
-                "partial_rotary_factor" => self.number(field)? == Some(1.0),
-                "truncate" => self.bool(field)? == Some(true),
-                _ => false,
-            };
-            if !self.value[field].is_null() && !served {
-                return Err(self.wrong(field, "no such field", &self.value[field]));
-            }
-        }
-        Ok(())
-    }
-
-    fn u32(&self, field: &str) -> Result<Option<u32>, LoadError> {
-        self.field(field, "a number of 32 bits", |value| value.as_u64()?.try_into().ok())
-    }
-
-    fn optional_size(&self, field: &str) -> Result<Option<usize>, LoadError> {
-        match self.u32(field)? {
-            Some(0) => Err(self.wrong(field, "a positive number", 0)),
-            size => Ok(size.map(|size| size as usize)),
-        }
-    }
-
-    fn size(&self, field: &str) -> Result<usize, LoadError> {
-        self.optional_size(field)?.ok_or_else(|| self.missing(field, "a positive number"))
-    }
-
-    /// Reads one id or a list of ids.
-    fn ids(&self, field: &str) -> Result<Vec<u32>, LoadError> {
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        let ids = self.field(field, "an id or a list of ids", |value| match value {
-            Value::Array(list) => list.iter().map(id).collect(),
-            value => Some(vec![id(value)?]),
-        })?;
-        Ok(ids.unwrap_or_default())
-    }
-
-    fn refuse_unserved(&self, architecture: Architecture) -> Result<(), LoadError> {
-        for (field, served) in ONLY {
-            let found = &self.value[field];
-            if !found.is_null() && *found != served {
-                return Err(self.wrong(field, served, found));
-            }
-        }
-        let layers = self.field("layer_types", "a list of layer kinds", Value::as_array)?;
-        let is_served = |kind: &&Value| **kind == "full_attention" || **kind == "sliding_attention";
-        if let Some(other) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
-            return Err(self.wrong("layer_types", "full_attention or sliding_attention", other));
-        }
-        self.refuse_activation(architecture)
-    }
-
-    /// Gemma's checkpoints have the field `hidden_activation`, or the older `hidden_act`, which
-    /// transformers does not read.
-    fn refuse_activation(&self, architecture: Architecture) -> Result<(), LoadError> {
-        let (field, served) = match architecture {
-            Architecture::Gemma3 => ("hidden_activation", ["gelu_pytorch_tanh"; 2]),
-            _ => ("hidden_act", ["silu", "swish"]),
-        };
-        match self.string(field)? {
-            Some(other) if !served.contains(&other) => Err(self.wrong(field, served[0], other)),
-            _ => Ok(()),
-        }
+/// Gemma's checkpoints have the field `hidden_activation`, or the older `hidden_act`, which
+/// transformers does not read.
+fn refuse_activation(config: &Object, architecture: Architecture) -> Result<(), LoadError> {
+    let (field, served) = match architecture {
+        Architecture::Gemma3 => ("hidden_activation", ["gelu_pytorch_tanh"; 2]),
+        _ => ("hidden_act", ["silu", "swish"]),
+    };
+    match config.string(field)? {
+        Some(other) if !served.contains(&other) => Err(config.wrong(field, served[0], other)),
+        _ => Ok(()),
     }
 }

@@ -88,6 +88,8 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, TensorPlace)>, SafetensorsErro
                 [cols] => (1, cols),
                 [rows, cols] => (rows, cols),
                 [experts, rows, cols] if is_stack(&tensor) => (experts * rows, cols),
+                // A convolution of each channel by itself.
+                [rows, 1, cols] if tensor.ends_with(".conv1d.weight") => (rows, cols),
                 ref shape => {
                     return Err(refuse("one or two dimensions", format!("shape {shape:?}")));
                 }

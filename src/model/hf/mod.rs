@@ -6,11 +6,12 @@
 
 pub mod config;
 pub mod header;
+pub mod json_object;
 mod names;
 #[cfg(test)]
 mod tests;
 
-use super::config::{Architecture, ModelConfig};
+use super::config::ModelConfig;
 use super::expert_stack;
 use super::inventory;
 use super::mapped_file::Mapped;
@@ -70,10 +71,7 @@ impl HfDirectory {
         let mapped = Mapped::open(path)?;
         let places = header::parse(mapped.bytes()).map_err(|error| error.in_file(path))?;
         for (name, place) in places {
-            let name = match self.config.architecture {
-                Architecture::Mixtral => names::canonical(&name),
-                _ => name,
-            };
+            let name = names::canonical(name, self.config.architecture);
             match expert_stack::split(&name, &place, &self.config) {
                 None => self.add_tensor(path, name, place)?,
                 Some(Ok(matrices)) => matrices
@@ -135,7 +133,7 @@ pub fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
     if directory.join(SINGLE).exists() || !path.exists() {
         return Ok(BTreeSet::from([SINGLE.to_owned()]));
     }
-    let index = config::read_json(&path)?;
+    let index = json_object::read_json(&path)?;
     let map = index["weight_map"].as_object().ok_or_else(|| {
         LoadError::field(
             &path,

@@ -2,7 +2,10 @@
 
 use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;
-use crate::model::config::{Architecture, ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
+use crate::limits::CONTEXT_MAX;
+use crate::model::config::{
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, RopeScaling, WindowConfig,
+};
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
 use serde_json::{Value, json};
@@ -155,7 +158,7 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         ("mixtral-f32", |c| c["num_local_experts"] = json!(0), ["num_local_experts", "positive"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(9999), ["num_local_experts", "1024"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(6), ["experts.5", "no such tensor"]),
-        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "gemma3_text, found"]),
+        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "mamba2, found"]),
         ("qwen2-moe-f32", |c| c["num_experts"] = json!(6), ["mlp.experts.", "6 matrices"]),
         (
             "qwen2-moe-f32",
@@ -275,6 +278,64 @@ fn gemma_is_read_in_both_spellings() {
     let new = read("gemma3-f32", |c| c["rope_parameters"]["full_attention"] = scaled.clone());
     assert_eq!((new.rope_scaling, new.rope_theta), (old.rope_scaling, 1e6));
     assert_eq!(new.gemma, old.gemma);
+}
+
+#[test]
+fn recurrent_layers_are_read_in_both_spellings() {
+    let [new, old] =
+        ["mamba2-f32", "mamba2-bf16"].map(|name| HfDirectory::open(&fixture(name)).unwrap());
+    assert_eq!(new.config(), old.config());
+    let mamba = MambaConfig {
+        heads: 8,
+        head_dim: 16,
+        state: 16,
+        groups: 2,
+        conv_width: 4,
+        conv_bias: true,
+        projection_bias: false,
+        log_decay: true,
+    };
+    let expected = ModelConfig {
+        hidden: 64,
+        layers: 2,
+        vocab: 384,
+        context: CONTEXT_MAX as usize,
+        norm_eps: 1e-5,
+        bos: Some(0),
+        eos: vec![2],
+        ..ModelConfig::of_mamba(mamba)
+    };
+    assert_eq!(new.config(), &expected);
+    let other = HfDirectory::open(&fixture("mamba2-odd-f32")).unwrap();
+    let odd = other.config().mamba.as_ref().unwrap();
+    assert_eq!((odd.conv_bias, odd.projection_bias, odd.state), (false, true, 9));
+}
+
+#[test]
+fn what_is_not_served_of_mamba_is_refused_by_name() {
+    let endless = json!({"__float__": "Infinity"});
+    let cases: [(&str, Value); 14] = [
+        ("time_step_limit", json!([0.0, 0.5])),
+        ("time_step_limit", json!([0.1, endless])),
+        ("time_step_limit", json!([0.0, "-inf"])),
+        ("time_step_limit", json!([0.0])),
+        ("time_step_limit", json!([null, endless])),
+        ("time_step_limit", json!(0.5)),
+        ("layer_norm_epsilon", json!("inf")),
+        ("hidden_act", json!("gelu")),
+        ("n_groups", json!(3)),
+        ("expand", json!(3)),
+        ("conv_kernel", json!(1)),
+        ("conv_kernel", json!(17)),
+        ("num_heads", json!(1 << 20)),
+        ("state_size", json!(1 << 20)),
+    ];
+    for (field, value) in cases {
+        let message = refusal_of("mamba2-f32", |c| c[field] = value.clone());
+        assert!(message.contains(&format!("{field}: expected ")), "{field}: {message}");
+    }
+    let message = refusal_of("mamba2-f32", |c| c["state_size"] = json!(17));
+    assert!(message.contains("mamba.in_proj.weight: expected shape"), "{message}");
 }
 
 #[test]

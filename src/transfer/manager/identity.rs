@@ -155,7 +155,7 @@ impl WorkerIdentity {
 
     fn plan(&self, source: &KvLayout, destination: &KvLayout) -> Result<Template, Mismatch> {
         // The pages of several groups are in one list, so both sides count them alike.
-        if self.groups.total() > 1 && source.page_size != destination.page_size {
+        if !self.groups.is_single() && source.page_size != destination.page_size {
             let [ours, theirs] = [source, destination].map(|layout| layout.page_size.to_string());
             return Err(differ(Refusal::KvLayout, "page size", &ours, &theirs));
         }

@@ -351,6 +351,8 @@ impl RequestTable {
         debug_assert!(max_new > 0, "a choice without a token to generate is not placed");
         let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(ApiError::queue_full)?;
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
+        // Without groups, no page belongs to tokens.
+        let pages = pages * home.groups().total().min(1);
         self.next_request += 1;
         let mut request = Box::new(EngineRequest {
             id: RequestId(self.next_request),

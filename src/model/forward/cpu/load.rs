@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
 use super::matrix_product::Linear;
 use super::simd::LANES;
-use crate::model::config::{Activation, ExpertConfig, ModelConfig};
+use crate::model::config::{Activation, ExpertConfig, MambaConfig, ModelConfig};
 use crate::model::inventory;
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
@@ -12,20 +12,59 @@ use crate::stdx::team::Team;
 
 /// One decoder layer.
 pub struct Layer {
-    /// Norm before attention; padded.
+    /// Norm before what mixes tokens; padded.
     pub input_norm: Vec<f32>,
+    /// What mixes tokens.
+    pub mixer: LayerMixer,
+    /// Norms of the outputs of attention and MLP (Gemma); padded.
+    pub output_norms: Option<[Vec<f32>; 2]>,
+    /// The MLP, and the norm before it, padded; `None` without an MLP.
+    pub mlp: Option<(Vec<f32>, LayerMlp)>,
+}
+
+/// The part of a layer that mixes tokens.
+pub enum LayerMixer {
+    /// Attention.
+    Attention(AttentionWeights),
+    /// Mamba-2.
+    Mamba(MambaWeights),
+}
+
+/// The weights of attention.
+pub struct AttentionWeights {
     /// q, k and v, each padded to sixteen.
     pub qkv: Linear,
     /// Norms of each head of q and k (Qwen3, Gemma).
     pub head_norms: Option<[Vec<f32>; 2]>,
-    /// Norms of the outputs of attention and MLP (Gemma); padded.
-    pub output_norms: Option<[Vec<f32>; 2]>,
-    /// Attention's output projection.
+    /// The output projection.
     pub output: Linear,
-    /// Norm before the MLP; padded.
-    pub mlp_norm: Vec<f32>,
-    /// What follows this norm.
-    pub mlp: LayerMlp,
+}
+
+/// The weights of Mamba-2.
+pub struct MambaWeights {
+    /// Gate, then x, B and C together, then time steps, each padded to sixteen.
+    pub input: Linear,
+    /// `[conv_width][channels]`, the oldest token first; channels are padded to sixteen.
+    pub conv: Vec<f32>,
+    /// The bias of the convolution, padded; zeros if it has none.
+    pub conv_bias: Vec<f32>,
+    /// By head.
+    pub heads: Vec<MambaHead>,
+    /// The norm of the output; padded.
+    pub norm: Vec<f32>,
+    /// The output projection.
+    pub output: Linear,
+}
+
+/// The scalars of a head.
+#[derive(Clone, Copy)]
+pub struct MambaHead {
+    /// Added to its time steps.
+    pub step_bias: f32,
+    /// The logarithm of the state's decay in a time step of 1; negative.
+    pub decay: f32,
+    /// The share of x in the output.
+    pub skip: f32,
 }
 
 /// The part of a layer after attention.
@@ -60,28 +99,33 @@ pub struct ExpertLayer {
 impl Layer {
     /// The MLP that all tokens use: that of a dense layer, or the shared expert.
     pub fn common_mlp(&self) -> Option<&Mlp> {
-        match &self.mlp {
+        match &self.mlp.as_ref()?.1 {
             LayerMlp::Dense(mlp) => Some(mlp),
             LayerMlp::Sparse(sparse) => sparse.shared.as_ref(),
         }
     }
 
+    fn sparse(&self) -> Option<&ExpertLayer> {
+        match &self.mlp.as_ref()?.1 {
+            LayerMlp::Dense(_) => None,
+            LayerMlp::Sparse(sparse) => Some(sparse),
+        }
+    }
+
     /// The MLPs of which each token uses some.
     pub fn experts(&self) -> &[Mlp] {
-        match &self.mlp {
-            LayerMlp::Dense(_) => &[],
-            LayerMlp::Sparse(sparse) => &sparse.experts,
-        }
+        self.sparse().map_or(&[], |sparse| &sparse.experts)
     }
 
     /// The products of all tokens.
     pub fn common_linears(&self) -> impl Iterator<Item = &Linear> {
-        let router = match &self.mlp {
-            LayerMlp::Dense(_) => None,
-            LayerMlp::Sparse(sparse) => Some(&sparse.router),
+        let mixer = match &self.mixer {
+            LayerMixer::Attention(attention) => [&attention.qkv, &attention.output],
+            LayerMixer::Mamba(mamba) => [&mamba.input, &mamba.output],
         };
+        let router = self.sparse().map(|sparse| &sparse.router);
         let mlp = self.common_mlp().into_iter().flat_map(Mlp::linears);
-        [&self.qkv, &self.output].into_iter().chain(router).chain(mlp)
+        mixer.into_iter().chain(router).chain(mlp)
     }
 }
 
@@ -165,10 +209,31 @@ impl<'a> Loader<'a> {
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
-        let config = self.config;
-        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let hidden = config.hidden;
+        let (config, hidden) = (self.config, self.config.hidden);
         let name = |part: &str| format!("model.layers.{layer}.{part}");
+        Ok(Layer {
+            input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
+            mixer: match &config.mamba {
+                None => LayerMixer::Attention(self.attention(name)?),
+                Some(mamba) => LayerMixer::Mamba(self.mamba(name, mamba)?),
+            },
+            output_norms: match config.gemma {
+                Some(_) => Some([
+                    self.norm(&name("post_attention_layernorm.weight"), hidden)?,
+                    self.norm(&name("post_feedforward_layernorm.weight"), hidden)?,
+                ]),
+                None => None,
+            },
+            mlp: match config.mamba {
+                None => Some(self.layer_mlp(layer, name)?),
+                Some(_) => None,
+            },
+        })
+    }
+
+    fn attention(&mut self, name: impl Fn(&str) -> String) -> Result<AttentionWeights, LoadError> {
+        let (config, hidden) = (self.config, self.config.hidden);
+        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let head_norms = match config.architecture.has_head_norms() {
             true => Some([
                 self.head_norm(&name("self_attn.q_norm.weight"))?,
@@ -181,26 +246,67 @@ impl<'a> Loader<'a> {
             (name("self_attn.k_proj"), kv),
             (name("self_attn.v_proj"), kv),
         ];
-        Ok(Layer {
-            input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
+        Ok(AttentionWeights {
             qkv: self.linear(&parts, hidden, config.attention_bias)?,
             head_norms,
             output: self.linear(&[(name("self_attn.o_proj"), hidden)], q, config.output_bias)?,
-            mlp_norm: self.norm(&name(config.mlp_norm_name()), hidden)?,
-            output_norms: match config.gemma {
-                Some(_) => Some([
-                    self.norm(&name("post_attention_layernorm.weight"), hidden)?,
-                    self.norm(&name("post_feedforward_layernorm.weight"), hidden)?,
-                ]),
-                None => None,
-            },
-            mlp: match config.layer_experts(layer) {
-                None => {
-                    LayerMlp::Dense(self.mlp(&name("mlp"), config.intermediate, config.mlp_bias)?)
-                }
-                Some(experts) => LayerMlp::Sparse(self.expert_layer(&name("mlp"), experts)?),
-            },
         })
+    }
+
+    fn mamba(
+        &mut self,
+        name: impl Fn(&str) -> String,
+        mamba: &MambaConfig,
+    ) -> Result<MambaWeights, LoadError> {
+        let (hidden, inner, channels) = (self.config.hidden, mamba.inner(), mamba.channels());
+        let parts = [inner, channels, mamba.heads];
+        let has_bias = mamba.projection_bias;
+        let output = [(name("mamba.out_proj"), hidden)];
+        let [step_bias, decay, skip] = [
+            self.vector(&name("mamba.dt_bias"), mamba.heads)?,
+            self.vector(&name("mamba.A_log"), mamba.heads)?,
+            self.vector(&name("mamba.D"), mamba.heads)?,
+        ];
+        let decay = |head: usize| match mamba.log_decay {
+            true => -(f64::from(decay[head]).exp() as f32),
+            false => decay[head],
+        };
+        if let Some(head) = (0..mamba.heads).find(|&head| decay(head) > 0.0 || decay(head).is_nan())
+        {
+            return Err(self.wrong(&name("mamba.A_log"), "a decay of each head", decay(head)));
+        }
+        let head = |head: usize| MambaHead {
+            step_bias: step_bias[head],
+            decay: decay(head),
+            skip: skip[head],
+        };
+        Ok(MambaWeights {
+            input: self.parts_of_linear(&name("mamba.in_proj"), &parts, hidden, has_bias)?,
+            conv: self.columns(&name("mamba.conv1d.weight"), channels, mamba.conv_width)?,
+            conv_bias: match mamba.conv_bias {
+                true => self.vector(&name("mamba.conv1d.bias"), channels)?,
+                false => vec![0.0; channels.next_multiple_of(LANES)],
+            },
+            heads: (0..mamba.heads).map(head).collect(),
+            norm: self.norm(&name("mamba.norm.weight"), inner)?,
+            output: self.linear(&output, inner, has_bias)?,
+        })
+    }
+
+    fn layer_mlp(
+        &mut self,
+        layer: usize,
+        name: impl Fn(&str) -> String,
+    ) -> Result<(Vec<f32>, LayerMlp), LoadError> {
+        let config = self.config;
+        let norm = self.norm(&name(config.mlp_norm_name()), config.hidden)?;
+        let mlp = match config.layer_experts(layer) {
+            None => {
+                LayerMlp::Dense(self.mlp(&name("mlp"), config.intermediate, config.mlp_bias)?)
+            }
+            Some(experts) => LayerMlp::Sparse(self.expert_layer(&name("mlp"), experts)?),
+        };
+        Ok((norm, mlp))
     }
 
     fn mlp(&mut self, name: &str, inside: usize, bias: bool) -> Result<Mlp, LoadError> {
@@ -256,6 +362,47 @@ impl<'a> Loader<'a> {
         Ok(Linear::new(matrices, biases))
     }
 
+    /// One stored matrix. Its outputs become parts of these sizes, each padded to sixteen.
+    fn parts_of_linear(
+        &mut self,
+        name: &str,
+        parts: &[usize],
+        columns: usize,
+        bias: bool,
+    ) -> Result<Linear, LoadError> {
+        let weight = format!("{name}.weight");
+        let view = self.tensor(&weight, parts.iter().sum(), columns)?;
+        let bias = match bias {
+            true => Some(self.vector(&format!("{name}.bias"), view.rows)?),
+            false => None,
+        };
+        let (mut matrices, mut biases, mut first) = (Vec::new(), Vec::new(), 0);
+        for &part in parts {
+            let rows = first..first + part;
+            matrices.push(self.pack(&weight, &view.of_rows(rows.clone()))?);
+            biases.push(bias.as_ref().map(|bias| bias[rows].to_vec()));
+            first += part;
+        }
+        self.count_tensor();
+        Ok(Linear::new(matrices, biases))
+    }
+
+    /// The columns of a matrix as rows, each padded with zeros to a multiple of sixteen.
+    fn columns(&mut self, name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, LoadError> {
+        let view = self.tensor(name, rows, columns)?;
+        self.check_plain(name, &view)?;
+        let stride = rows.next_multiple_of(LANES);
+        let mut turned = vec![0.0; columns * stride];
+        for row in 0..rows {
+            let from = view.row(row);
+            for column in 0..columns {
+                turned[column * stride + row] = plain_number(view.dtype, from, column);
+            }
+        }
+        self.count_tensor();
+        Ok(turned)
+    }
+
     fn head_norm(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
         let mut norm = self.norm(name, self.config.head_dim)?;
         norm.truncate(self.config.head_dim);
@@ -271,15 +418,26 @@ impl<'a> Loader<'a> {
 
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
         let view = self.tensor(name, rows, columns)?;
-        let (block, _) = view.dtype.block();
-        if !columns.is_multiple_of(block) {
-            let expected = format!("rows of a multiple of {block} elements for {:?}", view.dtype);
-            return Err(self.wrong(name, expected, columns));
-        }
-        let matrix = Matrix::pack(&view, &mut self.arena, self.team)
-            .map_err(|error| LoadError::io(self.source.describe(), error))?;
+        let matrix = self.pack(name, &view)?;
         self.count_tensor();
         Ok(matrix)
+    }
+
+    fn pack(&mut self, name: &str, view: &TensorView<'_>) -> Result<Matrix, LoadError> {
+        let (block, _) = view.dtype.block();
+        if !view.cols.is_multiple_of(block) {
+            let expected = format!("rows of a multiple of {block} elements for {:?}", view.dtype);
+            return Err(self.wrong(name, expected, view.cols));
+        }
+        Matrix::pack(view, &mut self.arena, self.team)
+            .map_err(|error| LoadError::io(self.source.describe(), error))
+    }
+
+    fn check_plain(&self, name: &str, view: &TensorView<'_>) -> Result<(), LoadError> {
+        match view.dtype.block().0 {
+            1 => Ok(()),
+            _ => Err(self.wrong(name, "F32, F16 or BF16", format!("{:?}", view.dtype))),
+        }
     }
 
     fn count_tensor(&mut self) {
@@ -290,9 +448,7 @@ impl<'a> Loader<'a> {
     /// A vector of the model, padded with zeros to a multiple of sixteen.
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let view = self.tensor(name, 1, len)?;
-        if view.dtype.block().0 != 1 {
-            return Err(self.wrong(name, "F32, F16 or BF16", format!("{:?}", view.dtype)));
-        }
+        self.check_plain(name, &view)?;
         let row = view.row(0);
         let mut vector: Vec<f32> = (0..len).map(|i| plain_number(view.dtype, row, i)).collect();
         vector.resize(len.next_multiple_of(LANES), 0.0);

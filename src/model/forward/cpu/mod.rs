@@ -11,6 +11,7 @@ mod block;
 mod element;
 mod experts;
 mod load;
+mod mamba;
 mod matrix;
 mod matrix_product;
 mod paged_kv;

@@ -1,5 +1,5 @@
-//! Reads and writes heads in paged KV. In the forward pass, only this module touches the region's
-//! memory.
+//! Reads and writes heads in paged KV, and pieces of recurrent state. In the forward pass, only
+//! this module touches the region's memory.
 //!
 //! Invariants: every access is inside the region. No reference into it is formed, because peers may
 //! read it. The order of a step's phases ensures that no thread reads what another one writes.
@@ -8,7 +8,9 @@
 use super::simd::{LANES, Simd};
 use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
+use crate::kv::state_layout::StateLayout;
 use crate::model::forward::KvPool;
+use std::marker::PhantomData;
 
 /// A pool during a step.
 #[derive(Clone, Copy)]
@@ -16,6 +18,7 @@ pub struct Paged<'a> {
     base: *mut u8,
     len: u64,
     layout: &'a KvLayout,
+    state: Option<&'a StateLayout>,
 }
 
 // SAFETY: a raw pointer; the module's header says how accesses are ordered.
@@ -32,14 +35,43 @@ pub struct Strip<'a> {
     pages: &'a [PageId],
 }
 
+/// A piece of the state of one sequence in one layer.
+#[derive(Clone, Copy)]
+pub struct StatePiece<'a> {
+    at: *mut f32,
+    elements: usize,
+    paged: PhantomData<Paged<'a>>,
+}
+
 impl<'a> Paged<'a> {
     /// A view of the pool's memory.
     pub fn new(pool: KvPool<'a>) -> Paged<'a> {
+        if let Some(state) = pool.groups.state() {
+            let stride = pool.layout.page_stride;
+            assert!(state.page_bytes() <= stride, "pieces of state stay on their page");
+            assert!(stride.is_multiple_of(4), "pieces of state are aligned");
+        }
         Paged {
             base: pool.region.base().as_ptr(),
             len: pool.region.len() as u64,
             layout: pool.layout,
+            state: pool.groups.state(),
         }
+    }
+
+    /// A piece of the state of a sequence with these state pages; `layer` counts the layers with
+    /// state.
+    pub fn piece(&self, layer: u32, piece: u32, pages: &[PageId]) -> StatePiece<'a> {
+        let state = self.state.expect("the model has state");
+        let (place, bytes) = (state.place(layer, piece), state.shape().piece_bytes());
+        let offset = pages[place.page].index() as u64 * self.layout.page_stride + place.offset;
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= self.len),
+            "page outside the region"
+        );
+        // SAFETY: inside the mapping.
+        let at = unsafe { self.base.add(offset as usize) }.cast();
+        StatePiece { at, elements: state.shape().piece_elements as usize, paged: PhantomData }
     }
 
     /// One head of a sequence with `pages`.
@@ -61,6 +93,24 @@ impl<'a> Paged<'a> {
         );
         // SAFETY: inside the mapping.
         unsafe { self.base.add(offset as usize) }
+    }
+}
+
+impl StatePiece<'_> {
+    /// Reads the first elements.
+    #[inline(always)]
+    pub fn read(&self, to: &mut [f32]) {
+        assert!(to.len() <= self.elements);
+        // SAFETY: `Paged::piece` checked the range. Pages and pieces are aligned to four bytes.
+        unsafe { self.at.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Writes the first elements.
+    #[inline(always)]
+    pub fn write(&self, from: &[f32]) {
+        assert!(from.len() <= self.elements);
+        // SAFETY: as above.
+        unsafe { self.at.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
     }
 }
 

@@ -30,6 +30,10 @@ pub struct StepPlan {
     /// Token ranges inside their block. A span has tokens of one sequence, so that attention shares
     /// keys.
     pub spans: Vec<Range<usize>>,
+    /// The same without a bound, for state that goes from token to token.
+    pub runs: Vec<Range<usize>>,
+    /// By block: range of its runs.
+    pub block_runs: Vec<Range<usize>>,
 }
 
 impl StepPlan {
@@ -40,6 +44,8 @@ impl StepPlan {
             picked: Vec::with_capacity(limits.logits),
             blocks: Vec::with_capacity(limits.tokens.div_ceil(BLOCK_TOKENS)),
             spans: Vec::with_capacity(limits.tokens),
+            runs: Vec::with_capacity(limits.rows + limits.tokens.div_ceil(BLOCK_TOKENS)),
+            block_runs: Vec::with_capacity(limits.tokens.div_ceil(BLOCK_TOKENS)),
         }
     }
 
@@ -49,6 +55,8 @@ impl StepPlan {
         self.picked.clear();
         self.blocks.clear();
         self.spans.clear();
+        self.runs.clear();
+        self.block_runs.clear();
         for (index, row) in batch.rows().iter().enumerate() {
             let tokens = batch.token_range(row);
             match row.logits {
@@ -63,22 +71,26 @@ impl StepPlan {
         let mut start = 0;
         while start < self.places.len() {
             let end = (start + BLOCK_TOKENS).min(self.places.len());
-            let first_span = self.spans.len();
-            self.cut_block(start, end, span);
+            let block = &self.places[start..end];
+            let (first_span, first_run) = (self.spans.len(), self.runs.len());
+            cut_block(block, span, &mut self.spans);
+            cut_block(block, BLOCK_TOKENS, &mut self.runs);
             self.blocks.push((start..end, first_span..self.spans.len()));
+            self.block_runs.push(first_run..self.runs.len());
             start = end;
         }
     }
+}
 
-    fn cut_block(&mut self, start: usize, end: usize, span: usize) {
-        let mut first = start;
-        while first < end {
-            let row = self.places[first].row;
-            let most = (first + span).min(end);
-            let len = self.places[first..most].iter().take_while(|place| place.row == row).count();
-            self.spans.push(first - start..first - start + len);
-            first += len;
-        }
+/// Appends ranges of at most `most` tokens of one sequence, which cover `block`.
+fn cut_block(block: &[TokenPosition], most: usize, ranges: &mut Vec<Range<usize>>) {
+    let mut first = 0;
+    while first < block.len() {
+        let row = block[first].row;
+        let left = &block[first..(first + most).min(block.len())];
+        let len = left.iter().take_while(|place| place.row == row).count();
+        ranges.push(first..first + len);
+        first += len;
     }
 }
 
@@ -111,5 +123,7 @@ mod tests {
             }
             assert_eq!(at, tokens.len());
         }
+        assert_eq!(plan.runs, [0..3, 3..256, 0..17, 17..18]);
+        assert_eq!(plan.block_runs, [0..2, 2..4]);
     }
 }

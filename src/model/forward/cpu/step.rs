@@ -4,7 +4,8 @@ use super::CpuModel;
 use super::attention::{self, Attend, span_tokens};
 use super::element::{CapLogits, Normed, Raw, turn_heads};
 use super::experts::ExpertScratch;
-use super::load::{Layer, LayerMlp, ModelWeights};
+use super::load::{AttentionWeights, Layer, LayerMixer, LayerMlp, MambaWeights, ModelWeights};
+use super::mamba::{MambaBlock, MambaScratch};
 use super::paged_kv::Paged;
 use super::panel::{PanelForms, Panels};
 use super::plan::{BLOCK_TOKENS, TokenPosition};
@@ -41,6 +42,8 @@ pub struct StepScratch {
     outputs: Vec<f32>,
     /// For layers with experts.
     experts: Option<ExpertScratch>,
+    /// For recurrent layers.
+    mamba: Option<MambaScratch>,
     /// `[wanted][vocabulary]`
     logits: Vec<f32>,
     /// Working memory per thread.
@@ -87,8 +90,9 @@ impl StepScratch {
             .iter()
             .flat_map(Layer::common_linears)
             .fold(weights.head.wants(), |wanted, linear| wanted.or(linear.wants()));
-        let columns = config.hidden.max(q).max(inside);
-        let (group, gemma) = (config.heads / config.kv_heads, config.gemma.is_some());
+        let recurrent = config.mamba.as_ref().map_or(0, |mamba| mamba.inner());
+        let columns = config.hidden.max(q).max(inside).max(recurrent);
+        let (group, gemma) = (config.queries_per_head(), config.gemma.is_some());
         StepScratch {
             stream: vec![0.0; limits.tokens * widths.hidden],
             angles: vec![0.0; limits.tokens * config.head_dim],
@@ -102,6 +106,10 @@ impl StepScratch {
                 .experts
                 .as_ref()
                 .map(|experts| ExpertScratch::new(config.hidden, experts, &weights.layers, block)),
+            mamba: config
+                .mamba
+                .as_ref()
+                .map(|mamba| MambaScratch::new(mamba, limits.tokens, threads)),
             logits: vec![0.0; limits.logits * widths.vocab],
             attention: (0..threads)
                 .map(|_| attention::AttentionScratch::new(config.head_dim, group))
@@ -125,6 +133,7 @@ impl StepScratch {
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
             + self.experts.as_ref().map_or(0, ExpertScratch::memory)
+            + self.mamba.as_ref().map_or(0, MambaScratch::memory)
             + self.attention.iter().map(attention::AttentionScratch::memory).sum::<usize>()
     }
 
@@ -144,19 +153,21 @@ impl CpuModel {
     ) -> StepEnd {
         let config = &self.config;
         let KvPool { layout, groups, .. } = kv;
-        assert_eq!(
-            (groups.model_layers(), layout.kv_heads as usize, layout.head_dim as usize),
-            (config.layers, config.kv_heads, config.head_dim),
-            "KV layout of another model"
-        );
+        assert_eq!(groups.model_layers(), config.layers, "KV layout of another model");
+        assert!(is_layout_of(config, &kv), "KV layout of another model");
         assert_eq!(layout.layers, groups.layers(), "a page has the layers of a group");
-        self.plan.cut(batch, span_tokens(config.heads / config.kv_heads));
+        self.plan.cut(batch, span_tokens(config.queries_per_head()));
         self.embed(batch);
         let paged = Paged::new(kv);
         for layer in 0..self.weights.layers.len() {
             for block in 0..self.plan.blocks.len() {
-                self.attention_block(batch, (&paged, groups.place(layer)), layer, block);
-                self.mlp_block(layer, block);
+                match groups.place(layer) {
+                    Some(place) => self.attention_block(batch, (&paged, place), layer, block),
+                    None => self.mamba_block(batch, &paged, layer, block),
+                }
+                if self.weights.layers[layer].mlp.is_some() {
+                    self.mlp_block(layer, block);
+                }
             }
             if on_layer(layer as u32).is_break() {
                 return StepEnd::Stopped;
@@ -174,7 +185,8 @@ impl CpuModel {
         let StepScratch { stream, angles, window_angles, .. } = &mut self.scratch;
         let (rope, window_rope) = (&self.rope, self.window_rope.as_ref());
         let stream = Chunks::new(&mut stream[..tokens.len() * hidden], hidden);
-        let angles = Chunks::new(&mut angles[..tokens.len() * head_dim], head_dim);
+        let angles =
+            (head_dim > 0).then(|| Chunks::new(&mut angles[..tokens.len() * head_dim], head_dim));
         let window = window_rope
             .map(|_| Chunks::new(&mut window_angles[..tokens.len() * head_dim], head_dim));
         self.team.run(((stream, angles), window), |token, ((stream, angles), window)| {
@@ -182,7 +194,9 @@ impl CpuModel {
             if scale != 1.0 {
                 stream.iter_mut().for_each(|element| *element *= scale);
             }
-            rope.fill(places[token].position, angles);
+            if let Some(angles) = angles {
+                rope.fill(places[token].position, angles);
+            }
             if let (Some(rope), Some(angles)) = (window_rope, window) {
                 rope.fill(places[token].position, angles);
             }
@@ -198,8 +212,10 @@ impl CpuModel {
     ) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, window_rope, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { input_norm, qkv, head_norms, output, output_norms, .. } =
-            &weights.layers[layer];
+        let Layer { input_norm, mixer, output_norms, .. } = &weights.layers[layer];
+        let LayerMixer::Attention(AttentionWeights { qkv, head_norms, output }) = mixer else {
+            unreachable!("a layer with keys and values has attention");
+        };
         let (tokens, spans) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
@@ -222,7 +238,7 @@ impl CpuModel {
         });
 
         let spans = &plan.spans[spans];
-        let group = config.heads / config.kv_heads;
+        let group = config.queries_per_head();
         let width = group * config.head_dim;
         let queries = &scratch.qkv[..count * widths.qkv];
         let grid =
@@ -256,10 +272,35 @@ impl CpuModel {
         crew.add_rows(with_norm(config, widths, &scratch.outputs, weight), stream);
     }
 
+    fn mamba_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
+        let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
+        let mut crew = StepTeam { team, dispatch: *dispatch };
+        let Layer { input_norm, mixer, .. } = &weights.layers[layer];
+        let (LayerMixer::Mamba(mamba), Some(sizes)) = (mixer, &config.mamba) else {
+            unreachable!("a layer without keys and values is recurrent");
+        };
+        let MambaWeights { input, output, .. } = mamba;
+        let (tokens, _) = plan.blocks[block].clone();
+        let (count, widths) = (tokens.len(), scratch.widths);
+        let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
+        let own = scratch.mamba.as_mut().expect("the model has recurrent layers");
+        let normed = with_norm(config, widths, stream, input_norm);
+        crew.pack(&mut scratch.panels, normed, count, config.hidden, input.wants());
+        crew.multiply(input, &scratch.panels, count, own.projected(), false);
+        let runs = &plan.runs[plan.block_runs[block].clone()];
+        let places = &plan.places[tokens];
+        let sequences = MambaBlock { batch, paged, layer: layer as u32, places, runs };
+        own.run(&mut crew, sizes, mamba, (&sequences, config.norm_eps));
+        let (rows, stride) = own.scanned();
+        crew.pack(&mut scratch.panels, Raw { rows, stride }, count, sizes.inner(), output.wants());
+        crew.multiply(output, &scratch.panels, count, (stream, widths.hidden), true);
+    }
+
     fn mlp_block(&mut self, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { mlp_norm, mlp, output_norms, .. } = &weights.layers[layer];
+        let Layer { mlp, output_norms, .. } = &weights.layers[layer];
+        let (mlp_norm, mlp) = mlp.as_ref().expect("the layer has an MLP");
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
@@ -314,6 +355,18 @@ impl CpuModel {
                 crew.team.run(rows, |_, logits| dispatch.run(CapLogits { logits, cap }));
             }
         }
+    }
+}
+
+/// Whether the pool has the KV heads or the state of this model.
+fn is_layout_of(config: &ModelConfig, kv: &KvPool<'_>) -> bool {
+    match (&config.mamba, kv.groups.state()) {
+        (None, None) => {
+            let heads = [kv.layout.kv_heads, kv.layout.head_dim].map(|size| size as usize);
+            heads == [config.kv_heads, config.head_dim]
+        }
+        (Some(mamba), Some(state)) => *state.shape() == mamba.state_shape(config.layers),
+        _ => false,
     }
 }
 

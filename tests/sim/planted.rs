@@ -294,7 +294,7 @@ mod others {
         stream_that_has_begun_is_not_resumed: "stream that has begun is not resumed",
             "the worker sent no complete answer", 277;
         broken_call_to_prefill_is_awaited: "broken call to prefill is awaited",
-            "a request waits for", 663, Rdma;
+            "a request waits for", 758, Rdma;
         entry_of_a_former_role_stays: "entry of a former role stays",
             "a process has one entry", 6;
         link_outlives_its_queue_pairs: "link outlives its queue pairs",

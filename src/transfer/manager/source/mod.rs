@@ -500,13 +500,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 }
 
-/// Checks the pages of a Destination. Its prefix has whole pages and leaves tokens to transfer. It
-/// names the pages that cross ([`GroupCounts::crossing_pages`]). All pages are in its pool, and its
-/// slot exists.
+/// Checks the pages of a Destination. Its prefix has whole pages and leaves tokens to transfer;
+/// without groups of layers there is none. It names the pages that cross
+/// ([`GroupCounts::crossing_pages`]). All pages are in its pool, and its slot exists.
 fn names_its_pages<L>(session: &Session<L>, groups: GroupCounts, asked: &Destination<'_>) -> bool {
     let crossing = || groups.crossing_pages(asked.tokens, asked.prefix_tokens, session.page_size);
     asked.prefix_tokens < asked.tokens
         && asked.prefix_tokens.is_multiple_of(session.page_size)
+        && (groups.total() > 0 || asked.prefix_tokens == 0)
         && asked.pages.len() as u64 == crossing()
         && asked.pages.iter().all(|page| page.0 < session.pages)
         && asked.id.slot.0 < session.slots
@@ -530,6 +531,16 @@ mod tests {
 
     /// A pool of 100 pages of 16 tokens, four slots.
     fn names(tokens: u32, prefix_tokens: u32, pages: &[u32], slot: u32) -> bool {
+        names_in(GroupCounts::FULL, tokens, prefix_tokens, pages, slot)
+    }
+
+    fn names_in(
+        groups: GroupCounts,
+        tokens: u32,
+        prefix_tokens: u32,
+        pages: &[u32],
+        slot: u32,
+    ) -> bool {
         let session = Session {
             link: (),
             generation: SessionGeneration(1),
@@ -554,7 +565,19 @@ mod tests {
             deadline_ms: 1000,
             pages: pages.as_slice().into(),
         };
-        names_its_pages(&session, GroupCounts::FULL, &asked)
+        names_its_pages(&session, groups, &asked)
+    }
+
+    #[test]
+    fn a_destination_of_state_alone_has_no_prefix() {
+        let state = GroupCounts { full: 0, state_pages: 2, ..GroupCounts::FULL };
+        assert!(names_in(state, 100, 0, &[4, 5], 0));
+        assert!(!names_in(state, 100, 16, &[4, 5], 0), "tokens before a state");
+        assert!(!names_in(state, 100, 0, &[4], 0), "a part of the state");
+        // Beside a group, state is behind the pages of the tokens.
+        let both = GroupCounts { state_pages: 2, ..GroupCounts::FULL };
+        assert!(names_in(both, 33, 16, &[1, 2, 4, 5], 0));
+        assert!(!names_in(both, 33, 16, &[1, 2], 0), "no state");
     }
 
     #[test]

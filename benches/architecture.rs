@@ -15,7 +15,9 @@ use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::page_span::{PageSpan, SequenceState};
 use baton::kv::region::Region;
-use baton::model::config::{Architecture, ExpertConfig, MambaConfig, ModelConfig, WindowConfig};
+use baton::model::config::{
+    Architecture, ExpertConfig, MambaConfig, MambaNorm, ModelConfig, WindowConfig,
+};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, fastest_kernels};
 use baton::model::forward::{Forward, KvPool};
@@ -100,7 +102,9 @@ fn recurrent(state: usize) -> ModelConfig {
         groups: 1,
         conv_width: 4,
         conv_bias: true,
-        projection_bias: false,
+        input_bias: false,
+        output_bias: false,
+        norm: MambaNorm::AfterGate,
         log_decay: true,
     };
     ModelConfig {
@@ -137,7 +141,7 @@ impl Pool {
         let dim = config.head_dim as u32;
         let (groups, layout, row_pages) = match config.mamba {
             Some(_) => {
-                let (groups, layout) = config.kv_memory(PAGE, KvDtype::F16);
+                let (groups, layout) = config.kv_memory(PAGE, KvDtype::F16).expect("fits");
                 let pages = groups.counts().state_pages as usize;
                 (groups, layout, pages)
             }

@@ -117,7 +117,7 @@ impl KvGroups {
         }
     }
 
-    /// The same groups, beside recurrent state. Only the simulator's model has both.
+    /// The same groups, beside recurrent state.
     pub fn with_state(mut self, state: StateLayout) -> KvGroups {
         (self.counts.state_pages, self.state) = (state.pages(), Some(state));
         self

@@ -25,6 +25,9 @@ pub enum Architecture {
     Gemma3,
     /// Layers of [`MambaConfig`] alone, without attention and without MLPs.
     Mamba2,
+    /// Like Llama, with a recurrent part beside attention in each layer, and with the formulas of
+    /// [`MultiplierConfig`].
+    FalconH1,
 }
 
 impl Architecture {
@@ -110,10 +113,25 @@ pub struct MambaConfig {
     pub conv_width: usize,
     /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// Whether the projections before and after have biases.
-    pub projection_bias: bool,
+    /// Whether the projection before has a bias.
+    pub input_bias: bool,
+    /// Whether the projection after has a bias.
+    pub output_bias: bool,
+    /// The norm of the output.
+    pub norm: MambaNorm,
     /// Whether the files have A as `ln(-A)`, as those of Hugging Face. GGUF files have A itself.
     pub log_decay: bool,
+}
+
+/// The norm of a recurrent layer's output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MambaNorm {
+    /// There is none: the output is multiplied by silu(gate) only.
+    None,
+    /// The norm comes before this product.
+    BeforeGate,
+    /// The norm comes after this product.
+    AfterGate,
 }
 
 impl MambaConfig {
@@ -167,6 +185,50 @@ pub fn recurrent_context(named: Option<usize>) -> usize {
 
 /// Elements of a vector of the kernels.
 const STATE_ALIGNMENT: usize = 16;
+
+/// Multipliers of Falcon-H1, each a factor of the outputs of one projection, of the embedding or of
+/// the logits.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MultiplierConfig {
+    /// Of embeddings.
+    pub embedding: f32,
+    /// Of logits.
+    pub head: f32,
+    /// Of the inputs of attention.
+    pub attention_in: f32,
+    /// Of the outputs of attention.
+    pub attention_out: f32,
+    /// Of keys.
+    pub key: f32,
+    /// Of the inputs of the recurrent part.
+    pub ssm_in: f32,
+    /// Of its outputs.
+    pub ssm_out: f32,
+    /// Of its gate, x, B, C and time steps, before the convolution.
+    pub ssm: [f32; 5],
+    /// Of the gate of the MLP.
+    pub gate: f32,
+    /// Of the outputs of the MLP.
+    pub down: f32,
+}
+
+impl Default for MultiplierConfig {
+    /// Multipliers that change nothing.
+    fn default() -> MultiplierConfig {
+        MultiplierConfig {
+            embedding: 1.0,
+            head: 1.0,
+            attention_in: 1.0,
+            attention_out: 1.0,
+            key: 1.0,
+            ssm_in: 1.0,
+            ssm_out: 1.0,
+            ssm: [1.0; 5],
+            gate: 1.0,
+            down: 1.0,
+        }
+    }
+}
 
 /// The function of an MLP's gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -262,8 +324,10 @@ pub struct ModelConfig {
     pub window: Option<WindowConfig>,
     /// Gemma's formulas.
     pub gemma: Option<GemmaConfig>,
-    /// The recurrent layers, if there are any. Then all layers are.
+    /// The recurrent part of layers, if there is any. Then all layers have it.
     pub mamba: Option<MambaConfig>,
+    /// Falcon's multipliers.
+    pub multipliers: Option<MultiplierConfig>,
 }
 
 impl ModelConfig {
@@ -292,6 +356,7 @@ impl ModelConfig {
             window: None,
             gemma: None,
             mamba: Some(mamba),
+            multipliers: None,
         }
     }
 
@@ -311,24 +376,44 @@ impl ModelConfig {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
     }
 
+    /// Whether layers have attention.
+    pub fn has_attention(&self) -> bool {
+        self.heads > 0
+    }
+
+    /// Whether layers have MLPs or experts.
+    pub fn has_mlp(&self) -> bool {
+        self.has_attention()
+    }
+
     /// The layers that can share pages, and the layout of a pool of pages of `page_size` tokens. A
     /// page of a model without attention holds the state of a sequence, whatever the page size and
     /// the element type.
-    pub fn kv_memory(&self, page_size: u32, dtype: KvDtype) -> (KvGroups, KvLayout) {
-        if let Some(mamba) = &self.mamba {
-            let shape = mamba.state_shape(self.layers);
+    ///
+    /// # Errors
+    /// The number of bytes that a page must have, if it is too small for a piece of the state.
+    pub fn kv_memory(&self, page_size: u32, dtype: KvDtype) -> Result<(KvGroups, KvLayout), u64> {
+        let shape = self.mamba.as_ref().map(|mamba| mamba.state_shape(self.layers));
+        if let Some(shape) = shape.filter(|_| !self.has_attention()) {
             let StateShape { layers, pieces, piece_elements } = shape;
             let layout = KvLayout::state_slots(layers, pieces, piece_elements, KvDtype::F32);
             let layout = layout.expect("a piece has vectors of 16 elements");
             let state = StateLayout::new(shape, layout.page_bytes());
             let state = state.expect("a page holds the whole state");
-            return (KvGroups::of_state(self.layers, state), layout);
+            return Ok((KvGroups::of_state(self.layers, state), layout));
         }
         let windows: Vec<_> = (0..self.layers).map(|layer| self.layer_window(layer)).collect();
         let groups = KvGroups::of(&windows);
         let (heads, head_dim) = (self.kv_heads as u32, self.head_dim as u32);
         let layout = KvLayout::page_major(page_size, groups.layers(), heads, head_dim, dtype);
-        (groups, layout)
+        let groups = match shape {
+            None => groups,
+            Some(shape) => match StateLayout::new(shape, layout.page_bytes()) {
+                Some(state) => groups.with_state(state),
+                None => return Err(shape.piece_bytes()),
+            },
+        };
+        Ok((groups, layout))
     }
 
     /// The function of the MLPs' gates.
@@ -345,7 +430,8 @@ impl ModelConfig {
     /// Multiplier of embeddings. transformers rounds it to the type of the weights; this one is not
     /// rounded, as in llama.cpp.
     pub fn embedding_scale(&self) -> f32 {
-        if self.gemma.is_some() { (self.hidden as f32).sqrt() } else { 1.0 }
+        let multiplier = self.multipliers.as_ref().map_or(1.0, |all| all.embedding);
+        if self.gemma.is_some() { (self.hidden as f32).sqrt() } else { multiplier }
     }
 
     /// The number that the weights of norms lack in the files.
@@ -355,10 +441,11 @@ impl ModelConfig {
 
     /// The last part of the name of the norm before the MLP.
     pub fn mlp_norm_name(&self) -> &'static str {
-        match self.gemma {
-            // Gemma gives this name to the norm of attention's output.
-            Some(_) => "pre_feedforward_layernorm.weight",
-            None => "post_attention_layernorm.weight",
+        match self.architecture {
+            // Gemma gives the usual name to the norm of attention's output.
+            Architecture::Gemma3 => "pre_feedforward_layernorm.weight",
+            Architecture::FalconH1 => "pre_ff_layernorm.weight",
+            _ => "post_attention_layernorm.weight",
         }
     }
 }

@@ -236,7 +236,7 @@ mod tests {
             assert!(files.file_bytes > 50_000);
             count += 1;
         }
-        assert_eq!(count, 39);
+        assert_eq!(count, 42);
     }
 
     /// The text models of Gemma 3 have the tokenizer of those with images.

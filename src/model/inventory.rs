@@ -1,7 +1,7 @@
 //! The tensors that a model of a given configuration must have. A model with a missing or an extra
 //! tensor is refused when it is opened.
 
-use super::config::{MambaConfig, ModelConfig};
+use super::config::{MambaConfig, MambaNorm, ModelConfig};
 use super::tensor::RowOrder;
 use super::weights::{LoadError, WeightSource};
 use std::collections::BTreeSet;
@@ -38,27 +38,28 @@ pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
 }
 
 fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
-    match &config.mamba {
-        Some(mamba) => recurrent_layer(config, mamba, index),
-        None => attention_layer(config, index),
+    let recurrent = config.mamba.as_ref().map(|mamba| recurrent_part(config, mamba, index));
+    if config.has_attention() {
+        return [attention_layer(config, index), recurrent.unwrap_or_default()].concat();
     }
+    let norm = format!("model.layers.{index}.input_layernorm.weight");
+    let norm = Expected { name: norm, rows: 1, cols: config.hidden };
+    [vec![norm], recurrent.unwrap_or_default()].concat()
 }
 
-fn recurrent_layer(config: &ModelConfig, mamba: &MambaConfig, index: usize) -> Vec<Expected> {
+fn recurrent_part(config: &ModelConfig, mamba: &MambaConfig, index: usize) -> Vec<Expected> {
     let (hidden, inner, channels) = (config.hidden, mamba.inner(), mamba.channels());
-    let (bias, conv_bias) = (mamba.projection_bias, mamba.conv_bias);
     let parts = [
-        ("input_layernorm.weight", 1, hidden, true),
         ("mamba.in_proj.weight", mamba.projected(), hidden, true),
-        ("mamba.in_proj.bias", 1, mamba.projected(), bias),
+        ("mamba.in_proj.bias", 1, mamba.projected(), mamba.input_bias),
         ("mamba.conv1d.weight", channels, mamba.conv_width, true),
-        ("mamba.conv1d.bias", 1, channels, conv_bias),
+        ("mamba.conv1d.bias", 1, channels, mamba.conv_bias),
         ("mamba.dt_bias", 1, mamba.heads, true),
         ("mamba.A_log", 1, mamba.heads, true),
         ("mamba.D", 1, mamba.heads, true),
-        ("mamba.norm.weight", 1, inner, true),
+        ("mamba.norm.weight", 1, inner, mamba.norm != MambaNorm::None),
         ("mamba.out_proj.weight", hidden, inner, true),
-        ("mamba.out_proj.bias", 1, hidden, bias),
+        ("mamba.out_proj.bias", 1, hidden, mamba.output_bias),
     ];
     let is_there = parts.into_iter().filter(|&(.., is_there)| is_there);
     is_there

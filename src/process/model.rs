@@ -147,7 +147,11 @@ impl LoadedModel {
         let model = &files.config;
         let context = context(model, worker.model.max_model_len)?;
         let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
-        let (groups, layout) = model.kv_memory(worker.kv.page_size, dtype);
+        let page_size = worker.kv.page_size;
+        let (groups, layout) = model.kv_memory(page_size, dtype).map_err(|least| {
+            let reason = format!("is {page_size}; a page must have {least} bytes for the state");
+            ProcessError::Config("--page-size", reason)
+        })?;
         if worker.kv.dtype != config::KvCacheDtype::Auto && layout.dtype != dtype {
             let reason = format!("is {}; the state of this model is f32", dtype.name());
             return Err(ProcessError::Config("--kv-dtype", reason));

@@ -549,6 +549,7 @@ fn about(
         Architecture::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
         Architecture::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
         Architecture::Mamba2 => ("mamba2", "Mamba2ForCausalLM"),
+        Architecture::FalconH1 => ("falcon_h1", "FalconH1ForCausalLM"),
     };
     let (usual, advised) = (Sampling::default(), &files.sampling);
     ServerDescription {

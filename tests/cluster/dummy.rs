@@ -14,15 +14,22 @@ pub struct Dummy(PathBuf);
 impl Dummy {
     /// The usual model with these fields of its configuration changed.
     pub fn new(changes: &Value) -> Dummy {
+        Dummy::of(Path::new(crate::MODEL), changes)
+    }
+
+    /// This model with changed fields.
+    fn of(model: &Path, changes: &Value) -> Dummy {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dummy = Dummy(
             std::env::temp_dir().join(format!("baton-dummy-{}-{number}", std::process::id())),
         );
         std::fs::create_dir(&dummy.0).unwrap();
-        let model = Path::new(crate::MODEL);
         for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
-            std::fs::copy(model.join(file), dummy.0.join(file)).unwrap();
+            // Older directories have the template in the settings.
+            if model.join(file).exists() {
+                std::fs::copy(model.join(file), dummy.0.join(file)).unwrap();
+            }
         }
         let config = std::fs::read_to_string(model.join("config.json")).unwrap();
         let mut config: Value = serde_json::from_str(&config).unwrap();
@@ -37,6 +44,19 @@ impl Dummy {
     pub fn slow() -> Dummy {
         Dummy::new(&json!({"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64,
             "num_hidden_layers": 8, "max_position_embeddings": 2048}))
+    }
+
+    /// Models as slow as [`Dummy::slow`]: with windows, with recurrent layers, and with both
+    /// recurrent parts and attention.
+    pub fn slow_others() -> [Dummy; 3] {
+        let wide = json!({"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64,
+            "num_hidden_layers": 8, "max_position_embeddings": 2048});
+        let recurrent = json!({"hidden_size": 256, "num_heads": 32, "num_hidden_layers": 20});
+        let mut hybrid = wide.clone();
+        (hybrid["mamba_d_ssm"], hybrid["mamba_n_heads"]) = (json!(512), json!(32));
+        let models = [("gemma3-bf16", wide), ("mamba2-f32", recurrent), ("falcon-h1-f32", hybrid)];
+        let fixtures = Path::new(crate::MODEL).parent().expect("a folder of fixtures");
+        models.map(|(name, changes)| Dummy::of(&fixtures.join(name), &changes))
     }
 
     /// `baton COMMAND` with this model, on a free port.

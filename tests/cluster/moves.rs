@@ -30,7 +30,10 @@ impl Slow {
 
     /// With these flags of the router.
     pub fn with(transfer: &'static str, flags: &[&str]) -> Slow {
-        let dummy = Dummy::slow();
+        Slow::of(Dummy::slow(), transfer, flags)
+    }
+
+    fn of(dummy: Dummy, transfer: &'static str, flags: &[&str]) -> Slow {
         let prefill =
             (0..PREFILL).map(|_| Slow::worker(&dummy, transfer, "prefill", 0, 0)).collect();
         let decode = (0..DECODE).map(|_| Slow::worker(&dummy, transfer, "decode", 0, 0)).collect();
@@ -259,13 +262,12 @@ pub fn check_same(found: &str, expected: &[String], what: &Value) {
     assert_eq!(found.len(), expected.len(), "{what}");
 }
 
-fn streams_survive_the_death_of_decode(transfer: &'static str) {
-    let mut slow = Slow::start(transfer);
+fn streams_survive_the_death_of_decode(mut slow: Slow, cases: &[(&'static str, Value)]) {
     let address = slow.fleet.router.address;
-    for case in cases() {
-        let expected = events(&open(address, &case).end());
+    for case in cases {
+        let expected = events(&open(address, case).end());
         for after in [2, 9] {
-            let mut stream = open(address, &case);
+            let mut stream = open(address, case);
             stream.await_events(after);
             let victim = slow.busy();
             slow.kill_decode(victim);
@@ -274,18 +276,26 @@ fn streams_survive_the_death_of_decode(transfer: &'static str) {
         }
     }
     let resumed = slow.fleet.router.metric("baton_router_resumed_total", "");
-    assert_eq!(resumed, 2.0 * cases().len() as f64, "each of them was met in its midst");
+    assert_eq!(resumed, 2.0 * cases.len() as f64, "each of them was met in its midst");
     slow.fleet.check_idle();
 }
 
 #[test]
 fn streams_survive_the_death_of_decode_over_shm() {
-    streams_survive_the_death_of_decode("shm");
+    streams_survive_the_death_of_decode(Slow::start("shm"), &cases());
 }
 
 #[test]
 fn streams_survive_the_death_of_decode_over_tcp() {
-    streams_survive_the_death_of_decode("tcp");
+    streams_survive_the_death_of_decode(Slow::start("tcp"), &cases());
+}
+
+/// A stream goes on with KV of windows, and with state, that is computed anew.
+#[test]
+fn streams_of_other_layers_survive_the_death_of_decode() {
+    for dummy in Dummy::slow_others() {
+        streams_survive_the_death_of_decode(Slow::of(dummy, "shm", &[]), &cases()[..3]);
+    }
 }
 
 /// The prefill worker dies before the first token, and the other one computes the prompt again.

@@ -4,12 +4,24 @@ use crate::fleet::Fleet;
 use crate::prefix::{ask, next_turn, sent};
 use crate::{body, start_model};
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mamba2-f32");
+const MAMBA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mamba2-f32");
 /// 2 layers of 8 heads of 16 × 16 elements, and of 4 columns of 192 channels, of 4 bytes each.
-const STATE: f64 = (2 * (8 * 16 * 16 + 4 * 192) * 4) as f64;
+const MAMBA_STATE: u64 = 2 * (8 * 16 * 16 + 4 * 192) * 4;
+const FALCON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/falcon-h1-f32");
+/// A page: 16 tokens of 2 heads of 16 elements of 4 bytes, for keys and values, in 2 layers.
+const FALCON_PAGE: u64 = 16 * 2 * 16 * 4 * 2 * 2;
+/// 2 layers of 6 heads of 16 × 16 elements, and of 4 columns of 160 channels in 3 pieces of 64, make
+/// 18 pieces of 1 KiB. A page has 8.
+const FALCON_STATE_PAGES: u64 = 3;
 
-fn state_crosses(transfer: &str, flow: &[&str], chunk: &str) {
-    let start = |command: &str, more: &[&str]| start_model(MODEL, command, more);
+/// `bytes` says how many cross for a prompt of so many tokens.
+fn state_crosses(
+    (model, bytes): (&str, fn(u64) -> u64),
+    transfer: &str,
+    flow: &[&str],
+    chunk: &str,
+) {
+    let start = |command: &str, more: &[&str]| start_model(model, command, more);
     let whole = start("serve", &["--mixed"]);
     let flags = ["--bootstrap-port", "0", "--transfer", transfer, "--chunked-prefill-size", chunk];
     let fleet = Fleet::with(
@@ -19,19 +31,23 @@ fn state_crosses(transfer: &str, flow: &[&str], chunk: &str) {
     );
     let mut turn = body(1, 300, 30);
     for _ in 0..3 {
+        let tokens = turn["prompt"].as_array().unwrap().len() as u64;
         let (expected, before) = (ask(&whole, &turn).1, sent(&fleet));
         let (cached, choices) = ask(&fleet.router, &turn);
         assert_eq!(choices, expected, "{transfer}, {flow:?}");
         assert_eq!(cached, 0, "the state behind a prefix is not kept");
-        assert_eq!(sent(&fleet) - before, STATE, "{transfer}, {flow:?}");
+        assert_eq!(sent(&fleet) - before, bytes(tokens) as f64, "{transfer}, {flow:?}");
         turn = next_turn(&turn, &choices, 7);
     }
 }
 
 #[test]
 fn state_crosses_with_the_last_chunk() {
-    for transfer in ["shm", "tcp"] {
-        state_crosses(transfer, &[], "32");
-        state_crosses(transfer, &["--flow", "prefill-first"], "100");
+    let mamba: (&str, fn(u64) -> u64) = (MAMBA, |_| MAMBA_STATE);
+    let falcon: (&str, fn(u64) -> u64) =
+        (FALCON, |tokens| (tokens.div_ceil(16) + FALCON_STATE_PAGES) * FALCON_PAGE);
+    for (model, transfer) in [(mamba, "shm"), (mamba, "tcp"), (falcon, "shm"), (falcon, "tcp")] {
+        state_crosses(model, transfer, &[], "32");
+        state_crosses(model, transfer, &["--flow", "prefill-first"], "100");
     }
 }

@@ -1,7 +1,8 @@
 //! Models with seeded random weights, in any type, made in memory.
 
 use baton::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, ModelConfig, RopeScaling, WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, ModelConfig, MultiplierConfig,
+    RopeScaling, WindowConfig,
 };
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
@@ -84,6 +85,7 @@ pub fn small() -> ModelConfig {
         window: None,
         gemma: None,
         mamba: None,
+        multipliers: None,
     }
 }
 
@@ -128,7 +130,9 @@ pub fn recurrent() -> ModelConfig {
         groups: 2,
         conv_width: 4,
         conv_bias: true,
-        projection_bias: false,
+        input_bias: false,
+        output_bias: false,
+        norm: MambaNorm::AfterGate,
         log_decay: true,
     };
     let ModelConfig { hidden, layers, vocab, context, norm_eps, tied_head, .. } = small();
@@ -140,6 +144,32 @@ pub fn recurrent() -> ModelConfig {
         norm_eps,
         tied_head,
         ..ModelConfig::of_mamba(mamba)
+    }
+}
+
+/// [`small`] with a recurrent part beside attention, and multipliers that all differ.
+#[allow(dead_code)]
+pub fn hybrid() -> ModelConfig {
+    let multipliers = MultiplierConfig {
+        embedding: 1.5,
+        head: 0.5,
+        attention_in: 1.25,
+        attention_out: 0.75,
+        key: 0.625,
+        ssm_in: 1.125,
+        ssm_out: 0.875,
+        ssm: [0.5, 1.5, 0.75, 1.25, 0.375],
+        gate: 0.625,
+        down: 1.375,
+    };
+    // A piece of state is as small as a page of one token.
+    let (head_dim, state, norm) = (16, 2, MambaNorm::None);
+    let mamba = MambaConfig { head_dim, state, norm, ..recurrent().mamba.unwrap() };
+    ModelConfig {
+        architecture: Architecture::FalconH1,
+        mamba: Some(mamba),
+        multipliers: Some(multipliers),
+        ..small()
     }
 }
 
@@ -159,9 +189,16 @@ impl Model {
             maker.vector(&name("input_layernorm.weight"), c.hidden, 1.0, 0.3);
             if let Some(mamba) = &c.mamba {
                 maker.mamba(&name("mamba"), c.hidden, mamba);
+            }
+            if !c.has_attention() {
                 continue;
             }
-            maker.vector(&name("post_attention_layernorm.weight"), c.hidden, 1.0, 0.3);
+            let mlp_norm = if c.gemma.is_some() {
+                "post_attention_layernorm.weight"
+            } else {
+                c.mlp_norm_name()
+            };
+            maker.vector(&name(mlp_norm), c.hidden, 1.0, 0.3);
             if c.gemma.is_some() {
                 maker.vector(&name("pre_feedforward_layernorm.weight"), c.hidden, 0.2, 0.3);
                 maker.vector(&name("post_feedforward_layernorm.weight"), c.hidden, -0.2, 0.3);
@@ -226,8 +263,8 @@ impl Maker<'_> {
     fn mamba(&mut self, name: &str, hidden: usize, mamba: &MambaConfig) {
         let part = |part: &str| format!("{name}.{part}");
         let (inner, channels, width) = (mamba.inner(), mamba.channels(), mamba.conv_width);
-        self.linear(&part("in_proj"), mamba.projected(), hidden, mamba.projection_bias);
-        self.linear(&part("out_proj"), hidden, inner, mamba.projection_bias);
+        self.linear(&part("in_proj"), mamba.projected(), hidden, mamba.input_bias);
+        self.linear(&part("out_proj"), hidden, inner, mamba.output_bias);
         let conv = random_bytes(&mut self.random, TensorType::F32, channels * width, 0.5);
         self.put(&part("conv1d.weight"), TensorType::F32, channels, width, conv);
         if mamba.conv_bias {
@@ -237,7 +274,9 @@ impl Maker<'_> {
         self.vector(&part("dt_bias"), mamba.heads, -2.0, 2.0);
         self.vector(&part("A_log"), mamba.heads, 0.0, 1.0);
         self.vector(&part("D"), mamba.heads, 1.0, 0.3);
-        self.vector(&part("norm.weight"), inner, 1.0, 0.3);
+        if mamba.norm != MambaNorm::None {
+            self.vector(&part("norm.weight"), inner, 1.0, 0.3);
+        }
     }
 
     fn linear(&mut self, name: &str, rows: usize, cols: usize, bias: bool) {

@@ -1,11 +1,11 @@
 //! Recurrent layers against the reference, and against themselves with every division of the same
 //! work.
 
-use crate::model::{Model, recurrent};
+use crate::model::{Model, hybrid, recurrent};
 use crate::run::{How, Runner, bits};
 use crate::{check_neighbours, f32_model, how, same_bits, some_tokens, worst};
 use baton::kv::layout::KvDtype;
-use baton::model::config::{MambaConfig, ModelConfig};
+use baton::model::config::{MambaConfig, MambaNorm, ModelConfig};
 use baton::model::forward::batch::Logits;
 use baton::model::forward::cpu::available_kernels;
 use baton::model::tensor::TensorType;
@@ -25,7 +25,9 @@ fn each_shape_of_state_agrees_with_the_reference() {
         with(|mamba| (mamba.heads, mamba.head_dim, mamba.groups) = (8, 16, 8)),
         with(|mamba| (mamba.state, mamba.conv_width) = (1, 2)),
         with(|mamba| (mamba.conv_width, mamba.conv_bias) = (7, false)),
-        with(|mamba| mamba.projection_bias = true),
+        with(|mamba| (mamba.input_bias, mamba.output_bias) = (true, true)),
+        with(|mamba| mamba.norm = MambaNorm::None),
+        with(|mamba| mamba.norm = MambaNorm::BeforeGate),
     ] {
         let model = f32_model(config);
         let worst = worst(&model, 300, KvDtype::F32);
@@ -34,10 +36,20 @@ fn each_shape_of_state_agrees_with_the_reference() {
 }
 
 #[test]
+fn recurrent_parts_beside_attention_agree_with_the_reference() {
+    for config in [hybrid(), ModelConfig { multipliers: None, ..hybrid() }] {
+        let model = f32_model(config);
+        let worst = worst(&model, 150, KvDtype::F32);
+        assert!(worst < 1e-3, "{:?}: {worst}", model.config.multipliers);
+    }
+}
+
+#[test]
 fn bits_of_recurrent_layers_do_not_depend_on_chunks_or_threads() {
     let narrow = with(|mamba| (mamba.head_dim, mamba.state, mamba.conv_width) = (8, 2, 5));
     same_bits(&f32_model(recurrent()), 300, &[1, 3, 37, 250, 256, 257]);
     same_bits(&f32_model(narrow), 60, &[1, 2, 3, 7]);
+    same_bits(&f32_model(hybrid()), 300, &[1, 37, 250, 257]);
     let wide = ModelConfig { hidden: 96, ..with(|mamba| mamba.head_dim = 16) };
     same_bits(&Model::random(wide, 21, |_| TensorType::Q8_0), 60, &[1, 7, 59]);
 }
@@ -45,6 +57,7 @@ fn bits_of_recurrent_layers_do_not_depend_on_chunks_or_threads() {
 #[test]
 fn bits_of_recurrent_layers_do_not_depend_on_neighbours() {
     check_neighbours(&f32_model(recurrent()));
+    check_neighbours(&f32_model(hybrid()));
 }
 
 /// A row whose mask was late is computed once more. Its state stays, and so do its logits.

@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use baton::kv::layout::KvDtype;
-use baton::model::config::{ExpertConfig, MambaConfig, ModelConfig, RopeScaling};
+use baton::model::config::{ExpertConfig, MambaConfig, MambaNorm, ModelConfig, RopeScaling};
 use baton::model::tensor::{TensorType, TensorView};
 use baton::model::weights::WeightSource;
 use half::{bf16, f16};
@@ -199,14 +199,22 @@ pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
     let c = &model.config;
     let embedding = names.matrix("model.embed_tokens.weight").unwrap();
     // As transformers' `Gemma3TextScaledWordEmbedding`.
-    let scale = if c.gemma.is_some() { (c.hidden as f64).sqrt() } else { 1.0 };
+    let multiplier = c.multipliers.as_ref().map_or(1.0, |all| all.embedding as f64);
+    let scale = if c.gemma.is_some() { (c.hidden as f64).sqrt() } else { multiplier };
     let embed = |token: &u32| embedding[*token as usize].iter().map(|x| x * scale).collect();
     let mut stream: Vec<Vec<f64>> = tokens.iter().map(embed).collect();
     for layer in 0..c.layers {
         let name = format!("model.layers.{layer}");
-        match &c.mamba {
-            None => layer_forward(&names, c, &name, &mut stream, kv),
-            Some(mamba) => recurrent_layer(&names, (c, mamba), &name, &mut stream),
+        let weight = names.norm(&format!("{name}.input_layernorm.weight"));
+        let normed: Vec<_> = stream.iter().map(|x| norm(x, &weight, c.norm_eps)).collect();
+        if let Some(mamba) = &c.mamba {
+            let outs = recurrent_part(&names, (c, mamba), &name, &normed);
+            for (x, out) in stream.iter_mut().zip(outs) {
+                x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+            }
+        }
+        if c.has_attention() {
+            layer_forward(&names, c, &name, (&mut stream, &normed), kv);
         }
     }
     let head = names.matrix("lm_head.weight").unwrap_or(embedding);
@@ -215,7 +223,10 @@ pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
     let capped = |logit: f64| cap.map_or(logit, |cap| cap * (logit / cap).tanh());
     let of = |x: &Vec<f64>| {
         let x = norm(x, &weight, c.norm_eps);
-        head.iter().map(|row| capped(row.iter().zip(&x).map(|(a, b)| a * b).sum())).collect()
+        let scale = c.multipliers.as_ref().map_or(1.0, |all| all.head as f64);
+        head.iter()
+            .map(|row| capped(scale * row.iter().zip(&x).map(|(a, b)| a * b).sum::<f64>()))
+            .collect()
     };
     stream.iter().map(of).collect()
 }
@@ -224,7 +235,7 @@ fn layer_forward(
     names: &Names<'_>,
     c: &ModelConfig,
     layer: &str,
-    stream: &mut [Vec<f64>],
+    (stream, normed): (&mut [Vec<f64>], &[Vec<f64>]),
     kv: KvDtype,
 ) {
     let name = |part: &str| format!("{layer}.{part}");
@@ -233,10 +244,14 @@ fn layer_forward(
     let (rope, gemma) = (rope_of(c, index), c.gemma.as_ref());
     let scalar = gemma.map_or(dim as f64, |gemma| gemma.query_scalar as f64);
     let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (vec![], vec![]);
+    let multipliers = c.multipliers.clone().unwrap_or_default();
+    let [read, write, key] =
+        [multipliers.attention_in, multipliers.attention_out, multipliers.key].map(f64::from);
     for (position, x) in stream.iter_mut().enumerate() {
-        let normed = norm(x, &names.norm(&name("input_layernorm.weight")), c.norm_eps);
+        let normed: Vec<f64> = normed[position].iter().map(|x| x * read).collect();
         let mut q = names.linear(&name("self_attn.q_proj"), &normed);
         let mut k = names.linear(&name("self_attn.k_proj"), &normed);
+        k.iter_mut().for_each(|k| *k *= key);
         let v = names.linear(&name("self_attn.v_proj"), &normed);
         for (heads, which) in
             [(&mut q, "self_attn.q_norm.weight"), (&mut k, "self_attn.k_norm.weight")]
@@ -270,7 +285,9 @@ fn layer_forward(
             }
         }
         let mut out = names.linear(&name("self_attn.o_proj"), &attended);
-        let mut before_mlp = "post_attention_layernorm.weight";
+        out.iter_mut().for_each(|out| *out *= write);
+        let mut before_mlp =
+            if gemma.is_some() { "post_attention_layernorm.weight" } else { c.mlp_norm_name() };
         if gemma.is_some() {
             out = norm(&out, &names.norm(&name(before_mlp)), c.norm_eps);
             before_mlp = "pre_feedforward_layernorm.weight";
@@ -289,12 +306,12 @@ fn layer_forward(
 }
 
 /// Mamba-2 token by token, as transformers' `mamba2_selective_state_update`.
-fn recurrent_layer(
+fn recurrent_part(
     names: &Names<'_>,
     (c, mamba): (&ModelConfig, &MambaConfig),
     layer: &str,
-    stream: &mut [Vec<f64>],
-) {
+    normed: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
     let name = |part: &str| format!("{layer}.mamba.{part}");
     let silu = |x: f64| x / (1.0 + (-x).exp());
     let [steps, decays, skips] = ["dt_bias", "A_log", "D"].map(|part| names.vector(&name(part)));
@@ -303,9 +320,21 @@ fn recurrent_layer(
     let (dim, state, inner) = (mamba.head_dim, mamba.state, mamba.inner());
     let mut inputs: Vec<Vec<f64>> = vec![];
     let mut states = vec![vec![vec![0.0; state]; dim]; mamba.heads];
-    for x in stream.iter_mut() {
-        let normed = norm(x, &names.norm(&format!("{layer}.input_layernorm.weight")), c.norm_eps);
-        let projected = names.linear(&name("in_proj"), &normed);
+    let multipliers = c.multipliers.clone().unwrap_or_default();
+    let part = |at: usize| match at {
+        _ if at < inner => 0,
+        _ if at < 2 * inner => 1,
+        _ if at < 2 * inner + mamba.groups * state => 2,
+        _ if at < inner + mamba.channels() => 3,
+        _ => 4,
+    };
+    let mut outs = vec![];
+    for x in normed {
+        let x: Vec<f64> = x.iter().map(|x| x * multipliers.ssm_in as f64).collect();
+        let mut projected = names.linear(&name("in_proj"), &x);
+        for (at, x) in projected.iter_mut().enumerate() {
+            *x *= multipliers.ssm[part(at)] as f64;
+        }
         let (gate, rest) = projected.split_at(inner);
         let (input, step) = rest.split_at(mamba.channels());
         inputs.push(input.to_vec());
@@ -329,15 +358,25 @@ fn recurrent_layer(
                 out[head * dim + d] = sum + skips[head] * x;
             }
         }
-        out.iter_mut().zip(gate).for_each(|(out, gate)| *out *= silu(*gate));
-        let weight = names.vector(&name("norm.weight"));
-        let size = inner / mamba.groups;
-        for (out, weight) in out.chunks_mut(size).zip(weight.chunks(size)) {
-            out.copy_from_slice(&norm(out, weight, c.norm_eps));
+        let multiply = |out: &mut Vec<f64>| {
+            out.iter_mut().zip(gate).for_each(|(out, gate)| *out *= silu(*gate));
+        };
+        if mamba.norm != MambaNorm::BeforeGate {
+            multiply(&mut out);
+        }
+        if mamba.norm != MambaNorm::None {
+            let (weight, size) = (names.vector(&name("norm.weight")), inner / mamba.groups);
+            for (out, weight) in out.chunks_mut(size).zip(weight.chunks(size)) {
+                out.copy_from_slice(&norm(out, weight, c.norm_eps));
+            }
+        }
+        if mamba.norm == MambaNorm::BeforeGate {
+            multiply(&mut out);
         }
         let out = names.linear(&name("out_proj"), &out);
-        x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+        outs.push(out.into_iter().map(|x| x * multipliers.ssm_out as f64).collect());
     }
+    outs
 }
 
 fn mlp(names: &Names<'_>, mlp: &str, x: &[f64]) -> Vec<f64> {
@@ -350,8 +389,11 @@ fn mlp(names: &Names<'_>, mlp: &str, x: &[f64]) -> Vec<f64> {
     };
     let is_gemma = names.0.config.gemma.is_some();
     let activate = |g: f64| if is_gemma { gelu(g) } else { silu(g) };
-    let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| activate(*g) * u).collect();
-    names.linear(&format!("{mlp}.down_proj"), &inside)
+    let multipliers = names.0.config.multipliers.clone().unwrap_or_default();
+    let [before, after] = [multipliers.gate, multipliers.down].map(f64::from);
+    let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| activate(*g * before) * u).collect();
+    let down = names.linear(&format!("{mlp}.down_proj"), &inside);
+    down.into_iter().map(|x| x * after).collect()
 }
 
 /// Softmax over all experts, then the likeliest ones, as transformers' `Qwen2MoeSparseMoeBlock`.

@@ -50,7 +50,7 @@ impl Runner {
             CpuOptions { threads: how.threads, limits: LIMITS, kernel: how.kernel, pin: None };
         let c = &model.config;
         let (groups, layout) = if how.is_grouped || c.mamba.is_some() {
-            c.kv_memory(how.page_size, how.kv)
+            c.kv_memory(how.page_size, how.kv).unwrap()
         } else {
             let (layers, heads, dim) = (c.layers as u32, c.kv_heads as u32, c.head_dim as u32);
             let layout = KvLayout::page_major(how.page_size, layers, heads, dim, how.kv);

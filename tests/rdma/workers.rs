@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
 /// A full layer between window layers.
 const GEMMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gemma3-f32");
-/// Recurrent layers.
-const MAMBA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mamba2-f32");
-pub const MODELS: [&str; 3] = [MODEL, GEMMA, MAMBA];
+/// Recurrent layers beside attention.
+const FALCON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/falcon-h1-f32");
+pub const MODELS: [&str; 3] = [MODEL, GEMMA, FALCON];
 
 pub fn arguments<'a>(command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     arguments_for(MODEL, command, more)
@@ -84,7 +84,7 @@ fn answers_are_those_of_one_process(model: &str, allocation: &str) {
         }
     }
     let hits = fleet.decode[0].metric("vllm:prefix_cache_hits_total{", "");
-    assert!(if model == MAMBA { hits == 0.0 } else { hits >= 96.0 + 32.0 }, "{model}: {hits}");
+    assert!(if model == FALCON { hits == 0.0 } else { hits >= 96.0 + 32.0 }, "{model}: {hits}");
     assert!(fleet.decode[0].has_said("transport=rdma"), "the session says how KV moves");
     fleet.check_idle();
 }

@@ -9,8 +9,8 @@ use crate::limits::{
     EXPERTS_MAX, MAMBA_CONV_MAX, MAMBA_HEAD_MAX, MAMBA_HEADS_MAX, MODEL_LAYERS_MAX,
 };
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, ModelConfig, RopeScaling, WindowConfig,
-    recurrent_context,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, ModelConfig, RopeScaling,
+    WindowConfig, recurrent_context,
 };
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
@@ -103,6 +103,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         window: if is_gemma { reader.window(layers)? } else { None },
         gemma: if is_gemma { Some(reader.gemma(layers, hidden / heads, head_dim)?) } else { None },
         mamba: None,
+        multipliers: None,
     })
 }
 
@@ -245,7 +246,9 @@ impl Reader<'_> {
             groups,
             conv_width,
             conv_bias: has("blk.0.ssm_conv1d.bias"),
-            projection_bias: has("blk.0.ssm_in.bias"),
+            input_bias: has("blk.0.ssm_in.bias"),
+            output_bias: has("blk.0.ssm_out.bias"),
+            norm: MambaNorm::AfterGate,
             log_decay: false,
         })
     }
@@ -276,7 +279,8 @@ impl Reader<'_> {
             | Architecture::Qwen2
             | Architecture::Qwen3
             | Architecture::Gemma3
-            | Architecture::Mamba2 => {
+            | Architecture::Mamba2
+            | Architecture::FalconH1 => {
                 self.refuse("expert_count")?;
                 return Ok(None);
             }

@@ -7,8 +7,8 @@ use crate::limits::{
     EXPERTS_MAX, MAMBA_CONV_MAX, MAMBA_HEAD_MAX, MAMBA_HEADS_MAX, MODEL_LAYERS_MAX,
 };
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, ModelConfig, RopeScaling, WindowConfig,
-    recurrent_context,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, ModelConfig, MultiplierConfig,
+    RopeScaling, WindowConfig, recurrent_context,
 };
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
@@ -148,7 +148,8 @@ fn transformer(
         experts: experts(config, architecture, layers)?,
         window: window(config, architecture, layers)?,
         gemma: gemma(config, architecture)?,
-        mamba: None,
+        mamba: falcon_mamba(config, architecture)?,
+        multipliers: multipliers(config, architecture)?,
     })
 }
 
@@ -169,25 +170,124 @@ fn recurrent(config: &Object, layers: usize) -> Result<ModelConfig, LoadError> {
 }
 
 fn mamba(config: &Object) -> Result<MambaConfig, LoadError> {
-    let bounded = |field: &str, most: usize, size: usize| match size <= most {
-        true => Ok(size),
-        false => Err(config.wrong(field, format!("at most {most}"), size)),
+    let fields = MambaFields {
+        heads: "num_heads",
+        head_dim: "head_dim",
+        state: "state_size",
+        groups: ("n_groups", 8),
+        conv_width: "conv_kernel",
     };
-    let heads = bounded("num_heads", MAMBA_HEADS_MAX, config.size("num_heads")?)?;
-    let head_dim = bounded("head_dim", MAMBA_HEAD_MAX, config.size("head_dim")?)?;
-    let state = bounded("state_size", MAMBA_HEAD_MAX, config.size("state_size")?)?;
-    let groups = config.optional_size("n_groups")?.unwrap_or(8);
-    if !heads.is_multiple_of(groups) {
-        return Err(config.wrong("n_groups", format!("a divisor of {heads}"), groups));
-    }
+    let sizes = mamba_sizes(config, &fields)?;
+    let MambaConfig { heads, head_dim, .. } = sizes;
     let inner = config.size("hidden_size")?.saturating_mul(config.size("expand")?);
-    if inner != heads * head_dim {
+    if inner != sizes.inner() {
         let expected = format!("{heads} heads of {head_dim} elements of hidden_size");
         return Err(config.wrong("expand", expected, &config.value["expand"]));
     }
-    let conv_width = config.optional_size("conv_kernel")?.unwrap_or(4);
+    let bias = config.bool("use_bias")?.unwrap_or(false);
+    Ok(MambaConfig {
+        conv_bias: config.bool("use_conv_bias")?.unwrap_or(true),
+        input_bias: bias,
+        output_bias: bias,
+        norm: MambaNorm::AfterGate,
+        ..sizes
+    })
+}
+
+/// The recurrent part of Falcon-H1, with the defaults of transformers.
+fn falcon_mamba(
+    config: &Object,
+    architecture: Architecture,
+) -> Result<Option<MambaConfig>, LoadError> {
+    if architecture != Architecture::FalconH1 {
+        return Ok(None);
+    }
+    for field in ["attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"] {
+        if config.bool(field)? == Some(true) {
+            return Err(config.wrong(field, "false", "true"));
+        }
+    }
+    let fields = MambaFields {
+        heads: "mamba_n_heads",
+        head_dim: "mamba_d_head",
+        state: "mamba_d_state",
+        groups: ("mamba_n_groups", 1),
+        conv_width: "mamba_d_conv",
+    };
+    let sizes = mamba_sizes(config, &fields)?;
+    let MambaConfig { heads, head_dim, .. } = sizes;
+    let inner = match config.optional_size("mamba_d_ssm")? {
+        Some(inner) => inner,
+        None => config.size("hidden_size")?.saturating_mul(config.size("mamba_expand")?),
+    };
+    if inner != sizes.inner() {
+        let expected = format!("{heads} heads of {head_dim} elements");
+        return Err(config.wrong("mamba_d_ssm", expected, inner));
+    }
+    let has_norm = config.bool("mamba_rms_norm")?.unwrap_or(false);
+    let is_before = config.bool("mamba_norm_before_gate")?.unwrap_or(true);
+    Ok(Some(MambaConfig {
+        conv_bias: config.bool("mamba_conv_bias")?.unwrap_or(true),
+        norm: match (has_norm, is_before) {
+            (false, _) => MambaNorm::None,
+            (true, true) => MambaNorm::BeforeGate,
+            (true, false) => MambaNorm::AfterGate,
+        },
+        ..sizes
+    }))
+}
+
+/// Falcon's multipliers, with the defaults of transformers.
+fn multipliers(
+    config: &Object,
+    architecture: Architecture,
+) -> Result<Option<MultiplierConfig>, LoadError> {
+    if architecture != Architecture::FalconH1 {
+        return Ok(None);
+    }
+    let one = |field: &str| Ok(config.positive(field)?.unwrap_or(1.0));
+    let ssm = config.numbers("ssm_multipliers")?.unwrap_or([1.0; 5]);
+    let [gate, down] = config.numbers("mlp_multipliers")?.unwrap_or([1.0; 2]);
+    Ok(Some(MultiplierConfig {
+        embedding: one("embedding_multiplier")?,
+        head: one("lm_head_multiplier")?,
+        attention_in: one("attention_in_multiplier")?,
+        attention_out: one("attention_out_multiplier")?,
+        key: one("key_multiplier")?,
+        ssm_in: one("ssm_in_multiplier")?,
+        ssm_out: one("ssm_out_multiplier")?,
+        ssm,
+        gate,
+        down,
+    }))
+}
+
+/// The fields of the sizes of a recurrent part.
+struct MambaFields {
+    heads: &'static str,
+    head_dim: &'static str,
+    state: &'static str,
+    /// With the number of groups if the field is missing.
+    groups: (&'static str, usize),
+    conv_width: &'static str,
+}
+
+/// The sizes of a recurrent part, without biases and norm.
+fn mamba_sizes(config: &Object, fields: &MambaFields) -> Result<MambaConfig, LoadError> {
+    let bounded = |field: &str, most: usize| match config.size(field)? {
+        size if size <= most => Ok(size),
+        size => Err(config.wrong(field, format!("at most {most}"), size)),
+    };
+    let heads = bounded(fields.heads, MAMBA_HEADS_MAX)?;
+    let (groups_field, default) = fields.groups;
+    let groups = config.optional_size(groups_field)?.unwrap_or(default);
+    if !heads.is_multiple_of(groups) {
+        return Err(config.wrong(groups_field, format!("a divisor of {heads}"), groups));
+    }
+    let conv_width = config.optional_size(fields.conv_width)?.unwrap_or(4);
     if !(2..=MAMBA_CONV_MAX).contains(&conv_width) {
-        return Err(config.wrong("conv_kernel", format!("2 to {MAMBA_CONV_MAX}"), conv_width));
+        let expected = format!("2 to {MAMBA_CONV_MAX}");
+        return Err(config.wrong(fields.conv_width, expected, conv_width));
     }
     let limit = &config.value["time_step_limit"];
     // transformers 5 spells an infinity as an object.
@@ -201,19 +301,20 @@ fn mamba(config: &Object) -> Result<MambaConfig, LoadError> {
     }
     Ok(MambaConfig {
         heads,
-        head_dim,
-        state,
+        head_dim: bounded(fields.head_dim, MAMBA_HEAD_MAX)?,
+        state: bounded(fields.state, MAMBA_HEAD_MAX)?,
         groups,
         conv_width,
-        conv_bias: config.bool("use_conv_bias")?.unwrap_or(true),
-        projection_bias: config.bool("use_bias")?.unwrap_or(false),
+        conv_bias: false,
+        input_bias: false,
+        output_bias: false,
+        norm: MambaNorm::None,
         log_decay: true,
     })
 }
 
 fn architecture(config: &Object) -> Result<Architecture, LoadError> {
-    const SERVED: &str =
-        "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma3_text or mamba2";
+    const SERVED: &str = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma3_text, mamba2 or falcon_h1";
     match config.string("model_type")? {
         Some("llama" | "mistral") => Ok(Architecture::Llama),
         Some("mixtral") => Ok(Architecture::Mixtral),
@@ -223,6 +324,7 @@ fn architecture(config: &Object) -> Result<Architecture, LoadError> {
         Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
         Some("gemma3_text") => Ok(Architecture::Gemma3),
         Some("mamba2") => Ok(Architecture::Mamba2),
+        Some("falcon_h1") => Ok(Architecture::FalconH1),
         other => Err(config.wrong("model_type", SERVED, other.unwrap_or("nothing"))),
     }
 }
@@ -240,7 +342,7 @@ fn attention_biases(
             let bias = config.bool("attention_bias")?.unwrap_or(false);
             (bias, bias)
         }
-        Architecture::Mixtral | Architecture::Mamba2 => (false, false),
+        Architecture::Mixtral | Architecture::Mamba2 | Architecture::FalconH1 => (false, false),
         Architecture::Qwen2 => (config.bool("attention_bias")?.unwrap_or(true), false),
         Architecture::Qwen2Moe => (config.bool("qkv_bias")?.unwrap_or(true), false),
     })
@@ -259,7 +361,8 @@ fn experts(
         | Architecture::Qwen2
         | Architecture::Qwen3
         | Architecture::Gemma3
-        | Architecture::Mamba2 => return Ok(None),
+        | Architecture::Mamba2
+        | Architecture::FalconH1 => return Ok(None),
         Architecture::Mixtral => {
             (name, other) = (other, name);
             ("intermediate_size", None)
@@ -313,7 +416,7 @@ fn window(
     let is_used = match architecture {
         Architecture::Llama => config.string("model_type")? == Some("mistral"),
         Architecture::Mixtral | Architecture::Gemma3 => true,
-        Architecture::Mamba2 => false,
+        Architecture::Mamba2 | Architecture::FalconH1 => false,
         // Qwen's files contain a window that a switch disables.
         Architecture::Qwen2
         | Architecture::Qwen2Moe
@@ -365,7 +468,8 @@ fn full_layers(
         Architecture::Llama
         | Architecture::Mixtral
         | Architecture::Qwen3Moe
-        | Architecture::Mamba2 => !has_window,
+        | Architecture::Mamba2
+        | Architecture::FalconH1 => !has_window,
     };
     let full: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
     // transformers does not read the list of these architectures.
@@ -480,7 +584,9 @@ fn refuse_rope_fields(config: &Object) -> Result<(), LoadError> {
 }
 
 fn refuse_unserved(config: &Object, architecture: Architecture) -> Result<(), LoadError> {
-    for (field, served) in ONLY {
+    let is_own =
+        |field: &str| architecture == Architecture::FalconH1 && field == "embedding_multiplier";
+    for (field, served) in ONLY.into_iter().filter(|(field, _)| !is_own(field)) {
         let found = &config.value[field];
         if !found.is_null() && *found != served {
             return Err(config.wrong(field, served, found));

@@ -141,6 +141,17 @@ impl Object {
         }
     }
 
+    /// A list of `N` finite numbers; `None` if it is null.
+    pub fn numbers<const N: usize>(&self, field: &str) -> Result<Option<[f32; N]>, LoadError> {
+        let number = |value: &Value| {
+            value.as_f64().map(|number| number as f32).filter(|number| number.is_finite())
+        };
+        self.field(field, &format!("a list of {N} numbers"), |value| {
+            let numbers: Option<Vec<f32>> = value.as_array()?.iter().map(number).collect();
+            numbers?.try_into().ok()
+        })
+    }
+
     /// A number that must be there.
     pub fn required_number(&self, field: &str) -> Result<f32, LoadError> {
         self.number(field)?.ok_or_else(|| self.missing(field, "a number"))

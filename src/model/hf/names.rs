@@ -25,6 +25,10 @@ pub fn canonical(name: String, architecture: Architecture) -> String {
             format!("{layer}.mlp.{}", MIXTRAL.iter().fold(part.to_owned(), rename))
         }),
         Architecture::Mamba2 => mamba2(&name),
+        Architecture::FalconH1 if name == "model.final_layernorm.weight" => {
+            Some("model.norm.weight".to_owned())
+        }
+        Architecture::FalconH1 => Some(name.replace(".feed_forward.", ".mlp.")),
         _ => None,
     };
     renamed.unwrap_or(name)

@@ -4,7 +4,8 @@ use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;
 use crate::limits::CONTEXT_MAX;
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, RopeScaling, WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, MultiplierConfig, RopeScaling,
+    WindowConfig,
 };
 use crate::model::quant::dequantise_row;
 use crate::model::testing::{Scratch, fixture};
@@ -158,7 +159,7 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         ("mixtral-f32", |c| c["num_local_experts"] = json!(0), ["num_local_experts", "positive"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(9999), ["num_local_experts", "1024"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(6), ["experts.5", "no such tensor"]),
-        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "mamba2, found"]),
+        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "falcon_h1, found"]),
         ("qwen2-moe-f32", |c| c["num_experts"] = json!(6), ["mlp.experts.", "6 matrices"]),
         (
             "qwen2-moe-f32",
@@ -292,7 +293,9 @@ fn recurrent_layers_are_read_in_both_spellings() {
         groups: 2,
         conv_width: 4,
         conv_bias: true,
-        projection_bias: false,
+        input_bias: false,
+        output_bias: false,
+        norm: MambaNorm::AfterGate,
         log_decay: true,
     };
     let expected = ModelConfig {
@@ -308,7 +311,67 @@ fn recurrent_layers_are_read_in_both_spellings() {
     assert_eq!(new.config(), &expected);
     let other = HfDirectory::open(&fixture("mamba2-odd-f32")).unwrap();
     let odd = other.config().mamba.as_ref().unwrap();
-    assert_eq!((odd.conv_bias, odd.projection_bias, odd.state), (false, true, 9));
+    assert_eq!((odd.conv_bias, odd.input_bias && odd.output_bias, odd.state), (false, true, 9));
+}
+
+#[test]
+fn falcon_is_read_in_both_spellings() {
+    let [new, old] =
+        ["falcon-h1-f32", "falcon-h1-bf16"].map(|name| HfDirectory::open(&fixture(name)).unwrap());
+    assert_eq!(new.config(), old.config());
+    let config = new.config();
+    assert_eq!((config.heads, config.kv_heads, config.head_dim), (4, 2, 16));
+    let mamba = MambaConfig {
+        heads: 6,
+        head_dim: 16,
+        state: 16,
+        groups: 2,
+        conv_width: 4,
+        conv_bias: true,
+        input_bias: false,
+        output_bias: false,
+        norm: MambaNorm::None,
+        log_decay: true,
+    };
+    assert_eq!(config.mamba, Some(mamba));
+    let multipliers = MultiplierConfig {
+        embedding: 1.5,
+        head: 0.75,
+        attention_in: 1.375,
+        attention_out: 0.625,
+        key: 1.25,
+        ssm_in: 1.125,
+        ssm_out: 0.875,
+        ssm: [0.5, 1.5, 1.75, 1.25, 0.375],
+        gate: 1.625,
+        down: 0.5,
+    };
+    assert_eq!(config.multipliers, Some(multipliers));
+    let other = HfDirectory::open(&fixture("falcon-h1-norm-f32")).unwrap();
+    assert_eq!(other.config().mamba.as_ref().unwrap().norm, MambaNorm::BeforeGate);
+    assert_eq!(other.config().multipliers, Some(MultiplierConfig::default()));
+    let message = refusal_of("falcon-h1-f32", |c| c["mamba_d_ssm"] = Value::Null);
+    assert!(message.contains("mamba_d_ssm: expected 6 heads"), "mamba_expand is 2: {message}");
+}
+
+#[test]
+fn what_is_not_served_of_falcon_is_refused_by_name() {
+    for (field, value) in [
+        ("mamba_proj_bias", json!(true)),
+        ("projectors_bias", json!(true)),
+        ("attention_bias", json!(true)),
+        ("mlp_bias", json!(true)),
+        ("ssm_multipliers", json!([1.0])),
+        ("mlp_multipliers", json!([1.0, "x"])),
+        ("key_multiplier", json!(-1.0)),
+        ("mamba_d_ssm", json!(97)),
+        ("mamba_n_groups", json!(4)),
+        ("mamba_n_heads", json!(1 << 20)),
+        ("time_step_limit", json!([0.0, 1.0])),
+    ] {
+        let message = refusal_of("falcon-h1-f32", |c| c[field] = value.clone());
+        assert!(message.contains(&format!("{field}: expected ")), "{field}: {message}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
 use super::matrix_product::Linear;
 use super::simd::LANES;
-use crate::model::config::{Activation, ExpertConfig, MambaConfig, ModelConfig};
+use crate::model::config::{Activation, ExpertConfig, MambaConfig, MambaNorm, ModelConfig};
 use crate::model::inventory;
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
@@ -14,20 +14,14 @@ use crate::stdx::team::Team;
 pub struct Layer {
     /// Norm before what mixes tokens; padded.
     pub input_norm: Vec<f32>,
-    /// What mixes tokens.
-    pub mixer: LayerMixer,
+    /// Attention, if the layer has it.
+    pub attention: Option<AttentionWeights>,
+    /// Its recurrent part, if it has one.
+    pub mamba: Option<MambaWeights>,
     /// Norms of the outputs of attention and MLP (Gemma); padded.
     pub output_norms: Option<[Vec<f32>; 2]>,
     /// The MLP, and the norm before it, padded; `None` without an MLP.
     pub mlp: Option<(Vec<f32>, LayerMlp)>,
-}
-
-/// The part of a layer that mixes tokens.
-pub enum LayerMixer {
-    /// Attention.
-    Attention(AttentionWeights),
-    /// Mamba-2.
-    Mamba(MambaWeights),
 }
 
 /// The weights of attention.
@@ -50,7 +44,7 @@ pub struct MambaWeights {
     pub conv_bias: Vec<f32>,
     /// By head.
     pub heads: Vec<MambaHead>,
-    /// The norm of the output; padded.
+    /// The norm of the output; padded. Empty without a norm.
     pub norm: Vec<f32>,
     /// The output projection.
     pub output: Linear,
@@ -119,13 +113,11 @@ impl Layer {
 
     /// The products of all tokens.
     pub fn common_linears(&self) -> impl Iterator<Item = &Linear> {
-        let mixer = match &self.mixer {
-            LayerMixer::Attention(attention) => [&attention.qkv, &attention.output],
-            LayerMixer::Mamba(mamba) => [&mamba.input, &mamba.output],
-        };
+        let attention = self.attention.iter().flat_map(|it| [&it.qkv, &it.output]);
+        let mamba = self.mamba.iter().flat_map(|it| [&it.input, &it.output]);
         let router = self.sparse().map(|sparse| &sparse.router);
         let mlp = self.common_mlp().into_iter().flat_map(Mlp::linears);
-        mixer.into_iter().chain(router).chain(mlp)
+        attention.chain(mamba).chain(router).chain(mlp)
     }
 }
 
@@ -205,7 +197,9 @@ impl<'a> Loader<'a> {
             false => (embedding, None),
         };
         debug_assert_eq!(self.done, self.total, "the inventory has other tensors");
-        Ok(ModelWeights { layers, norm, head: Linear::new(vec![head], vec![None]), embedding })
+        let scale = config.multipliers.as_ref().map_or(1.0, |multipliers| multipliers.head);
+        let head = Linear::new(vec![head], vec![None]).scaled(&[&[(config.vocab, scale)]]);
+        Ok(ModelWeights { layers, norm, head, embedding })
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
@@ -213,9 +207,13 @@ impl<'a> Loader<'a> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         Ok(Layer {
             input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
-            mixer: match &config.mamba {
-                None => LayerMixer::Attention(self.attention(name)?),
-                Some(mamba) => LayerMixer::Mamba(self.mamba(name, mamba)?),
+            attention: match config.has_attention() {
+                true => Some(self.attention(name)?),
+                false => None,
+            },
+            mamba: match &config.mamba {
+                Some(mamba) => Some(self.mamba(name, mamba)?),
+                None => None,
             },
             output_norms: match config.gemma {
                 Some(_) => Some([
@@ -224,9 +222,9 @@ impl<'a> Loader<'a> {
                 ]),
                 None => None,
             },
-            mlp: match config.mamba {
-                None => Some(self.layer_mlp(layer, name)?),
-                Some(_) => None,
+            mlp: match config.has_mlp() {
+                true => Some(self.layer_mlp(layer, name)?),
+                false => None,
             },
         })
     }
@@ -246,10 +244,14 @@ impl<'a> Loader<'a> {
             (name("self_attn.k_proj"), kv),
             (name("self_attn.v_proj"), kv),
         ];
+        let multipliers = config.multipliers.clone().unwrap_or_default();
+        let (read, key) = (multipliers.attention_in, multipliers.key);
+        let qkv = self.linear(&parts, hidden, config.attention_bias)?;
+        let output = self.linear(&[(name("self_attn.o_proj"), hidden)], q, config.output_bias)?;
         Ok(AttentionWeights {
-            qkv: self.linear(&parts, hidden, config.attention_bias)?,
+            qkv: qkv.scaled(&[&[(q, read)], &[(kv, read * key)], &[(kv, read)]]),
             head_norms,
-            output: self.linear(&[(name("self_attn.o_proj"), hidden)], q, config.output_bias)?,
+            output: output.scaled(&[&[(hidden, multipliers.attention_out)]]),
         })
     }
 
@@ -260,8 +262,14 @@ impl<'a> Loader<'a> {
     ) -> Result<MambaWeights, LoadError> {
         let (hidden, inner, channels) = (self.config.hidden, mamba.inner(), mamba.channels());
         let parts = [inner, channels, mamba.heads];
-        let has_bias = mamba.projection_bias;
         let output = [(name("mamba.out_proj"), hidden)];
+        let multipliers = self.config.multipliers.clone().unwrap_or_default();
+        let [gate, x, b, c, step] = multipliers.ssm.map(|part| part * multipliers.ssm_in);
+        let shared = mamba.groups * mamba.state;
+        let scales: [&[(usize, f32)]; 3] =
+            [&[(inner, gate)], &[(inner, x), (shared, b), (shared, c)], &[(mamba.heads, step)]];
+        let input =
+            self.parts_of_linear(&name("mamba.in_proj"), &parts, hidden, mamba.input_bias)?;
         let [step_bias, decay, skip] = [
             self.vector(&name("mamba.dt_bias"), mamba.heads)?,
             self.vector(&name("mamba.A_log"), mamba.heads)?,
@@ -281,15 +289,20 @@ impl<'a> Loader<'a> {
             skip: skip[head],
         };
         Ok(MambaWeights {
-            input: self.parts_of_linear(&name("mamba.in_proj"), &parts, hidden, has_bias)?,
+            input: input.scaled(&scales),
             conv: self.columns(&name("mamba.conv1d.weight"), channels, mamba.conv_width)?,
             conv_bias: match mamba.conv_bias {
                 true => self.vector(&name("mamba.conv1d.bias"), channels)?,
                 false => vec![0.0; channels.next_multiple_of(LANES)],
             },
             heads: (0..mamba.heads).map(head).collect(),
-            norm: self.norm(&name("mamba.norm.weight"), inner)?,
-            output: self.linear(&output, inner, has_bias)?,
+            norm: match mamba.norm {
+                MambaNorm::None => Vec::new(),
+                _ => self.norm(&name("mamba.norm.weight"), inner)?,
+            },
+            output: self
+                .linear(&output, inner, mamba.output_bias)?
+                .scaled(&[&[(hidden, multipliers.ssm_out)]]),
         })
     }
 
@@ -312,9 +325,12 @@ impl<'a> Loader<'a> {
     fn mlp(&mut self, name: &str, inside: usize, bias: bool) -> Result<Mlp, LoadError> {
         let hidden = self.config.hidden;
         let parts = ["gate_proj", "up_proj"].map(|part| (format!("{name}.{part}"), inside));
+        let multipliers = self.config.multipliers.clone().unwrap_or_default();
+        let gate_up = self.linear(&parts, hidden, bias)?;
+        let down = self.linear(&[(format!("{name}.down_proj"), hidden)], inside, bias)?;
         Ok(Mlp {
-            gate_up: self.linear(&parts, hidden, bias)?,
-            down: self.linear(&[(format!("{name}.down_proj"), hidden)], inside, bias)?,
+            gate_up: gate_up.scaled(&[&[(inside, multipliers.gate)], &[(inside, 1.0)]]),
+            down: down.scaled(&[&[(hidden, multipliers.down)]]),
             activation: self.config.activation(),
         })
     }

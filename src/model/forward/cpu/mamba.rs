@@ -12,7 +12,7 @@ use super::paged_kv::{Paged, StatePiece};
 use super::plan::{BLOCK_TOKENS, TokenPosition};
 use super::simd::{Kernel, LANES, Lanes, Simd};
 use super::step_team::{StepTeam, stride};
-use crate::model::config::MambaConfig;
+use crate::model::config::{MambaConfig, MambaNorm};
 use crate::model::forward::batch::Batch;
 use crate::stdx::disjoint_parts::{Chunks, Grid, Window};
 use std::ops::Range;
@@ -149,7 +149,8 @@ impl MambaScratch {
         crew.team.run(outputs, |token, to| {
             let gate = &projected[token * widths.projected..][..config.inner()];
             let (size, to) = (config.inner() / config.groups, &mut to[..config.inner()]);
-            dispatch.run(GateAndNorm { gate, norm: &weights.norm, size, epsilon, to });
+            let kind = config.norm;
+            dispatch.run(GateAndNorm { kind, gate, norm: &weights.norm, size, epsilon, to });
         });
     }
 }
@@ -337,8 +338,9 @@ impl Column<'_> {
 
 /// One task: multiplies the output of a token by silu(gate), and normalises groups of elements.
 struct GateAndNorm<'a> {
+    kind: MambaNorm,
     gate: &'a [f32],
-    /// The norm's weight.
+    /// The norm's weight; empty without a norm.
     norm: &'a [f32],
     /// Elements of a group.
     size: usize,
@@ -352,15 +354,15 @@ impl Kernel for GateAndNorm<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let GateAndNorm { gate, norm, size, epsilon, to } = self;
-        for (group, to) in to.chunks_exact_mut(size).enumerate() {
-            let (gate, norm) = (&gate[group * size..][..size], &norm[group * size..][..size]);
+        let GateAndNorm { kind, gate, norm, size, epsilon, to } = self;
+        if kind == MambaNorm::AfterGate || kind == MambaNorm::None {
+            multiply_by_silu(s, to, gate);
+        }
+        for (to, norm) in to.chunks_exact_mut(size).zip(norm.chunks(size)) {
             let mut sum = s.splat(0.0);
             for at in (0..size).step_by(LANES) {
-                let gate = load_padded(s, &gate[at..]);
-                let gated = s.mul(load_padded(s, &to[at..]), times_sigmoid(s, gate, gate));
-                store_padded(s, gated, &mut to[at..]);
-                sum = s.fma(gated, gated, sum);
+                let x = load_padded(s, &to[at..]);
+                sum = s.fma(x, x, sum);
             }
             let factor = s.splat(1.0 / (s.sum(sum) / size as f32 + epsilon).sqrt());
             for at in (0..size).step_by(LANES) {
@@ -368,6 +370,18 @@ impl Kernel for GateAndNorm<'_> {
                 store_padded(s, s.mul(scaled, load_padded(s, &norm[at..])), &mut to[at..]);
             }
         }
+        if kind == MambaNorm::BeforeGate {
+            multiply_by_silu(s, to, gate);
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply_by_silu<S: Simd>(s: S, to: &mut [f32], gate: &[f32]) {
+    for at in (0..to.len()).step_by(LANES) {
+        let gate = load_padded(s, &gate[at..]);
+        let gated = s.mul(load_padded(s, &to[at..]), times_sigmoid(s, gate, gate));
+        store_padded(s, gated, &mut to[at..]);
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Linear {
     matrices: Vec<Matrix>,
     /// Padded like the outputs; empty without biases.
     bias: Vec<f32>,
+    /// Factors of the products, padded like the outputs; empty if all are 1.
+    scales: Vec<f32>,
 }
 
 impl Linear {
@@ -31,7 +33,25 @@ impl Linear {
                 bias.resize(end, 0.0);
             }
         }
-        Linear { matrices, bias }
+        Linear { matrices, bias, scales: Vec::new() }
+    }
+
+    /// The same with a factor for the products of each matrix's rows: ranges of rows in order, which
+    /// cover them, and their factors. Biases are added as they are.
+    pub fn scaled(mut self, parts: &[&[(usize, f32)]]) -> Linear {
+        assert_eq!(parts.len(), self.matrices.len());
+        if parts.iter().all(|parts| parts.iter().all(|&(_, scale)| scale == 1.0)) {
+            return self;
+        }
+        for (matrix, parts) in self.matrices.iter().zip(parts) {
+            let end = self.scales.len() + matrix.groups() * LANES;
+            for &(rows, scale) in *parts {
+                self.scales.extend(std::iter::repeat_n(scale, rows));
+            }
+            assert!(self.scales.len() <= end, "factors of more rows than there are");
+            self.scales.resize(end, 1.0);
+        }
+        self
     }
 
     /// Number of groups of sixteen outputs.
@@ -56,7 +76,8 @@ impl Linear {
 
     /// Bytes held.
     pub fn memory(&self) -> usize {
-        self.matrices.iter().map(Matrix::memory).sum::<usize>() + size_of_val(&*self.bias)
+        let vectors = size_of_val(&*self.bias) + size_of_val(&*self.scales);
+        self.matrices.iter().map(Matrix::memory).sum::<usize>() + vectors
     }
 
     /// The first matrix: the embedding, if it is also the head.
@@ -104,6 +125,7 @@ impl Kernel for Multiply<'_> {
             let columns = matrix.columns;
             let mut out = Out {
                 bias: self.linear.bias.get(group * LANES..(group + 1) * LANES),
+                scales: self.linear.scales.get(group * LANES..(group + 1) * LANES),
                 to: &mut self.to,
                 column: index * LANES,
                 add: self.add,
@@ -127,6 +149,7 @@ impl Kernel for Multiply<'_> {
 /// The destination of a group's outputs.
 struct Out<'a, 'w> {
     bias: Option<&'a [f32]>,
+    scales: Option<&'a [f32]>,
     to: &'a mut Window<'w>,
     column: usize,
     add: bool,
@@ -135,6 +158,9 @@ struct Out<'a, 'w> {
 impl Out<'_, '_> {
     #[inline(always)]
     fn put<S: Simd>(&mut self, s: S, row: usize, mut value: S::F) {
+        if let Some(scales) = self.scales.and_then(|scales| scales.first_chunk()) {
+            value = s.mul(value, s.load(scales));
+        }
         if let Some(bias) = self.bias.and_then(|bias| bias.first_chunk()) {
             value = s.add(value, s.load(bias));
         }

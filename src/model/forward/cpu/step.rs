@@ -4,7 +4,7 @@ use super::CpuModel;
 use super::attention::{self, Attend, span_tokens};
 use super::element::{CapLogits, Normed, Raw, turn_heads};
 use super::experts::ExpertScratch;
-use super::load::{AttentionWeights, Layer, LayerMixer, LayerMlp, MambaWeights, ModelWeights};
+use super::load::{AttentionWeights, Layer, LayerMlp, MambaWeights, ModelWeights};
 use super::mamba::{MambaBlock, MambaScratch};
 use super::paged_kv::Paged;
 use super::panel::{PanelForms, Panels};
@@ -161,9 +161,12 @@ impl CpuModel {
         let paged = Paged::new(kv);
         for layer in 0..self.weights.layers.len() {
             for block in 0..self.plan.blocks.len() {
-                match groups.place(layer) {
-                    Some(place) => self.attention_block(batch, (&paged, place), layer, block),
-                    None => self.mamba_block(batch, &paged, layer, block),
+                self.project_block(layer, block);
+                if let Some(place) = groups.place(layer) {
+                    self.attention_block(batch, (&paged, place), layer, block);
+                }
+                if self.weights.layers[layer].mamba.is_some() {
+                    self.mamba_block(batch, &paged, layer, block);
                 }
                 if self.weights.layers[layer].mlp.is_some() {
                     self.mlp_block(layer, block);
@@ -203,6 +206,29 @@ impl CpuModel {
         });
     }
 
+    /// Multiplies the normed inputs of a layer with the matrices of attention and of the recurrent
+    /// part.
+    fn project_block(&mut self, layer: usize, block: usize) {
+        let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
+        let mut crew = StepTeam { team, dispatch: *dispatch };
+        let Layer { input_norm, attention, mamba, .. } = &weights.layers[layer];
+        let (tokens, _) = plan.blocks[block].clone();
+        let (count, widths) = (tokens.len(), scratch.widths);
+        let stream = &scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
+        let normed = with_norm(config, widths, stream, input_norm);
+        let (qkv, input) =
+            (attention.as_ref().map(|it| &it.qkv), mamba.as_ref().map(|it| &it.input));
+        let wanted = qkv.into_iter().chain(input).map(|linear| linear.wants());
+        let wanted = wanted.fold(PanelForms::default(), PanelForms::or);
+        crew.pack(&mut scratch.panels, normed, count, config.hidden, wanted);
+        if let Some(qkv) = qkv {
+            crew.multiply(qkv, &scratch.panels, count, (&mut scratch.qkv, widths.qkv), false);
+        }
+        if let (Some(input), Some(own)) = (input, &mut scratch.mamba) {
+            crew.multiply(input, &scratch.panels, count, own.projected(), false);
+        }
+    }
+
     fn attention_block(
         &mut self,
         batch: &Batch,
@@ -212,16 +238,12 @@ impl CpuModel {
     ) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, window_rope, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { input_norm, mixer, output_norms, .. } = &weights.layers[layer];
-        let LayerMixer::Attention(AttentionWeights { qkv, head_norms, output }) = mixer else {
-            unreachable!("a layer with keys and values has attention");
-        };
+        let Layer { attention, output_norms, .. } = &weights.layers[layer];
+        let attention = attention.as_ref().expect("a layer with keys and values has attention");
+        let AttentionWeights { head_norms, output, .. } = attention;
         let (tokens, spans) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
-        let normed = with_norm(config, widths, stream, input_norm);
-        crew.pack(&mut scratch.panels, normed, count, config.hidden, qkv.wants());
-        crew.multiply(qkv, &scratch.panels, count, (&mut scratch.qkv, widths.qkv), false);
 
         let window = config.layer_window(layer);
         let angles = match window {
@@ -275,18 +297,13 @@ impl CpuModel {
     fn mamba_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { input_norm, mixer, .. } = &weights.layers[layer];
-        let (LayerMixer::Mamba(mamba), Some(sizes)) = (mixer, &config.mamba) else {
-            unreachable!("a layer without keys and values is recurrent");
-        };
-        let MambaWeights { input, output, .. } = mamba;
+        let mamba = weights.layers[layer].mamba.as_ref().expect("the layer is recurrent");
+        let sizes = config.mamba.as_ref().expect("the model has recurrent layers");
+        let MambaWeights { output, .. } = mamba;
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
         let own = scratch.mamba.as_mut().expect("the model has recurrent layers");
-        let normed = with_norm(config, widths, stream, input_norm);
-        crew.pack(&mut scratch.panels, normed, count, config.hidden, input.wants());
-        crew.multiply(input, &scratch.panels, count, own.projected(), false);
         let runs = &plan.runs[plan.block_runs[block].clone()];
         let places = &plan.places[tokens];
         let sequences = MambaBlock { batch, paged, layer: layer as u32, places, runs };
@@ -360,14 +377,14 @@ impl CpuModel {
 
 /// Whether the pool has the KV heads or the state of this model.
 fn is_layout_of(config: &ModelConfig, kv: &KvPool<'_>) -> bool {
-    match (&config.mamba, kv.groups.state()) {
-        (None, None) => {
-            let heads = [kv.layout.kv_heads, kv.layout.head_dim].map(|size| size as usize);
-            heads == [config.kv_heads, config.head_dim]
-        }
+    let heads = [kv.layout.kv_heads, kv.layout.head_dim].map(|size| size as usize);
+    let has_heads = !config.has_attention() || heads == [config.kv_heads, config.head_dim];
+    let has_state = match (&config.mamba, kv.groups.state()) {
+        (None, None) => true,
         (Some(mamba), Some(state)) => *state.shape() == mamba.state_shape(config.layers),
         _ => false,
-    }
+    };
+    has_heads && has_state
 }
 
 /// Rows of the width of the residual stream, with a norm.

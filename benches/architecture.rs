@@ -15,12 +15,11 @@ use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::page_span::{PageSpan, SequenceState};
 use baton::kv::region::Region;
-use baton::model::config::{
-    Architecture, ExpertConfig, MambaConfig, MambaNorm, ModelConfig, WindowConfig,
-};
+use baton::model::config::{Architecture, ExpertConfig, ModelConfig, WindowConfig};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, fastest_kernels};
 use baton::model::forward::{Forward, KvPool};
+use baton::model::recurrent_config::{MambaConfig, MambaNorm};
 use baton::model::tensor::TensorType;
 use model::{Model, Random, small};
 use std::ops::ControlFlow;

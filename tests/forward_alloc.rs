@@ -12,7 +12,7 @@ use baton::kv::layout::KvDtype;
 use baton::model::forward::batch::Logits;
 use baton::model::forward::cpu::available_kernels;
 use baton::model::tensor::TensorType;
-use model::{Model, gemma, hybrid, recurrent, small, sparse};
+use model::{Model, delta, gemma, hybrid, recurrent, small, sparse};
 use run::{How, Runner};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -46,9 +46,9 @@ static ALLOCATOR: Counting = Counting;
 fn a_step_allocates_nothing() {
     let mut sparse = sparse();
     sparse.experts.as_mut().unwrap().shared_intermediate = Some(96);
-    for config in [small(), sparse, gemma(), recurrent(), hybrid()] {
+    for config in [small(), sparse, gemma(), recurrent(), hybrid(), delta()] {
         check(&Model::random(config, 1, |name| {
-            match name.contains("down") || name.contains("mamba") {
+            match name.contains("down") || name.contains("mamba") || name.contains("linear_attn") {
                 true => TensorType::F16,
                 false => TensorType::Q8_0,
             }

@@ -7,13 +7,14 @@ use baton::kv::groups::KvGroups;
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::page_span::{PageSpan, SequenceState};
 use baton::kv::region::Region;
-use baton::model::config::{ExpertConfig, GemmaConfig, MambaNorm, ModelConfig, MultiplierConfig};
+use baton::model::config::{ExpertConfig, GemmaConfig, ModelConfig, MultiplierConfig};
 use baton::model::files::{ModelFiles, WeightFormat};
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{
     CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
 };
 use baton::model::forward::{Forward, KvPool, StepEnd};
+use baton::model::recurrent_config::MambaNorm;
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
 use serde::Deserialize;
@@ -89,7 +90,7 @@ fn logprobs_of(
     let limits = BatchLimits { tokens: longest, rows: 1, logits, context: longest, pages: room };
     let options = CpuOptions { threads: 2, limits, kernel, pin: None };
     let mut model = CpuModel::load(config, weights, &options, &mut |_, _| {}).unwrap();
-    let (groups, layout) = match config.mamba {
+    let (groups, layout) = match config.state_shape() {
         Some(_) => config.kv_memory(PAGE_SIZE, kv).unwrap(),
         None => {
             let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
@@ -210,7 +211,7 @@ fn each_fixture_agrees_with_the_reference() {
         count += 1;
     }
     let goldens = std::fs::read_dir(tests().join("goldens/tiny")).unwrap().count();
-    assert_eq!((count, goldens), (42, 42), "a fixture without a golden, or the other way round");
+    assert_eq!((count, goldens), (44, 44), "a fixture without a golden, or the other way round");
 }
 
 /// Weights of which one tensor is zero.
@@ -355,6 +356,43 @@ fn each_part_of_recurrent_layers_counts() {
             assert!(!fixture.agrees_with(log), "{name}");
         }
     }
+}
+
+/// Without its state or one of its tensors, or with another rotation, a gated delta net does not
+/// agree.
+#[test]
+fn each_part_of_delta_nets_counts() {
+    let fixture = Fixture::open("qwen3-next-f32");
+    let (config, weights) = (&fixture.files.config, fixture.files.weights.as_ref());
+    assert!(fixture.agrees(config, weights));
+    let cases: Vec<&Case> = fixture.cases.iter().filter(|case| case.prompt.len() > 1).collect();
+    let how = (fastest_kernels(), KvDtype::F32);
+    let lost = logprobs_of((config, weights), how, &cases, true);
+    for (case, found) in cases.iter().zip(&lost) {
+        assert!(compare(case, found, 0.005, 0.0).is_err(), "the state is lost");
+    }
+    let parts = [
+        "in_proj_qkvz.weight",
+        "in_proj_ba.weight",
+        "conv1d.weight",
+        "dt_bias",
+        "A_log",
+        "norm.weight",
+        "out_proj.weight",
+    ];
+    let without = |name: String| Without { weights, name, zeros: vec![0; 1 << 17] };
+    for layer in (0..config.layers).filter(|&layer| config.has_state(layer)) {
+        for part in parts {
+            let without = without(format!("model.layers.{layer}.linear_attn.{part}"));
+            assert!(!fixture.agrees(config, &without), "{}", without.name);
+        }
+    }
+    for part in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+        let without = without(format!("model.layers.3.self_attn.{part}.weight"));
+        assert!(!fixture.agrees(config, &without), "{}", without.name);
+    }
+    let whole = |config: &mut ModelConfig| config.delta.as_mut().unwrap().rotary_dim = 32;
+    assert!(!fixture.agrees_with(whole), "all of each head is rotated");
 }
 
 /// With another multiplier, a fixture of Falcon-H1 does not agree. So do other places of its norm.

@@ -32,6 +32,7 @@ fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
         ("gemma3-f32", "--transfer shm"),
         ("mamba2-f32", "--transfer shm"),
         ("falcon-h1-f32", "--transfer shm"),
+        ("qwen3-next-f32", "--transfer shm"),
     ] {
         serve(model, flags, |address| {
             thread::scope(|scope| {

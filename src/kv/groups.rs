@@ -123,6 +123,14 @@ impl KvGroups {
         self
     }
 
+    /// The same groups, in a model that has other layers, without keys and values, among these.
+    pub fn among(mut self, has_kv: &[bool]) -> KvGroups {
+        let mut places = self.places.into_iter();
+        let place = |&has_kv: &bool| if has_kv { places.next().flatten() } else { None };
+        self.places = has_kv.iter().map(place).collect();
+        self
+    }
+
     /// No group: none of the `layers` layers has keys and values, and all have state.
     pub fn of_state(layers: usize, state: StateLayout) -> KvGroups {
         let state_pages = state.pages();
@@ -246,6 +254,16 @@ mod tests {
         };
         // Gemma 3 with 270M, 1B, 4B, 12B and 27B weights.
         assert_eq!([18, 26, 34, 48, 62].map(shape), [(3, 6), (4, 7), (5, 7), (8, 6), (10, 7)]);
+    }
+
+    #[test]
+    fn layers_without_keys_and_values_have_no_place() {
+        let groups = KvGroups::of(&[None; 2]).among(&[false, true, false, true]);
+        let places: Vec<_> = (0..4).map(|layer| groups.place(layer)).collect();
+        let at = |layer| Some(LayerPlace { group: 0, layer });
+        assert_eq!(places, [None, at(0), None, at(1)]);
+        assert_eq!((groups.model_layers(), groups.layers()), (4, 2));
+        assert_eq!(groups.layer_at(LayerPlace { group: 0, layer: 1 }), Some(3));
     }
 
     #[test]

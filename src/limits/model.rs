@@ -9,12 +9,12 @@ pub const MODEL_JSON_MAX: usize = 64 << 20;
 pub const MODEL_LAYERS_MAX: usize = 1024;
 /// Most experts of a layer. The largest published ones have under six hundred.
 pub const EXPERTS_MAX: usize = 1024;
-/// Most heads of a Mamba-2 layer. The largest published models have under three hundred.
-pub const MAMBA_HEADS_MAX: usize = 16_384;
-/// Most elements of a head of Mamba-2, and of its B and C. Published models have up to 256.
-pub const MAMBA_HEAD_MAX: usize = 4096;
-/// Most tokens that a convolution of Mamba-2 sees. Published models have 4.
-pub const MAMBA_CONV_MAX: usize = 16;
+/// Most heads of a recurrent layer. The largest published models have under three hundred.
+pub const RECURRENT_HEADS_MAX: usize = 16_384;
+/// Most rows and columns of the state of a head. Published models have up to 256.
+pub const RECURRENT_STATE_MAX: usize = 4096;
+/// Most tokens that the convolution of a recurrent layer sees. Published models have 4.
+pub const RECURRENT_CONV_MAX: usize = 16;
 /// Context of a recurrent model without `--max-model-len`, in tokens, unless its own is shorter.
 /// Its state has one size for any context, but a request reserves memory for its ids.
 pub const RECURRENT_CONTEXT: usize = 1 << 17;

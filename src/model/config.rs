@@ -4,7 +4,7 @@
 use crate::kv::groups::KvGroups;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::state_layout::{StateLayout, StateShape};
-use crate::limits::CONTEXT_MAX;
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, RecurrentSizes};
 
 /// Supported kinds of decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -28,12 +28,16 @@ pub enum Architecture {
     /// Like Llama, with a recurrent part beside attention in each layer, and with the formulas of
     /// [`MultiplierConfig`].
     FalconH1,
+    /// Like Qwen2Moe, with layers of [`DeltaConfig`]. The others have gated attention, of which a
+    /// part of each head is rotated.
+    Qwen3Next,
 }
 
 impl Architecture {
     /// Whether q and k have RMS norms over each head.
     pub const fn has_head_norms(self) -> bool {
-        matches!(self, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3)
+        use Architecture::{Gemma3, Qwen3, Qwen3Moe, Qwen3Next};
+        matches!(self, Qwen3 | Qwen3Moe | Gemma3 | Qwen3Next)
     }
 }
 
@@ -94,97 +98,6 @@ impl GemmaConfig {
     /// The same of window layers.
     pub const WINDOW_ROPE_THETA: f32 = 1e4;
 }
-
-/// Mamba-2: layers that keep a state for the whole sequence. A layer projects each token to a gate,
-/// to x, B and C, and to a time step for each head. x, B and C pass a convolution over the last
-/// tokens. The state of a head, a matrix of `state × head_dim`, decays with the time step. Then
-/// B · x is added. The output is C · state, with a gate and a norm.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MambaConfig {
-    /// Heads of x; a multiple of `groups`.
-    pub heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Elements of B and C.
-    pub state: usize,
-    /// Groups of heads that share B and C, and of the elements that share a norm.
-    pub groups: usize,
-    /// Tokens that the convolution sees, its own included; at least 2.
-    pub conv_width: usize,
-    /// Whether the convolution has a bias.
-    pub conv_bias: bool,
-    /// Whether the projection before has a bias.
-    pub input_bias: bool,
-    /// Whether the projection after has a bias.
-    pub output_bias: bool,
-    /// The norm of the output.
-    pub norm: MambaNorm,
-    /// Whether the files have A as `ln(-A)`, as those of Hugging Face. GGUF files have A itself.
-    pub log_decay: bool,
-}
-
-/// The norm of a recurrent layer's output.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MambaNorm {
-    /// There is none: the output is multiplied by silu(gate) only.
-    None,
-    /// The norm comes before this product.
-    BeforeGate,
-    /// The norm comes after this product.
-    AfterGate,
-}
-
-impl MambaConfig {
-    /// Elements of x, and of the gate.
-    pub const fn inner(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Elements of x, B and C together.
-    pub const fn channels(&self) -> usize {
-        self.inner() + 2 * self.groups * self.state
-    }
-
-    /// Outputs of the projection: gate, then x, B and C, then the time steps.
-    pub const fn projected(&self) -> usize {
-        self.inner() + self.channels() + self.heads
-    }
-
-    /// Elements from a row of a head's state to the next: `head_dim`, padded to the lanes of a
-    /// vector.
-    pub const fn state_stride(&self) -> usize {
-        self.head_dim.next_multiple_of(STATE_ALIGNMENT)
-    }
-
-    /// Channels of one piece of the convolution's state.
-    pub const fn channels_per_piece(&self) -> usize {
-        let fitting = self.state * self.state_stride() / self.conv_width;
-        let whole = fitting - fitting % STATE_ALIGNMENT;
-        if whole == 0 { STATE_ALIGNMENT } else { whole }
-    }
-
-    /// The state of a sequence in `layers` layers. The first pieces of a layer are its heads, each
-    /// `[state][head_dim]`. The others are the last `conv_width` inputs of the convolution, each
-    /// `[conv_width][channels_per_piece]`.
-    pub fn state_shape(&self, layers: usize) -> StateShape {
-        let head = self.state * self.state_stride();
-        let columns = self.conv_width * self.channels_per_piece();
-        StateShape {
-            layers: layers as u32,
-            pieces: (self.heads + self.channels().div_ceil(self.channels_per_piece())) as u32,
-            piece_elements: head.max(columns) as u32,
-        }
-    }
-}
-
-/// The context of a recurrent model, if its files name this one. Its state has one size for any
-/// context, so files name none, or a number without a meaning.
-pub fn recurrent_context(named: Option<usize>) -> usize {
-    named.unwrap_or(usize::MAX).min(CONTEXT_MAX as usize)
-}
-
-/// Elements of a vector of the kernels.
-const STATE_ALIGNMENT: usize = 16;
 
 /// Multipliers of Falcon-H1, each a factor of the outputs of one projection, of the embedding or of
 /// the logits.
@@ -328,6 +241,8 @@ pub struct ModelConfig {
     pub mamba: Option<MambaConfig>,
     /// Falcon's multipliers.
     pub multipliers: Option<MultiplierConfig>,
+    /// Layers with a gated delta net, if there are any.
+    pub delta: Option<DeltaConfig>,
 }
 
 impl ModelConfig {
@@ -357,6 +272,7 @@ impl ModelConfig {
             gemma: None,
             mamba: Some(mamba),
             multipliers: None,
+            delta: None,
         }
     }
 
@@ -376,14 +292,36 @@ impl ModelConfig {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
     }
 
-    /// Whether layers have attention.
-    pub fn has_attention(&self) -> bool {
-        self.heads > 0
+    /// Whether a layer has attention.
+    pub fn has_attention(&self, layer: usize) -> bool {
+        self.heads > 0 && self.delta.as_ref().is_none_or(|delta| delta.full_layers.contains(&layer))
+    }
+
+    /// Whether a layer has recurrent state.
+    pub fn has_state(&self, layer: usize) -> bool {
+        self.mamba.is_some() || self.delta.is_some() && !self.has_attention(layer)
+    }
+
+    /// The sizes of recurrent layers, if there are any.
+    pub fn recurrent_sizes(&self) -> Option<RecurrentSizes> {
+        let mamba = self.mamba.as_ref().map(MambaConfig::sizes);
+        mamba.or(self.delta.as_ref().map(DeltaConfig::sizes))
+    }
+
+    /// The state of a sequence, if there is any.
+    pub fn state_shape(&self) -> Option<StateShape> {
+        let layers = (0..self.layers).filter(|&layer| self.has_state(layer)).count();
+        self.recurrent_sizes().map(|sizes| sizes.state_shape(layers))
+    }
+
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.delta.as_ref().map_or(self.head_dim, |delta| delta.rotary_dim)
     }
 
     /// Whether layers have MLPs or experts.
     pub fn has_mlp(&self) -> bool {
-        self.has_attention()
+        self.heads > 0
     }
 
     /// The layers that can share pages, and the layout of a pool of pages of `page_size` tokens. A
@@ -393,8 +331,8 @@ impl ModelConfig {
     /// # Errors
     /// The number of bytes that a page must have, if it is too small for a piece of the state.
     pub fn kv_memory(&self, page_size: u32, dtype: KvDtype) -> Result<(KvGroups, KvLayout), u64> {
-        let shape = self.mamba.as_ref().map(|mamba| mamba.state_shape(self.layers));
-        if let Some(shape) = shape.filter(|_| !self.has_attention()) {
+        let shape = self.state_shape();
+        if let Some(shape) = shape.filter(|_| self.heads == 0) {
             let StateShape { layers, pieces, piece_elements } = shape;
             let layout = KvLayout::state_slots(layers, pieces, piece_elements, KvDtype::F32);
             let layout = layout.expect("a piece has vectors of 16 elements");
@@ -402,8 +340,11 @@ impl ModelConfig {
             let state = state.expect("a page holds the whole state");
             return Ok((KvGroups::of_state(self.layers, state), layout));
         }
-        let windows: Vec<_> = (0..self.layers).map(|layer| self.layer_window(layer)).collect();
-        let groups = KvGroups::of(&windows);
+        let is_attending: Vec<bool> =
+            (0..self.layers).map(|layer| self.has_attention(layer)).collect();
+        let attending = (0..self.layers).filter(|&layer| is_attending[layer]);
+        let windows: Vec<_> = attending.map(|layer| self.layer_window(layer)).collect();
+        let groups = KvGroups::of(&windows).among(&is_attending);
         let (heads, head_dim) = (self.kv_heads as u32, self.head_dim as u32);
         let layout = KvLayout::page_major(page_size, groups.layers(), heads, head_dim, dtype);
         let groups = match shape {
@@ -434,9 +375,11 @@ impl ModelConfig {
         if self.gemma.is_some() { (self.hidden as f32).sqrt() } else { multiplier }
     }
 
-    /// The number that the weights of norms lack in the files.
-    pub fn norm_offset(&self) -> f32 {
-        self.gemma.as_ref().map_or(0.0, |gemma| gemma.norm_offset)
+    /// The number that the weight of a norm with this name lacks in the files.
+    pub fn norm_offset(&self, name: &str) -> f32 {
+        let has_offset = self.delta.is_some() && !name.contains(".linear_attn.");
+        let of_delta = if has_offset { 1.0 } else { 0.0 };
+        self.gemma.as_ref().map_or(of_delta, |gemma| gemma.norm_offset)
     }
 
     /// The last part of the name of the norm before the MLP.

@@ -21,11 +21,12 @@ const SLACK: usize = 4096;
 /// Weights made only from a configuration.
 pub struct DummyWeights {
     dtype: TensorType,
-    /// First element and shape by name. A norm has no first element.
+    config: ModelConfig,
+    /// First element and shape by name. A norm has none in `random`.
     tensors: BTreeMap<String, (Option<usize>, usize, usize)>,
     random: Vec<u8>,
-    /// A norm that changes nothing.
-    norm: Vec<u8>,
+    /// Norms that change nothing, by the number that they lack: 0 and 1.
+    norms: [Vec<u8>; 2],
 }
 
 impl DummyWeights {
@@ -60,8 +61,8 @@ impl DummyWeights {
             unit * SPREAD
         });
         let random = encode(dtype, random);
-        let norm = encode(dtype, std::iter::repeat_n(1.0 - config.norm_offset(), widest));
-        Ok(DummyWeights { dtype, tensors, random, norm })
+        let norms = [0.0, 1.0].map(|lacks| encode(dtype, std::iter::repeat_n(1.0 - lacks, widest)));
+        Ok(DummyWeights { dtype, config: config.clone(), tensors, random, norms })
     }
 }
 
@@ -71,7 +72,10 @@ impl WeightSource for DummyWeights {
             let size = self.dtype.block().1;
             let bytes = match offset {
                 Some(offset) => &self.random[offset * size..(offset + rows * cols) * size],
-                None => &self.norm[..cols * size],
+                None => {
+                    let lacks = self.config.norm_offset(name) == 1.0;
+                    &self.norms[usize::from(lacks)][..cols * size]
+                }
             };
             TensorView { dtype: self.dtype, rows, cols, order: RowOrder::Natural, bytes }
         }))

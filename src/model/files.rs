@@ -92,17 +92,20 @@ impl ModelFiles {
         sampling: SamplingDefaults,
         file_bytes: u64,
     ) -> Result<ModelFiles, LoadError> {
-        const FIRST: [&str; 2] =
-            ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mamba.in_proj.weight"];
+        const FIRST: [&str; 3] = [
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.mamba.in_proj.weight",
+            "model.layers.0.linear_attn.in_proj_qkvz.weight",
+        ];
         if tokenizer.vocab_size() > config.vocab {
             let found = format!("{} in the tokenizer", tokenizer.vocab_size());
             let expected = format!("at most the model's {} ids", config.vocab);
             return Err(LoadError::field(weights.describe(), "vocabulary", expected, found));
         }
-        let first = match weights.tensor(FIRST[0])? {
-            None => weights.tensor(FIRST[1])?,
-            first => first,
-        };
+        let mut first = None;
+        for name in FIRST {
+            first = first.or(weights.tensor(name)?);
+        }
         let checkpoint = first.map_or(TensorType::F32, |tensor| tensor.dtype);
         let template = chat_template.as_ref().ok();
         let fingerprint = ModelFingerprint::new(&config, weights.as_ref(), &tokenizer, template)?;
@@ -236,7 +239,7 @@ mod tests {
             assert!(files.file_bytes > 50_000);
             count += 1;
         }
-        assert_eq!(count, 42);
+        assert_eq!(count, 44);
     }
 
     /// The text models of Gemma 3 have the tokenizer of those with images.

@@ -63,7 +63,8 @@ impl ModelFingerprint {
 /// The configuration as text. Earlier versions know neither experts nor windows nor Gemma nor
 /// recurrent layers, so a model without them has the text that they hash.
 fn config_text(config: &ModelConfig) -> String {
-    let text = format!("{config:?}").replace(", multipliers: None }", " }");
+    let text = format!("{config:?}").replace(", delta: None }", " }");
+    let text = text.replace(", multipliers: None }", " }");
     let text = text.replace(", mamba: None }", " }");
     let text = text.replace(", gemma: None }", " }");
     text.replace(", window: None }", " }").replace(", experts: None }", " }")

@@ -1,7 +1,8 @@
 //! The tensors that a model of a given configuration must have. A model with a missing or an extra
 //! tensor is refused when it is opened.
 
-use super::config::{MambaConfig, MambaNorm, ModelConfig};
+use super::config::ModelConfig;
+use super::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use super::tensor::RowOrder;
 use super::weights::{LoadError, WeightSource};
 use std::collections::BTreeSet;
@@ -38,13 +39,32 @@ pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
 }
 
 fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
-    let recurrent = config.mamba.as_ref().map(|mamba| recurrent_part(config, mamba, index));
-    if config.has_attention() {
-        return [attention_layer(config, index), recurrent.unwrap_or_default()].concat();
+    let recurrent = match (&config.mamba, &config.delta) {
+        (Some(mamba), _) => recurrent_part(config, mamba, index),
+        (None, Some(delta)) if config.has_state(index) => delta_part(config, delta, index),
+        _ => Vec::new(),
+    };
+    if config.has_mlp() {
+        return [transformer_layer(config, index), recurrent].concat();
     }
     let norm = format!("model.layers.{index}.input_layernorm.weight");
     let norm = Expected { name: norm, rows: 1, cols: config.hidden };
-    [vec![norm], recurrent.unwrap_or_default()].concat()
+    [vec![norm], recurrent].concat()
+}
+
+fn delta_part(config: &ModelConfig, delta: &DeltaConfig, index: usize) -> Vec<Expected> {
+    let (keys, values, heads) = (delta.keys(), delta.values(), delta.value_heads);
+    let parts = [
+        ("in_proj_qkvz.weight", 2 * keys + 2 * values, config.hidden),
+        ("in_proj_ba.weight", 2 * heads, config.hidden),
+        ("conv1d.weight", 2 * keys + values, delta.conv_width),
+        ("dt_bias", 1, heads),
+        ("A_log", 1, heads),
+        ("norm.weight", 1, delta.value_dim),
+        ("out_proj.weight", config.hidden, values),
+    ];
+    let name = |part| format!("model.layers.{index}.linear_attn.{part}");
+    parts.into_iter().map(|(part, rows, cols)| Expected { name: name(part), rows, cols }).collect()
 }
 
 fn recurrent_part(config: &ModelConfig, mamba: &MambaConfig, index: usize) -> Vec<Expected> {
@@ -71,7 +91,7 @@ fn recurrent_part(config: &ModelConfig, mamba: &MambaConfig, index: usize) -> Ve
         .collect()
 }
 
-fn attention_layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
+fn transformer_layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
     let hidden = config.hidden;
     let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let mut list = Vec::with_capacity(16);
@@ -90,7 +110,11 @@ fn attention_layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
         ("self_attn.v_proj", kv, hidden, config.attention_bias),
         ("self_attn.o_proj", hidden, q, config.output_bias),
     ];
+    let attention = attention.into_iter().filter(|_| config.has_attention(index));
     for (part, rows, cols, bias) in attention {
+        // Gates lie between the queries.
+        let is_double = config.delta.is_some() && part == "self_attn.q_proj";
+        let rows = if is_double { rows.saturating_mul(2) } else { rows };
         add(&format!("{part}.weight"), rows, cols);
         if bias {
             add(&format!("{part}.bias"), 1, rows);
@@ -118,7 +142,7 @@ fn attention_layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
             add("mlp.gate.weight", experts.count, hidden);
         }
     }
-    if config.architecture.has_head_norms() {
+    if config.architecture.has_head_norms() && config.has_attention(index) {
         add("self_attn.q_norm.weight", 1, config.head_dim);
         add("self_attn.k_norm.weight", 1, config.head_dim);
     }

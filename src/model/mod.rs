@@ -16,6 +16,7 @@ pub mod inventory;
 pub mod logprobs;
 pub mod mapped_file;
 pub mod quant;
+pub mod recurrent_config;
 pub mod sampler;
 pub mod tensor;
 #[cfg(test)]

@@ -61,6 +61,15 @@ pub enum RowOrder {
         /// Rows of one head.
         head_dim: usize,
     },
+    /// A part of the rows: row `n · block + i` is row `n · stride + first + i` of the file.
+    Blocks {
+        /// Rows that lie together.
+        block: usize,
+        /// Rows from a block to the next.
+        stride: usize,
+        /// Rows before the first block.
+        first: usize,
+    },
 }
 
 /// The place and type of a tensor's data in a model file.
@@ -102,6 +111,15 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
+    /// As a matrix of its own, the part of the rows that blocks of `block` rows are, with `stride`
+    /// rows from each to the next, and `first` rows before. The order of the rows is natural.
+    pub fn of_blocks(&self, block: usize, stride: usize, first: usize) -> TensorView<'a> {
+        assert_eq!(self.order, RowOrder::Natural, "rows that are stored in another order");
+        assert!(self.rows.is_multiple_of(stride) && first + block <= stride);
+        let order = RowOrder::Blocks { block, stride, first };
+        TensorView { rows: self.rows / stride * block, order, ..*self }
+    }
+
     /// These rows, as a matrix of their own. The order of the rows is natural.
     pub fn of_rows(&self, rows: Range<usize>) -> TensorView<'a> {
         assert_eq!(self.order, RowOrder::Natural, "rows that are stored in another order");
@@ -125,6 +143,7 @@ impl<'a> TensorView<'a> {
                 let (half, index) = (within / (head_dim / 2), within % (head_dim / 2));
                 head * head_dim + 2 * index + half
             }
+            RowOrder::Blocks { block, stride, first } => row / block * stride + first + row % block,
         };
         let bytes = self.row_bytes();
         &self.bytes[stored * bytes..(stored + 1) * bytes]

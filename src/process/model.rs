@@ -386,7 +386,7 @@ fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, ProcessErro
             Err(ProcessError::Config("--max-model-len", reason))
         }
         Some(asked) => Ok(asked as usize),
-        None if model.mamba.is_some() => Ok(model.context.min(RECURRENT_CONTEXT)),
+        None if model.heads == 0 => Ok(model.context.min(RECURRENT_CONTEXT)),
         None => Ok(model.context),
     }
 }

@@ -550,6 +550,7 @@ fn about(
         Architecture::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
         Architecture::Mamba2 => ("mamba2", "Mamba2ForCausalLM"),
         Architecture::FalconH1 => ("falcon_h1", "FalconH1ForCausalLM"),
+        Architecture::Qwen3Next => ("qwen3_next", "Qwen3NextForCausalLM"),
     };
     let (usual, advised) = (Sampling::default(), &files.sampling);
     ServerDescription {

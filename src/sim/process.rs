@@ -580,6 +580,7 @@ fn model_files(windows: Windows) -> Result<ModelFiles, LoadError> {
         gemma: None,
         mamba: None,
         multipliers: None,
+        delta: None,
     };
     let tokenizer = Tokenizer::of_bytes(config.vocab, Path::new("the pseudo-model"))?;
     let fingerprint = ModelFingerprint::new(&config, &NoWeights, &tokenizer, None)?;

@@ -46,15 +46,25 @@ impl Dummy {
             "num_hidden_layers": 8, "max_position_embeddings": 2048}))
     }
 
-    /// Models as slow as [`Dummy::slow`]: with windows, with recurrent layers, and with both
-    /// recurrent parts and attention.
-    pub fn slow_others() -> [Dummy; 3] {
+    /// Models as slow as [`Dummy::slow`]: with windows, with recurrent layers alone, beside
+    /// attention in each layer, and among layers with attention.
+    pub fn slow_others() -> [Dummy; 4] {
         let wide = json!({"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64,
             "num_hidden_layers": 8, "max_position_embeddings": 2048});
         let recurrent = json!({"hidden_size": 256, "num_heads": 32, "num_hidden_layers": 20});
         let mut hybrid = wide.clone();
         (hybrid["mamba_d_ssm"], hybrid["mamba_n_heads"]) = (json!(512), json!(32));
-        let models = [("gemma3-bf16", wide), ("mamba2-f32", recurrent), ("falcon-h1-f32", hybrid)];
+        let mut delta = wide.clone();
+        (delta["linear_num_key_heads"], delta["linear_num_value_heads"]) = (json!(8), json!(16));
+        let kind = |layer| if layer % 4 == 0 { "full_attention" } else { "linear_attention" };
+        delta["layer_types"] = (1..=8).map(kind).collect();
+        delta["shared_expert_intermediate_size"] = json!(1024);
+        let models = [
+            ("gemma3-bf16", wide),
+            ("mamba2-f32", recurrent),
+            ("falcon-h1-f32", hybrid),
+            ("qwen3-next-f32", delta),
+        ];
         let fixtures = Path::new(crate::MODEL).parent().expect("a folder of fixtures");
         models.map(|(name, changes)| Dummy::of(&fixtures.join(name), &changes))
     }

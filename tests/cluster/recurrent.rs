@@ -10,8 +10,8 @@ const MAMBA_STATE: u64 = 2 * (8 * 16 * 16 + 4 * 192) * 4;
 const FALCON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/falcon-h1-f32");
 /// A page: 16 tokens of 2 heads of 16 elements of 4 bytes, for keys and values, in 2 layers.
 const FALCON_PAGE: u64 = 16 * 2 * 16 * 4 * 2 * 2;
-/// 2 layers of 6 heads of 16 × 16 elements, and of 4 columns of 160 channels in 3 pieces of 64, make
-/// 18 pieces of 1 KiB. A page has 8.
+/// 2 layers of 6 heads of 16 × 16 elements, and of 4 columns of 160 channels in 3 pieces of 64,
+/// make 18 pieces of 1 KiB. A page has 8.
 const FALCON_STATE_PAGES: u64 = 3;
 
 /// `bytes` says how many cross for a prompt of so many tokens.

@@ -1,9 +1,10 @@
 //! Models with seeded random weights, in any type, made in memory.
 
 use baton::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, ModelConfig, MultiplierConfig,
-    RopeScaling, WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, ModelConfig, MultiplierConfig, RopeScaling,
+    WindowConfig,
 };
+use baton::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
 use half::{bf16, f16};
@@ -86,6 +87,7 @@ pub fn small() -> ModelConfig {
         gemma: None,
         mamba: None,
         multipliers: None,
+        delta: None,
     }
 }
 
@@ -147,6 +149,30 @@ pub fn recurrent() -> ModelConfig {
     }
 }
 
+/// Three layers with a gated delta net, and one with gated attention.
+#[allow(dead_code)]
+pub fn delta() -> ModelConfig {
+    let delta = DeltaConfig {
+        key_heads: 2,
+        value_heads: 6,
+        key_dim: 3,
+        value_dim: 12,
+        conv_width: 4,
+        full_layers: vec![2],
+        rotary_dim: 6,
+    };
+    let experts = ExpertConfig { shared_intermediate: Some(96), ..sparse().experts.unwrap() };
+    ModelConfig {
+        architecture: Architecture::Qwen3Next,
+        layers: 4,
+        // A page of one token is as large as a piece of state.
+        head_dim: 32,
+        experts: Some(experts),
+        delta: Some(delta),
+        ..small()
+    }
+}
+
 /// [`small`] with a recurrent part beside attention, and multipliers that all differ.
 #[allow(dead_code)]
 pub fn hybrid() -> ModelConfig {
@@ -190,8 +216,11 @@ impl Model {
             if let Some(mamba) = &c.mamba {
                 maker.mamba(&name("mamba"), c.hidden, mamba);
             }
-            if !c.has_attention() {
+            if !c.has_mlp() {
                 continue;
+            }
+            if let Some(delta) = c.delta.as_ref().filter(|_| c.has_state(layer)) {
+                maker.delta(&name("linear_attn"), c.hidden, delta);
             }
             let mlp_norm = if c.gemma.is_some() {
                 "post_attention_layernorm.weight"
@@ -203,7 +232,7 @@ impl Model {
                 maker.vector(&name("pre_feedforward_layernorm.weight"), c.hidden, 0.2, 0.3);
                 maker.vector(&name("post_feedforward_layernorm.weight"), c.hidden, -0.2, 0.3);
             }
-            if c.architecture.has_head_norms() {
+            if c.architecture.has_head_norms() && c.has_attention(layer) {
                 maker.vector(&name("self_attn.q_norm.weight"), c.head_dim, 1.0, 0.3);
                 maker.vector(&name("self_attn.k_norm.weight"), c.head_dim, 1.0, 0.3);
             }
@@ -213,7 +242,11 @@ impl Model {
                 ("self_attn.v_proj", kv, c.hidden, c.attention_bias),
                 ("self_attn.o_proj", c.hidden, q, c.output_bias),
             ] {
-                maker.linear(&name(part), rows, columns, bias);
+                let is_double = c.delta.is_some() && part == "self_attn.q_proj";
+                let rows = if is_double { 2 * rows } else { rows };
+                if c.has_attention(layer) {
+                    maker.linear(&name(part), rows, columns, bias);
+                }
             }
             let Some(experts) = c.layer_experts(layer) else {
                 maker.mlp(&name("mlp"), c.hidden, c.intermediate, c.mlp_bias);
@@ -258,6 +291,20 @@ impl Maker<'_> {
         let dtype = (self.dtype)(name);
         let bytes = random_bytes(&mut self.random, dtype, rows * cols, spread);
         self.put(name, dtype, rows, cols, bytes);
+    }
+
+    fn delta(&mut self, name: &str, hidden: usize, delta: &DeltaConfig) {
+        let part = |part: &str| format!("{name}.{part}");
+        let (keys, values, heads) = (delta.keys(), delta.values(), delta.value_heads);
+        self.linear(&part("in_proj_qkvz"), 2 * keys + 2 * values, hidden, false);
+        self.linear(&part("in_proj_ba"), 2 * heads, hidden, false);
+        self.linear(&part("out_proj"), hidden, values, false);
+        let (channels, width) = (2 * keys + values, delta.conv_width);
+        let conv = random_bytes(&mut self.random, TensorType::F32, channels * width, 0.5);
+        self.put(&part("conv1d.weight"), TensorType::F32, channels, width, conv);
+        self.vector(&part("dt_bias"), heads, -2.0, 2.0);
+        self.vector(&part("A_log"), heads, 0.0, 1.0);
+        self.vector(&part("norm.weight"), delta.value_dim, 1.0, 0.3);
     }
 
     fn mamba(&mut self, name: &str, hidden: usize, mamba: &MambaConfig) {

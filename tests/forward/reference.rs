@@ -2,7 +2,8 @@
 
 use crate::model::Model;
 use baton::kv::layout::KvDtype;
-use baton::model::config::{ExpertConfig, MambaConfig, MambaNorm, ModelConfig, RopeScaling};
+use baton::model::config::{ExpertConfig, ModelConfig, RopeScaling};
+use baton::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use baton::model::tensor::{TensorType, TensorView};
 use baton::model::weights::WeightSource;
 use half::{bf16, f16};
@@ -101,7 +102,7 @@ impl Names<'_> {
 
     /// The weight of a norm.
     fn norm(&self, name: &str) -> Vec<f64> {
-        let offset = self.0.config.norm_offset() as f64;
+        let offset = self.0.config.norm_offset(name) as f64;
         self.vector(name).into_iter().map(|weight| weight + offset).collect()
     }
 
@@ -124,9 +125,9 @@ fn norm(x: &[f64], weight: &[f64], epsilon: f32) -> Vec<f64> {
 /// Inverse frequencies and the factor of cos and sin, as transformers' `modeling_rope_utils`.
 pub fn frequencies(config: &ModelConfig) -> (Vec<f64>, f64) {
     use std::f64::consts::PI;
-    let (dim, base) = (config.head_dim as f64, config.rope_theta as f64);
+    let (dim, base) = (config.rotary_dim() as f64, config.rope_theta as f64);
     let plain: Vec<f64> =
-        (0..config.head_dim / 2).map(|i| base.powf(-(2.0 * i as f64) / dim)).collect();
+        (0..config.rotary_dim() / 2).map(|i| base.powf(-(2.0 * i as f64) / dim)).collect();
     match config.rope_scaling {
         RopeScaling::None => (plain, 1.0),
         RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor as f64).collect(), 1.0),
@@ -176,7 +177,7 @@ fn rope_of(config: &ModelConfig, layer: usize) -> ModelConfig {
 
 fn rotate(config: &ModelConfig, head: &mut [f64], position: usize) {
     let (frequencies, factor) = frequencies(config);
-    let half = head.len() / 2;
+    let half = config.rotary_dim() / 2;
     for i in 0..half {
         let (sin, cos) = (position as f64 * frequencies[i]).sin_cos();
         let (x, y) = (head[i], head[i + half]);
@@ -213,7 +214,14 @@ pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
                 x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
             }
         }
-        if c.has_attention() {
+        if let Some(delta) = c.delta.as_ref().filter(|_| c.has_state(layer)) {
+            let outs =
+                delta_part(&names, delta, &format!("{name}.linear_attn"), &normed, c.norm_eps);
+            for (x, out) in stream.iter_mut().zip(outs) {
+                x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+            }
+        }
+        if c.has_mlp() {
             layer_forward(&names, c, &name, (&mut stream, &normed), kv);
         }
     }
@@ -249,7 +257,17 @@ fn layer_forward(
         [multipliers.attention_in, multipliers.attention_out, multipliers.key].map(f64::from);
     for (position, x) in stream.iter_mut().enumerate() {
         let normed: Vec<f64> = normed[position].iter().map(|x| x * read).collect();
+        if !c.has_attention(index) {
+            add_mlp(names, c, (layer, index), x);
+            continue;
+        }
         let mut q = names.linear(&name("self_attn.q_proj"), &normed);
+        let mut gates = vec![];
+        if c.delta.is_some() {
+            // Each head has its queries, then its gates.
+            gates = q.chunks(2 * dim).flat_map(|head| head[dim..].to_vec()).collect();
+            q = q.chunks(2 * dim).flat_map(|head| head[..dim].to_vec()).collect();
+        }
         let mut k = names.linear(&name("self_attn.k_proj"), &normed);
         k.iter_mut().for_each(|k| *k *= key);
         let v = names.linear(&name("self_attn.v_proj"), &normed);
@@ -284,25 +302,97 @@ fn layer_forward(
                 }
             }
         }
+        for (x, gate) in attended.iter_mut().zip(&gates) {
+            *x /= 1.0 + (-gate).exp();
+        }
         let mut out = names.linear(&name("self_attn.o_proj"), &attended);
         out.iter_mut().for_each(|out| *out *= write);
-        let mut before_mlp =
-            if gemma.is_some() { "post_attention_layernorm.weight" } else { c.mlp_norm_name() };
         if gemma.is_some() {
-            out = norm(&out, &names.norm(&name(before_mlp)), c.norm_eps);
-            before_mlp = "pre_feedforward_layernorm.weight";
+            let weight = names.norm(&name("post_attention_layernorm.weight"));
+            out = norm(&out, &weight, c.norm_eps);
         }
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
-        let normed = norm(x, &names.norm(&name(before_mlp)), c.norm_eps);
-        let mut out = match c.layer_experts(index) {
-            None => mlp(names, &name("mlp"), &normed),
-            Some(experts) => sparse_mlp(names, experts, &name("mlp"), &normed),
-        };
-        if gemma.is_some() {
-            out = norm(&out, &names.norm(&name("post_feedforward_layernorm.weight")), c.norm_eps);
-        }
-        x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+        add_mlp(names, c, (layer, index), x);
     }
+}
+
+fn add_mlp(names: &Names<'_>, c: &ModelConfig, (layer, index): (&str, usize), x: &mut [f64]) {
+    let name = |part: &str| format!("{layer}.{part}");
+    let normed = norm(x, &names.norm(&name(c.mlp_norm_name())), c.norm_eps);
+    let mut out = match c.layer_experts(index) {
+        None => mlp(names, &name("mlp"), &normed),
+        Some(experts) => sparse_mlp(names, experts, &name("mlp"), &normed),
+    };
+    if c.gemma.is_some() {
+        out = norm(&out, &names.norm(&name("post_feedforward_layernorm.weight")), c.norm_eps);
+    }
+    x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+}
+
+/// A gated delta net token by token, as transformers' `torch_recurrent_gated_delta_rule`.
+fn delta_part(
+    names: &Names<'_>,
+    delta: &DeltaConfig,
+    layer: &str,
+    normed: &[Vec<f64>],
+    epsilon: f32,
+) -> Vec<Vec<f64>> {
+    let name = |part: &str| format!("{layer}.{part}");
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let unit = |x: &[f64]| -> Vec<f64> {
+        let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+        x.iter().map(|x| x / length).collect()
+    };
+    let [steps, decays] = ["dt_bias", "A_log"].map(|part| names.vector(&name(part)));
+    let conv = names.matrix(&name("conv1d.weight")).unwrap();
+    let weight = names.vector(&name("norm.weight"));
+    let (keys, dim, values) = (delta.keys(), delta.key_dim, delta.value_dim);
+    let shared = delta.value_heads / delta.key_heads;
+    let mut inputs: Vec<Vec<f64>> = vec![];
+    let mut states = vec![vec![vec![0.0; values]; dim]; delta.value_heads];
+    let mut outs = vec![];
+    for x in normed {
+        let (mixed, ba) =
+            (names.linear(&name("in_proj_qkvz"), x), names.linear(&name("in_proj_ba"), x));
+        let stride = 2 * dim + 2 * shared * values;
+        let part = |first: usize, count: usize| -> Vec<f64> {
+            mixed.chunks(stride).flat_map(|head| head[first..first + count].to_vec()).collect()
+        };
+        let [q, k] = [0, dim].map(|first| part(first, dim));
+        let [v, gate] = [2 * dim, 2 * dim + shared * values].map(|at| part(at, shared * values));
+        inputs.push([q, k, v].concat());
+        let convolved = |channel: usize| {
+            let taps = conv[channel].iter().rev().zip(inputs.iter().rev());
+            silu(taps.map(|(weight, input)| weight * input[channel]).sum())
+        };
+        let mixed: Vec<f64> = (0..conv.len()).map(convolved).collect();
+        let mut out = vec![];
+        for head in 0..delta.value_heads {
+            let key_head = head / shared;
+            let q = unit(&mixed[key_head * dim..][..dim]);
+            let k = unit(&mixed[keys + key_head * dim..][..dim]);
+            let v = &mixed[2 * keys + head * values..][..values];
+            let scalars = &ba[key_head * 2 * shared..][..2 * shared];
+            let share = 1.0 / (1.0 + (-scalars[head % shared]).exp());
+            let step = (scalars[shared + head % shared] + steps[head]).exp().ln_1p();
+            let decay = (-decays[head].exp() * step).exp();
+            let state = &mut states[head];
+            state.iter_mut().flatten().for_each(|x| *x *= decay);
+            let column = |state: &[Vec<f64>], x: &[f64], at: usize| -> f64 {
+                state.iter().zip(x).map(|(row, x)| row[at] * x).sum()
+            };
+            for at in 0..values {
+                let missing = (v[at] - column(state, &k, at)) * share;
+                state.iter_mut().zip(&k).for_each(|(row, k)| row[at] += k * missing);
+            }
+            let y: Vec<f64> =
+                (0..values).map(|at| column(state, &q, at) / (dim as f64).sqrt()).collect();
+            let y = norm(&y, &weight, epsilon);
+            out.extend(y.iter().zip(&gate[head * values..]).map(|(y, gate)| y * silu(*gate)));
+        }
+        outs.push(names.linear(&name("out_proj"), &out));
+    }
+    outs
 }
 
 /// Mamba-2 token by token, as transformers' `mamba2_selective_state_update`.

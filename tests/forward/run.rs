@@ -49,7 +49,7 @@ impl Runner {
         let options =
             CpuOptions { threads: how.threads, limits: LIMITS, kernel: how.kernel, pin: None };
         let c = &model.config;
-        let (groups, layout) = if how.is_grouped || c.mamba.is_some() {
+        let (groups, layout) = if how.is_grouped || c.state_shape().is_some() {
             c.kv_memory(how.page_size, how.kv).unwrap()
         } else {
             let (layers, heads, dim) = (c.layers as u32, c.kv_heads as u32, c.head_dim as u32);
@@ -188,9 +188,9 @@ impl Runner {
                     bytes.push(unsafe { self.region.base().add(at).read() });
                 }
             }
-            return bytes;
         }
-        for layer in 0..self.groups.model_layers() {
+        let has_kv = |layer: &usize| self.groups.place(*layer).is_some();
+        for layer in (0..self.groups.model_layers()).filter(has_kv) {
             for which in [KeyValue::Key, KeyValue::Value] {
                 for head in 0..l.kv_heads {
                     for position in 0..sequence.done as u32 {

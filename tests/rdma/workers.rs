@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
 /// A full layer between window layers.
 const GEMMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gemma3-f32");
-/// Recurrent layers beside attention.
+/// Recurrent layers alone, and beside attention.
+const MAMBA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mamba2-f32");
 const FALCON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/falcon-h1-f32");
-pub const MODELS: [&str; 3] = [MODEL, GEMMA, FALCON];
+pub const MODELS: [&str; 4] = [MODEL, GEMMA, MAMBA, FALCON];
 
 pub fn arguments<'a>(command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     arguments_for(MODEL, command, more)
@@ -84,7 +85,10 @@ fn answers_are_those_of_one_process(model: &str, allocation: &str) {
         }
     }
     let hits = fleet.decode[0].metric("vllm:prefix_cache_hits_total{", "");
-    assert!(if model == FALCON { hits == 0.0 } else { hits >= 96.0 + 32.0 }, "{model}: {hits}");
+    assert!(
+        if [MAMBA, FALCON].contains(&model) { hits == 0.0 } else { hits >= 96.0 + 32.0 },
+        "{model}: {hits}"
+    );
     assert!(fleet.decode[0].has_said("transport=rdma"), "the session says how KV moves");
     fleet.check_idle();
 }

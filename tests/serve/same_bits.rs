@@ -318,9 +318,15 @@ fn split_equals_mixed_however_the_work_is_cut() {
 
 #[test]
 fn other_layers_split_as_they_mix_however_the_work_is_cut() {
-    for model in
-        ["mistral-f32", "gemma3-f32", "qwen2-moe-f32", "mixtral-f32", "mamba2-f32", "falcon-h1-f32"]
-    {
+    for model in [
+        "mistral-f32",
+        "gemma3-f32",
+        "qwen2-moe-f32",
+        "mixtral-f32",
+        "mamba2-f32",
+        "falcon-h1-f32",
+        "qwen3-next-f32",
+    ] {
         split_equals_mixed(
             model,
             &[
@@ -376,7 +382,7 @@ fn a_retracted_request_continues_with_the_same_bits() {
 
 /// Pages have 128 tokens. A window needs one of them, and two while it crosses their border.
 #[test]
-fn a_retracted_request_with_windows_or_experts_continues_with_the_same_bits() {
+fn a_retracted_request_with_other_layers_continues_with_the_same_bits() {
     for model in ["mistral-f32", "gemma3-f32", "qwen2-moe-f32", "falcon-h1-f32"] {
         retracted_requests_continue(
             model,
@@ -461,6 +467,7 @@ fn other_types_and_architectures_split_as_they_mix() {
         "mamba2-odd-f32",
         "falcon-h1-bf16",
         "falcon-h1-norm-f32",
+        "qwen3-next-bf16",
         "llama.Q4_K.gguf",
         "qwen3.Q5_1.gguf",
         "llama-mqa-yarn.Q8_0.gguf",

@@ -6,12 +6,12 @@ use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
 use crate::limits::{
-    EXPERTS_MAX, MAMBA_CONV_MAX, MAMBA_HEAD_MAX, MAMBA_HEADS_MAX, MODEL_LAYERS_MAX,
+    EXPERTS_MAX, MODEL_LAYERS_MAX, RECURRENT_CONV_MAX, RECURRENT_HEADS_MAX, RECURRENT_STATE_MAX,
 };
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, ModelConfig, RopeScaling,
-    WindowConfig, recurrent_context,
+    Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
 };
+use crate::model::recurrent_config::{MambaConfig, MambaNorm, recurrent_context};
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 
@@ -104,6 +104,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         gemma: if is_gemma { Some(reader.gemma(layers, hidden / heads, head_dim)?) } else { None },
         mamba: None,
         multipliers: None,
+        delta: None,
     })
 }
 
@@ -224,8 +225,8 @@ impl Reader<'_> {
             size if size <= most => Ok(size),
             size => Err(self.wrong(part, format!("at most {most}"), size)),
         };
-        let heads = bounded("ssm.time_step_rank", MAMBA_HEADS_MAX)?;
-        let inner = bounded("ssm.inner_size", heads * MAMBA_HEAD_MAX)?;
+        let heads = bounded("ssm.time_step_rank", RECURRENT_HEADS_MAX)?;
+        let inner = bounded("ssm.inner_size", heads * RECURRENT_STATE_MAX)?;
         if !inner.is_multiple_of(heads) {
             let expected = format!("a multiple of the {heads} heads of ssm.time_step_rank");
             return Err(self.wrong("ssm.inner_size", expected, inner));
@@ -235,14 +236,14 @@ impl Reader<'_> {
             return Err(self.wrong("ssm.group_count", format!("a divisor of {heads}"), groups));
         }
         let conv_width = self.size("ssm.conv_kernel")?;
-        if !(2..=MAMBA_CONV_MAX).contains(&conv_width) {
-            let expected = format!("2 to {MAMBA_CONV_MAX}");
+        if !(2..=RECURRENT_CONV_MAX).contains(&conv_width) {
+            let expected = format!("2 to {RECURRENT_CONV_MAX}");
             return Err(self.wrong("ssm.conv_kernel", expected, conv_width));
         }
         Ok(MambaConfig {
             heads,
             head_dim: inner / heads,
-            state: bounded("ssm.state_size", MAMBA_HEAD_MAX)?,
+            state: bounded("ssm.state_size", RECURRENT_STATE_MAX)?,
             groups,
             conv_width,
             conv_bias: has("blk.0.ssm_conv1d.bias"),
@@ -280,7 +281,8 @@ impl Reader<'_> {
             | Architecture::Qwen3
             | Architecture::Gemma3
             | Architecture::Mamba2
-            | Architecture::FalconH1 => {
+            | Architecture::FalconH1
+            | Architecture::Qwen3Next => {
                 self.refuse("expert_count")?;
                 return Ok(None);
             }

@@ -2,9 +2,10 @@
 
 use super::writer::GgufWriter;
 use super::*;
-use crate::model::config::{ExpertConfig, GemmaConfig, MambaConfig, RopeScaling, WindowConfig};
+use crate::model::config::{ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
+use crate::model::recurrent_config::MambaConfig;
 use crate::model::testing::{Scratch, fixture};
 
 /// A model of some layers without their MLPs: two heads of two elements, four ids.

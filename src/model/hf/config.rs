@@ -3,13 +3,13 @@
 //! would write fluent but wrong text.
 
 use super::json_object::Object;
-use crate::limits::{
-    EXPERTS_MAX, MAMBA_CONV_MAX, MAMBA_HEAD_MAX, MAMBA_HEADS_MAX, MODEL_LAYERS_MAX,
-};
+use super::recurrent_fields::{delta, falcon_mamba, mamba};
+use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, ModelConfig, MultiplierConfig,
-    RopeScaling, WindowConfig, recurrent_context,
+    Architecture, ExpertConfig, GemmaConfig, ModelConfig, MultiplierConfig, RopeScaling,
+    WindowConfig,
 };
+use crate::model::recurrent_config::recurrent_context;
 use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use serde_json::Value;
@@ -107,7 +107,7 @@ fn transformer(
     let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
     let default_head = match architecture {
         Architecture::Qwen3 => 128,
-        Architecture::Gemma3 => 256,
+        Architecture::Gemma3 | Architecture::Qwen3Next => 256,
         _ => hidden / heads,
     };
     let head_dim = config.optional_size("head_dim")?.unwrap_or(default_head);
@@ -123,7 +123,7 @@ fn transformer(
         Architecture::Gemma3 => GemmaConfig::ROPE_THETA,
         _ => 1e4,
     };
-    let (rope_theta, rope_scaling) = rope(config, default_theta)?;
+    let (rope_theta, rope_scaling) = rope(config, architecture, default_theta)?;
     Ok(ModelConfig {
         architecture,
         hidden,
@@ -150,6 +150,10 @@ fn transformer(
         gemma: gemma(config, architecture)?,
         mamba: falcon_mamba(config, architecture)?,
         multipliers: multipliers(config, architecture)?,
+        delta: match architecture {
+            Architecture::Qwen3Next => Some(delta(config, layers, rotary_dim(config, head_dim)?)?),
+            _ => None,
+        },
     })
 }
 
@@ -169,72 +173,20 @@ fn recurrent(config: &Object, layers: usize) -> Result<ModelConfig, LoadError> {
     })
 }
 
-fn mamba(config: &Object) -> Result<MambaConfig, LoadError> {
-    let fields = MambaFields {
-        heads: "num_heads",
-        head_dim: "head_dim",
-        state: "state_size",
-        groups: ("n_groups", 8),
-        conv_width: "conv_kernel",
+/// The rotated part of a head, from a factor at one of two places.
+fn rotary_dim(config: &Object, head_dim: usize) -> Result<usize, LoadError> {
+    const FIELD: &str = "partial_rotary_factor";
+    let inner = match rope_objects(config)?.1 {
+        Some(rotation) => rotation.positive(FIELD)?,
+        None => None,
     };
-    let sizes = mamba_sizes(config, &fields)?;
-    let MambaConfig { heads, head_dim, .. } = sizes;
-    let inner = config.size("hidden_size")?.saturating_mul(config.size("expand")?);
-    if inner != sizes.inner() {
-        let expected = format!("{heads} heads of {head_dim} elements of hidden_size");
-        return Err(config.wrong("expand", expected, &config.value["expand"]));
+    let factor = inner.or(config.positive(FIELD)?).unwrap_or(0.25);
+    let rotary = (head_dim as f64 * f64::from(factor)) as usize;
+    if rotary > head_dim || rotary < 2 || !rotary.is_multiple_of(2) {
+        let expected = format!("a factor that makes an even part of {head_dim} elements");
+        return Err(config.wrong(FIELD, expected, factor));
     }
-    let bias = config.bool("use_bias")?.unwrap_or(false);
-    Ok(MambaConfig {
-        conv_bias: config.bool("use_conv_bias")?.unwrap_or(true),
-        input_bias: bias,
-        output_bias: bias,
-        norm: MambaNorm::AfterGate,
-        ..sizes
-    })
-}
-
-/// The recurrent part of Falcon-H1, with the defaults of transformers.
-fn falcon_mamba(
-    config: &Object,
-    architecture: Architecture,
-) -> Result<Option<MambaConfig>, LoadError> {
-    if architecture != Architecture::FalconH1 {
-        return Ok(None);
-    }
-    for field in ["attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"] {
-        if config.bool(field)? == Some(true) {
-            return Err(config.wrong(field, "false", "true"));
-        }
-    }
-    let fields = MambaFields {
-        heads: "mamba_n_heads",
-        head_dim: "mamba_d_head",
-        state: "mamba_d_state",
-        groups: ("mamba_n_groups", 1),
-        conv_width: "mamba_d_conv",
-    };
-    let sizes = mamba_sizes(config, &fields)?;
-    let MambaConfig { heads, head_dim, .. } = sizes;
-    let inner = match config.optional_size("mamba_d_ssm")? {
-        Some(inner) => inner,
-        None => config.size("hidden_size")?.saturating_mul(config.size("mamba_expand")?),
-    };
-    if inner != sizes.inner() {
-        let expected = format!("{heads} heads of {head_dim} elements");
-        return Err(config.wrong("mamba_d_ssm", expected, inner));
-    }
-    let has_norm = config.bool("mamba_rms_norm")?.unwrap_or(false);
-    let is_before = config.bool("mamba_norm_before_gate")?.unwrap_or(true);
-    Ok(Some(MambaConfig {
-        conv_bias: config.bool("mamba_conv_bias")?.unwrap_or(true),
-        norm: match (has_norm, is_before) {
-            (false, _) => MambaNorm::None,
-            (true, true) => MambaNorm::BeforeGate,
-            (true, false) => MambaNorm::AfterGate,
-        },
-        ..sizes
-    }))
+    Ok(rotary)
 }
 
 /// Falcon's multipliers, with the defaults of transformers.
@@ -262,59 +214,9 @@ fn multipliers(
     }))
 }
 
-/// The fields of the sizes of a recurrent part.
-struct MambaFields {
-    heads: &'static str,
-    head_dim: &'static str,
-    state: &'static str,
-    /// With the number of groups if the field is missing.
-    groups: (&'static str, usize),
-    conv_width: &'static str,
-}
-
-/// The sizes of a recurrent part, without biases and norm.
-fn mamba_sizes(config: &Object, fields: &MambaFields) -> Result<MambaConfig, LoadError> {
-    let bounded = |field: &str, most: usize| match config.size(field)? {
-        size if size <= most => Ok(size),
-        size => Err(config.wrong(field, format!("at most {most}"), size)),
-    };
-    let heads = bounded(fields.heads, MAMBA_HEADS_MAX)?;
-    let (groups_field, default) = fields.groups;
-    let groups = config.optional_size(groups_field)?.unwrap_or(default);
-    if !heads.is_multiple_of(groups) {
-        return Err(config.wrong(groups_field, format!("a divisor of {heads}"), groups));
-    }
-    let conv_width = config.optional_size(fields.conv_width)?.unwrap_or(4);
-    if !(2..=MAMBA_CONV_MAX).contains(&conv_width) {
-        let expected = format!("2 to {MAMBA_CONV_MAX}");
-        return Err(config.wrong(fields.conv_width, expected, conv_width));
-    }
-    let limit = &config.value["time_step_limit"];
-    // transformers 5 spells an infinity as an object.
-    let is_endless = |high: &Value| *high == "inf" || high["__float__"] == "Infinity";
-    let is_served = match limit.as_array().map(Vec::as_slice) {
-        Some([low, high]) => low.as_f64() == Some(0.0) && is_endless(high),
-        _ => limit.is_null(),
-    };
-    if !is_served {
-        return Err(config.wrong("time_step_limit", "[0.0, Infinity]", limit));
-    }
-    Ok(MambaConfig {
-        heads,
-        head_dim: bounded(fields.head_dim, MAMBA_HEAD_MAX)?,
-        state: bounded(fields.state, MAMBA_HEAD_MAX)?,
-        groups,
-        conv_width,
-        conv_bias: false,
-        input_bias: false,
-        output_bias: false,
-        norm: MambaNorm::None,
-        log_decay: true,
-    })
-}
-
 fn architecture(config: &Object) -> Result<Architecture, LoadError> {
-    const SERVED: &str = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma3_text, mamba2 or falcon_h1";
+    const SERVED: &str = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, \
+                          gemma3_text, mamba2, falcon_h1 or qwen3_next";
     match config.string("model_type")? {
         Some("llama" | "mistral") => Ok(Architecture::Llama),
         Some("mixtral") => Ok(Architecture::Mixtral),
@@ -325,6 +227,7 @@ fn architecture(config: &Object) -> Result<Architecture, LoadError> {
         Some("gemma3_text") => Ok(Architecture::Gemma3),
         Some("mamba2") => Ok(Architecture::Mamba2),
         Some("falcon_h1") => Ok(Architecture::FalconH1),
+        Some("qwen3_next") => Ok(Architecture::Qwen3Next),
         other => Err(config.wrong("model_type", SERVED, other.unwrap_or("nothing"))),
     }
 }
@@ -342,7 +245,10 @@ fn attention_biases(
             let bias = config.bool("attention_bias")?.unwrap_or(false);
             (bias, bias)
         }
-        Architecture::Mixtral | Architecture::Mamba2 | Architecture::FalconH1 => (false, false),
+        Architecture::Mixtral
+        | Architecture::Mamba2
+        | Architecture::FalconH1
+        | Architecture::Qwen3Next => (false, false),
         Architecture::Qwen2 => (config.bool("attention_bias")?.unwrap_or(true), false),
         Architecture::Qwen2Moe => (config.bool("qkv_bias")?.unwrap_or(true), false),
     })
@@ -367,7 +273,7 @@ fn experts(
             (name, other) = (other, name);
             ("intermediate_size", None)
         }
-        Architecture::Qwen2Moe => {
+        Architecture::Qwen2Moe | Architecture::Qwen3Next => {
             ("moe_intermediate_size", Some("shared_expert_intermediate_size"))
         }
         Architecture::Qwen3Moe => ("moe_intermediate_size", None),
@@ -390,7 +296,8 @@ fn experts(
         used,
         intermediate: config.size(intermediate)?,
         shared_intermediate: shared.map(|field| config.size(field)).transpose()?,
-        normalised: is_mixtral || config.bool("norm_topk_prob")?.unwrap_or(false),
+        normalised: is_mixtral
+            || config.bool("norm_topk_prob")?.unwrap_or(architecture == Architecture::Qwen3Next),
         dense_layers: if is_mixtral { Vec::new() } else { dense_layers(config, layers)? },
     }))
 }
@@ -413,10 +320,13 @@ fn window(
     architecture: Architecture,
     layers: usize,
 ) -> Result<Option<WindowConfig>, LoadError> {
+    if architecture == Architecture::Qwen3Next {
+        return Ok(None);
+    }
     let is_used = match architecture {
         Architecture::Llama => config.string("model_type")? == Some("mistral"),
         Architecture::Mixtral | Architecture::Gemma3 => true,
-        Architecture::Mamba2 | Architecture::FalconH1 => false,
+        Architecture::Mamba2 | Architecture::FalconH1 | Architecture::Qwen3Next => false,
         // Qwen's files contain a window that a switch disables.
         Architecture::Qwen2
         | Architecture::Qwen2Moe
@@ -469,7 +379,8 @@ fn full_layers(
         | Architecture::Mixtral
         | Architecture::Qwen3Moe
         | Architecture::Mamba2
-        | Architecture::FalconH1 => !has_window,
+        | Architecture::FalconH1
+        | Architecture::Qwen3Next => !has_window,
     };
     let full: Vec<usize> = (0..layers).filter(|&layer| is_full(layer)).collect();
     // transformers does not read the list of these architectures.
@@ -505,7 +416,7 @@ fn gemma(config: &Object, architecture: Architecture) -> Result<Option<GemmaConf
             if kind != "default" {
                 return Err(new.wrong("rope_type", "default", kind));
             }
-            refuse_rope_fields(new)?;
+            refuse_rope_fields(new, architecture)?;
             new.theta("rope_theta")?
         }
         None => None,
@@ -519,24 +430,37 @@ fn gemma(config: &Object, architecture: Architecture) -> Result<Option<GemmaConf
     }))
 }
 
+/// The object of rotations in the new spelling, and the one with their scaling in either spelling.
+/// Gemma has objects for each kind of layer, and here are those of full layers.
+fn rope_objects(config: &Object) -> Result<(Option<Object>, Option<Object>), LoadError> {
+    let new = || match config.object("rope_parameters")? {
+        Some(kinds) if kinds.value.get("full_attention").is_some() => {
+            kinds.object("full_attention")
+        }
+        new => Ok(new),
+    };
+    let scaling = match new()? {
+        None => config.object("rope_scaling")?,
+        scaling => scaling,
+    };
+    Ok((new()?, scaling))
+}
+
 /// Base and scaling, from `rope_parameters` or from `rope_theta` and `rope_scaling`. Gemma has
 /// parameters for each kind of layer, and here are those of full layers.
-fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadError> {
-    let new = match config.object("rope_parameters")? {
-        Some(kinds) if kinds.value.get("full_attention").is_some() => {
-            kinds.object("full_attention")?
-        }
-        new => new,
-    };
-    let old = config.object("rope_scaling")?;
-    let scaling = new.as_ref().or(old.as_ref());
+fn rope(
+    config: &Object,
+    architecture: Architecture,
+    default_theta: f32,
+) -> Result<(f32, RopeScaling), LoadError> {
+    let (new, scaling) = rope_objects(config)?;
     let theta = match (&new, config.theta("rope_theta")?) {
         (Some(new), outer) => new.theta("rope_theta")?.or(outer),
         (None, outer) => outer,
     };
     let theta = theta.unwrap_or(default_theta);
-    let Some(scaling) = scaling else { return Ok((theta, RopeScaling::None)) };
-    refuse_rope_fields(scaling)?;
+    let Some(scaling) = &scaling else { return Ok((theta, RopeScaling::None)) };
+    refuse_rope_fields(scaling, architecture)?;
     let positive = |field: &str| {
         scaling.positive(field)?.ok_or_else(|| scaling.missing(field, "a positive number"))
     };
@@ -568,11 +492,13 @@ fn rope(config: &Object, default_theta: f32) -> Result<(f32, RopeScaling), LoadE
 }
 
 /// Fields of a rotation that change the computation.
-fn refuse_rope_fields(config: &Object) -> Result<(), LoadError> {
+fn refuse_rope_fields(config: &Object, architecture: Architecture) -> Result<(), LoadError> {
     for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
     {
         let served = match field {
-            "partial_rotary_factor" => config.number(field)? == Some(1.0),
+            "partial_rotary_factor" => {
+                architecture == Architecture::Qwen3Next || config.number(field)? == Some(1.0)
+            }
             "truncate" => config.bool(field)? == Some(true),
             _ => false,
         };
@@ -593,9 +519,13 @@ fn refuse_unserved(config: &Object, architecture: Architecture) -> Result<(), Lo
         }
     }
     let layers = config.field("layer_types", "a list of layer kinds", Value::as_array)?;
-    let is_served = |kind: &&Value| **kind == "full_attention" || **kind == "sliding_attention";
-    if let Some(other) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
-        return Err(config.wrong("layer_types", "full_attention or sliding_attention", other));
+    let other = match architecture {
+        Architecture::Qwen3Next => "linear_attention",
+        _ => "sliding_attention",
+    };
+    let is_served = |kind: &&Value| **kind == "full_attention" || **kind == other;
+    if let Some(unknown) = layers.into_iter().flatten().find(|kind| !is_served(kind)) {
+        return Err(config.wrong("layer_types", format!("full_attention or {other}"), unknown));
     }
     refuse_activation(config, architecture)
 }

@@ -162,6 +162,14 @@ impl Object {
         self.optional_size(field)?.ok_or_else(|| self.missing(field, "a positive number"))
     }
 
+    /// A positive number up to `most` that must be there.
+    pub fn size_up_to(&self, field: &str, most: usize) -> Result<usize, LoadError> {
+        match self.size(field)? {
+            size if size <= most => Ok(size),
+            size => Err(self.wrong(field, format!("at most {most}"), size)),
+        }
+    }
+
     /// Reads one id or a list of ids.
     pub fn ids(&self, field: &str) -> Result<Vec<u32>, LoadError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());

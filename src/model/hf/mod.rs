@@ -8,10 +8,11 @@ pub mod config;
 pub mod header;
 pub mod json_object;
 mod names;
+mod recurrent_fields;
 #[cfg(test)]
 mod tests;
 
-use super::config::ModelConfig;
+use super::config::{Architecture, ModelConfig};
 use super::expert_stack;
 use super::inventory;
 use super::mapped_file::Mapped;
@@ -43,9 +44,12 @@ impl HfDirectory {
         for name in shard_names(path)? {
             directory.add_shard(&path.join(name))?;
         }
+        // Layers that predict several tokens are not served, and the model does not need them.
+        let has_predictors = directory.config.architecture == Architecture::Qwen3Next;
         let derived = |name: &&str| {
             name.ends_with(".rotary_emb.inv_freq")
                 || directory.config.tied_head && *name == "lm_head.weight"
+                || has_predictors && name.starts_with("mtp.")
         };
         let names = directory.names().filter(|name| !derived(name));
         inventory::check(&directory.config, &directory, names, path)?;

@@ -1,5 +1,6 @@
 //! Converts the tensor names of architectures with names of their own: those of Mixtral to those of
-//! Qwen's models with experts, and those of Mamba-2 to those of Falcon-H1.
+//! Qwen's models with experts, those of Mamba-2 to those of Falcon-H1, and Falcon-H1's names of
+//! other parts to those of Llama.
 
 use crate::model::config::Architecture;
 

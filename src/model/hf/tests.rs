@@ -4,10 +4,10 @@ use super::config::{SamplingDefaults, sampling_defaults};
 use super::*;
 use crate::limits::CONTEXT_MAX;
 use crate::model::config::{
-    Architecture, ExpertConfig, GemmaConfig, MambaConfig, MambaNorm, MultiplierConfig, RopeScaling,
-    WindowConfig,
+    Architecture, ExpertConfig, GemmaConfig, MultiplierConfig, RopeScaling, WindowConfig,
 };
 use crate::model::quant::dequantise_row;
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use crate::model::testing::{Scratch, fixture};
 use serde_json::{Value, json};
 
@@ -159,7 +159,7 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         ("mixtral-f32", |c| c["num_local_experts"] = json!(0), ["num_local_experts", "positive"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(9999), ["num_local_experts", "1024"]),
         ("mixtral-f32", |c| c["num_local_experts"] = json!(6), ["experts.5", "no such tensor"]),
-        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "falcon_h1, found"]),
+        ("mixtral-f32", |c| c["model_type"] = json!("dbrx"), ["model_type", "qwen3_next, found"]),
         ("qwen2-moe-f32", |c| c["num_experts"] = json!(6), ["mlp.experts.", "6 matrices"]),
         (
             "qwen2-moe-f32",
@@ -352,6 +352,55 @@ fn falcon_is_read_in_both_spellings() {
     assert_eq!(other.config().multipliers, Some(MultiplierConfig::default()));
     let message = refusal_of("falcon-h1-f32", |c| c["mamba_d_ssm"] = Value::Null);
     assert!(message.contains("mamba_d_ssm: expected 6 heads"), "mamba_expand is 2: {message}");
+}
+
+#[test]
+fn delta_nets_are_read_in_both_spellings() {
+    let [new, old] = ["qwen3-next-f32", "qwen3-next-bf16"]
+        .map(|name| HfDirectory::open(&fixture(name)).unwrap());
+    assert_eq!(new.config(), old.config());
+    let delta = DeltaConfig {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 16,
+        value_dim: 16,
+        conv_width: 4,
+        full_layers: vec![3],
+        rotary_dim: 8,
+    };
+    assert_eq!(new.config().delta, Some(delta.clone()));
+    let without = |c: &mut Value, field: &str| c.as_object_mut().unwrap().remove(field);
+    let period = read("qwen3-next-f32", |c| {
+        without(c, "layer_types");
+        c["full_attention_interval"] = json!(2);
+    });
+    let expected = DeltaConfig { full_layers: vec![1, 3], ..delta };
+    assert_eq!(period.delta, Some(expected));
+    let experts = new.config().experts.as_ref().unwrap();
+    assert_eq!((experts.count, experts.used, experts.normalised), (5, 2, true));
+}
+
+#[test]
+fn what_is_not_served_of_delta_nets_is_refused_by_name() {
+    for (field, value) in [
+        ("attention_bias", json!(true)),
+        ("linear_num_value_heads", json!(3)),
+        ("linear_num_key_heads", json!(1 << 20)),
+        ("linear_key_head_dim", json!(1 << 20)),
+        ("linear_conv_kernel_dim", json!(1)),
+        ("layer_types", json!(["full_attention"])),
+        ("layer_types", json!(vec!["full_attention"; 4])),
+        ("layer_types", json!(vec!["sliding_attention"; 4])),
+    ] {
+        let message = refusal_of("qwen3-next-f32", |c| c[field] = value.clone());
+        assert!(message.contains(&format!("{field}: expected ")), "{field}: {message}");
+    }
+    for factor in [0.01, 1.5, 0.1] {
+        let message = refusal_of("qwen3-next-f32", |c| {
+            c["rope_parameters"]["partial_rotary_factor"] = json!(factor);
+        });
+        assert!(message.contains("partial_rotary_factor: expected a factor"), "{message}");
+    }
 }
 
 #[test]

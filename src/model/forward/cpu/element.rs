@@ -233,20 +233,69 @@ impl<R: Rows> Kernel for Pack<'_, R> {
     }
 }
 
-/// Normalises (Qwen3, Gemma) and rotates the heads of one token in place.
+/// One task: multiplies a row by the sigmoid of its gate.
+pub struct Sigmoid<'a> {
+    /// As long as the row.
+    pub gate: &'a [f32],
+    /// The row.
+    pub to: &'a mut [f32],
+}
+
+impl Kernel for Sigmoid<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for at in (0..self.to.len()).step_by(LANES) {
+            let gate = load_padded(s, &self.gate[at..]);
+            let gated = times_sigmoid(s, load_padded(s, &self.to[at..]), gate);
+            store_padded(s, gated, &mut self.to[at..]);
+        }
+    }
+}
+
+/// Normalises (Qwen3, Gemma) and rotates the heads of one token in place, each of `dim` elements.
+/// If there are angles for a part of a head, only this part is rotated.
 #[inline(always)]
 pub fn turn_heads<S: Simd>(
     s: S,
-    heads: &mut [f32],
+    (heads, dim): (&mut [f32], usize),
     norm: Option<(&[f32], f32)>,
     angles: &[f32],
     scale: f32,
 ) {
-    for head in heads.chunks_exact_mut(angles.len()) {
+    for head in heads.chunks_exact_mut(dim) {
         if let Some((weight, epsilon)) = norm {
             let factor = norm_factor(s, head, head.len(), epsilon);
             head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * factor * w);
         }
-        rotate(head, angles, scale);
+        let (rotated, rest) = head.split_at_mut(angles.len());
+        rotate(rotated, angles, scale);
+        rest.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// The first sixteen elements, or all, padded with zeros.
+#[inline(always)]
+pub fn load_padded<S: Simd>(s: S, from: &[f32]) -> S::F {
+    match from.first_chunk() {
+        Some(lanes) => s.load(lanes),
+        None => {
+            let mut lanes = [0.0; LANES];
+            lanes[..from.len()].copy_from_slice(from);
+            s.load(&lanes)
+        }
+    }
+}
+
+/// Stores as many of the sixteen elements as there is room for.
+#[inline(always)]
+pub fn store_padded<S: Simd>(s: S, value: S::F, to: &mut [f32]) {
+    match to.first_chunk_mut() {
+        Some(lanes) => s.store(value, lanes),
+        None => {
+            let mut lanes = [0.0; LANES];
+            s.store(value, &mut lanes);
+            to.copy_from_slice(&lanes[..to.len()]);
+        }
     }
 }

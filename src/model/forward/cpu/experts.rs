@@ -8,7 +8,7 @@
 //! Not here: the products of the expert router and of the shared expert (`step`).
 
 use super::element::{Gated, Normed, Raw, times_sigmoid};
-use super::load::{Layer, Mlp};
+use super::layer_weights::{Layer, Mlp};
 use super::matrix_product::{Linear, Multiply};
 use super::panel::{PANEL, PanelForms, Panels};
 use super::simd::{Kernel, LANES, Lanes, Simd};

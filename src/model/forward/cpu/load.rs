@@ -1,144 +1,19 @@
 //! Loads a model's tensors by name, checks their shapes and types, and repacks them.
 
 use super::arena::Arena;
+use super::layer_weights::{
+    AttentionWeights, DeltaHead, ExpertLayer, Layer, LayerMlp, MambaHead, Mlp, ModelWeights,
+    RecurrentWeights, ScanWeights,
+};
 use super::matrix::{Matrix, plain_number};
 use super::matrix_product::Linear;
 use super::simd::LANES;
-use crate::model::config::{Activation, ExpertConfig, MambaConfig, MambaNorm, ModelConfig};
+use crate::model::config::{ExpertConfig, ModelConfig};
 use crate::model::inventory;
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::stdx::team::Team;
-
-/// One decoder layer.
-pub struct Layer {
-    /// Norm before what mixes tokens; padded.
-    pub input_norm: Vec<f32>,
-    /// Attention, if the layer has it.
-    pub attention: Option<AttentionWeights>,
-    /// Its recurrent part, if it has one.
-    pub mamba: Option<MambaWeights>,
-    /// Norms of the outputs of attention and MLP (Gemma); padded.
-    pub output_norms: Option<[Vec<f32>; 2]>,
-    /// The MLP, and the norm before it, padded; `None` without an MLP.
-    pub mlp: Option<(Vec<f32>, LayerMlp)>,
-}
-
-/// The weights of attention.
-pub struct AttentionWeights {
-    /// q, k and v, each padded to sixteen.
-    pub qkv: Linear,
-    /// Norms of each head of q and k (Qwen3, Gemma).
-    pub head_norms: Option<[Vec<f32>; 2]>,
-    /// The output projection.
-    pub output: Linear,
-}
-
-/// The weights of Mamba-2.
-pub struct MambaWeights {
-    /// Gate, then x, B and C together, then time steps, each padded to sixteen.
-    pub input: Linear,
-    /// `[conv_width][channels]`, the oldest token first; channels are padded to sixteen.
-    pub conv: Vec<f32>,
-    /// The bias of the convolution, padded; zeros if it has none.
-    pub conv_bias: Vec<f32>,
-    /// By head.
-    pub heads: Vec<MambaHead>,
-    /// The norm of the output; padded. Empty without a norm.
-    pub norm: Vec<f32>,
-    /// The output projection.
-    pub output: Linear,
-}
-
-/// The scalars of a head.
-#[derive(Clone, Copy)]
-pub struct MambaHead {
-    /// Added to its time steps.
-    pub step_bias: f32,
-    /// The logarithm of the state's decay in a time step of 1; negative.
-    pub decay: f32,
-    /// The share of x in the output.
-    pub skip: f32,
-}
-
-/// The part of a layer after attention.
-pub enum LayerMlp {
-    /// One MLP for all tokens.
-    Dense(Mlp),
-    /// Experts.
-    Sparse(ExpertLayer),
-}
-
-/// An MLP: down(activation(gate) · up).
-pub struct Mlp {
-    /// gate and up, each padded to sixteen.
-    pub gate_up: Linear,
-    /// The output projection.
-    pub down: Linear,
-    /// The function of the gate.
-    pub activation: Activation,
-}
-
-/// The experts of a layer.
-pub struct ExpertLayer {
-    /// The expert router: one output for each expert, padded to sixteen. With a shared expert, its
-    /// gate comes next.
-    pub router: Linear,
-    /// Of equal sizes.
-    pub experts: Vec<Mlp>,
-    /// The expert of all tokens.
-    pub shared: Option<Mlp>,
-}
-
-impl Layer {
-    /// The MLP that all tokens use: that of a dense layer, or the shared expert.
-    pub fn common_mlp(&self) -> Option<&Mlp> {
-        match &self.mlp.as_ref()?.1 {
-            LayerMlp::Dense(mlp) => Some(mlp),
-            LayerMlp::Sparse(sparse) => sparse.shared.as_ref(),
-        }
-    }
-
-    fn sparse(&self) -> Option<&ExpertLayer> {
-        match &self.mlp.as_ref()?.1 {
-            LayerMlp::Dense(_) => None,
-            LayerMlp::Sparse(sparse) => Some(sparse),
-        }
-    }
-
-    /// The MLPs of which each token uses some.
-    pub fn experts(&self) -> &[Mlp] {
-        self.sparse().map_or(&[], |sparse| &sparse.experts)
-    }
-
-    /// The products of all tokens.
-    pub fn common_linears(&self) -> impl Iterator<Item = &Linear> {
-        let attention = self.attention.iter().flat_map(|it| [&it.qkv, &it.output]);
-        let mamba = self.mamba.iter().flat_map(|it| [&it.input, &it.output]);
-        let router = self.sparse().map(|sparse| &sparse.router);
-        let mlp = self.common_mlp().into_iter().flat_map(Mlp::linears);
-        attention.chain(mamba).chain(router).chain(mlp)
-    }
-}
-
-impl Mlp {
-    /// Both products.
-    pub fn linears(&self) -> [&Linear; 2] {
-        [&self.gate_up, &self.down]
-    }
-}
-
-/// All weights of a model.
-pub struct ModelWeights {
-    /// Decoder layers.
-    pub layers: Vec<Layer>,
-    /// Norm after the last layer; padded.
-    pub norm: Vec<f32>,
-    /// The head's matrix.
-    pub head: Linear,
-    /// The embedding, unless it is also the head.
-    pub embedding: Option<Matrix>,
-}
 
 impl ModelWeights {
     /// Loads all tensors. `progress` gets the number of loaded tensors and the total.
@@ -154,19 +29,6 @@ impl ModelWeights {
         let arena = Arena::default();
         let mut loader = Loader { config, source, team, arena, progress, done: 0, total };
         loader.weights()
-    }
-
-    /// Bytes held.
-    pub fn memory(&self) -> usize {
-        let common = self.layers.iter().flat_map(Layer::common_linears);
-        let experts = self.layers.iter().flat_map(Layer::experts).flat_map(Mlp::linears);
-        common.chain(experts).chain([&self.head]).map(Linear::memory).sum::<usize>()
-            + self.embedding.as_ref().map_or(0, Matrix::memory)
-    }
-
-    /// The matrix with the tokens' embeddings as rows.
-    pub fn embedding(&self) -> &Matrix {
-        self.embedding.as_ref().unwrap_or_else(|| self.head.first())
     }
 }
 
@@ -207,13 +69,16 @@ impl<'a> Loader<'a> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         Ok(Layer {
             input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
-            attention: match config.has_attention() {
+            attention: match config.has_attention(layer) {
                 true => Some(self.attention(name)?),
                 false => None,
             },
-            mamba: match &config.mamba {
-                Some(mamba) => Some(self.mamba(name, mamba)?),
-                None => None,
+            recurrent: match (&config.mamba, &config.delta) {
+                (Some(mamba), _) => Some(self.mamba((layer, name), mamba)?),
+                (None, Some(delta)) if config.has_state(layer) => {
+                    Some(self.delta((layer, name), delta)?)
+                }
+                _ => None,
             },
             output_norms: match config.gemma {
                 Some(_) => Some([
@@ -244,6 +109,9 @@ impl<'a> Loader<'a> {
             (name("self_attn.k_proj"), kv),
             (name("self_attn.v_proj"), kv),
         ];
+        if config.delta.is_some() {
+            return self.gated_attention(name, head_norms);
+        }
         let multipliers = config.multipliers.clone().unwrap_or_default();
         let (read, key) = (multipliers.attention_in, multipliers.key);
         let qkv = self.linear(&parts, hidden, config.attention_bias)?;
@@ -255,11 +123,103 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn mamba(
+    /// Attention with a gate. Its rows lie head by head behind those of q.
+    fn gated_attention(
         &mut self,
         name: impl Fn(&str) -> String,
+        head_norms: Option<[Vec<f32>; 2]>,
+    ) -> Result<AttentionWeights, LoadError> {
+        let (config, hidden, dim) = (self.config, self.config.hidden, self.config.head_dim);
+        let (q, kv) = (config.heads * dim, config.kv_heads * dim);
+        let query = name("self_attn.q_proj.weight");
+        let view = self.tensor(&query, 2 * q, hidden)?;
+        let [queries, gates] = [0, dim].map(|first| view.of_blocks(dim, 2 * dim, first));
+        let [queries, gates] = [self.pack(&query, &queries)?, self.pack(&query, &gates)?];
+        self.count_tensor();
+        let keys = self.matrix(&name("self_attn.k_proj.weight"), kv, hidden)?;
+        let values = self.matrix(&name("self_attn.v_proj.weight"), kv, hidden)?;
+        Ok(AttentionWeights {
+            qkv: Linear::new(vec![queries, keys, values, gates], vec![None; 4]),
+            head_norms,
+            output: self.linear(&[(name("self_attn.o_proj"), hidden)], q, false)?,
+        })
+    }
+
+    fn delta(
+        &mut self,
+        (layer, name): (usize, impl Fn(&str) -> String),
+        delta: &DeltaConfig,
+    ) -> Result<RecurrentWeights, LoadError> {
+        let hidden = self.config.hidden;
+        let (keys, values, heads) = (delta.keys(), delta.values(), delta.value_heads);
+        // The rows of a key head lie together: q, k, and v and gate of its value heads.
+        let (dim, shared) = (delta.key_dim, values / delta.key_heads);
+        let stride = 2 * dim + 2 * shared;
+        let mixed = name("linear_attn.in_proj_qkvz.weight");
+        let view = self.tensor(&mixed, 2 * keys + 2 * values, hidden)?;
+        let parts = [(shared, 2 * dim + shared), (dim, 0), (dim, dim), (shared, 2 * dim)];
+        let mut matrices = Vec::with_capacity(6);
+        for (block, first) in parts {
+            matrices.push(self.pack(&mixed, &view.of_blocks(block, stride, first))?);
+        }
+        self.count_tensor();
+        let scalars = name("linear_attn.in_proj_ba.weight");
+        let view = self.tensor(&scalars, 2 * heads, hidden)?;
+        let block = heads / delta.key_heads;
+        for first in [0, block] {
+            matrices.push(self.pack(&scalars, &view.of_blocks(block, 2 * block, first))?);
+        }
+        self.count_tensor();
+        let biases = vec![None; matrices.len()];
+        let [step_bias, decay] = [
+            self.vector(&name("linear_attn.dt_bias"), heads)?,
+            self.vector(&name("linear_attn.A_log"), heads)?,
+        ];
+        let decay: Vec<f32> = decay.iter().map(|log| -(f64::from(*log).exp() as f32)).collect();
+        self.check_decays(&name("linear_attn.A_log"), &decay[..heads])?;
+        let head = |head: usize| DeltaHead { step_bias: step_bias[head], decay: decay[head] };
+        let conv =
+            self.tensor(&name("linear_attn.conv1d.weight"), 2 * keys + values, delta.conv_width)?;
+        let norm = self.norm(&name("linear_attn.norm.weight"), delta.value_dim)?;
+        let norm = norm[..delta.value_dim].repeat(heads);
+        let [keys_at, values_at] = delta.channels_at();
+        let places = [(0, 0, keys), (keys, keys_at, keys), (2 * keys, values_at, values)];
+        let conv = self.placed_columns(&name("linear_attn.conv1d.weight"), conv, &places)?;
+        let channels = delta.sizes().channels.next_multiple_of(LANES);
+        Ok(RecurrentWeights {
+            layer: self.state_layer(layer),
+            input: Linear::new(matrices, biases),
+            conv,
+            conv_bias: vec![0.0; channels],
+            scan: ScanWeights::Delta {
+                heads: (0..heads).map(head).collect(),
+                key_heads: delta.key_heads,
+                channels_at: delta.channels_at(),
+            },
+            norm,
+            norm_kind: (MambaNorm::BeforeGate, delta.value_dim),
+            output: self.linear(&[(name("linear_attn.out_proj"), hidden)], values, false)?,
+        })
+    }
+
+    /// Refuses decays that make the state grow, or that are no numbers.
+    fn check_decays(&self, name: &str, decays: &[f32]) -> Result<(), LoadError> {
+        match decays.iter().find(|decay| !decay.is_finite() || **decay > 0.0) {
+            Some(decay) => Err(self.wrong(name, "a decay of each head", decay)),
+            None => Ok(()),
+        }
+    }
+
+    /// Index among the layers with state.
+    fn state_layer(&self, layer: usize) -> u32 {
+        (0..layer).filter(|&before| self.config.has_state(before)).count() as u32
+    }
+
+    fn mamba(
+        &mut self,
+        (layer, name): (usize, impl Fn(&str) -> String),
         mamba: &MambaConfig,
-    ) -> Result<MambaWeights, LoadError> {
+    ) -> Result<RecurrentWeights, LoadError> {
         let (hidden, inner, channels) = (self.config.hidden, mamba.inner(), mamba.channels());
         let parts = [inner, channels, mamba.heads];
         let output = [(name("mamba.out_proj"), hidden)];
@@ -275,27 +235,31 @@ impl<'a> Loader<'a> {
             self.vector(&name("mamba.A_log"), mamba.heads)?,
             self.vector(&name("mamba.D"), mamba.heads)?,
         ];
-        let decay = |head: usize| match mamba.log_decay {
-            true => -(f64::from(decay[head]).exp() as f32),
-            false => decay[head],
+        let decay: Vec<f32> = match mamba.log_decay {
+            true => decay.iter().map(|log| -(f64::from(*log).exp() as f32)).collect(),
+            false => decay,
         };
-        if let Some(head) = (0..mamba.heads).find(|&head| decay(head) > 0.0 || decay(head).is_nan())
-        {
-            return Err(self.wrong(&name("mamba.A_log"), "a decay of each head", decay(head)));
-        }
+        self.check_decays(&name("mamba.A_log"), &decay[..mamba.heads])?;
         let head = |head: usize| MambaHead {
             step_bias: step_bias[head],
-            decay: decay(head),
+            decay: decay[head],
             skip: skip[head],
         };
-        Ok(MambaWeights {
+        let conv = name("mamba.conv1d.weight");
+        let view = self.tensor(&conv, channels, mamba.conv_width)?;
+        Ok(RecurrentWeights {
+            layer: self.state_layer(layer),
             input: input.scaled(&scales),
-            conv: self.columns(&name("mamba.conv1d.weight"), channels, mamba.conv_width)?,
+            conv: self.placed_columns(&conv, view, &[(0, 0, channels)])?,
             conv_bias: match mamba.conv_bias {
                 true => self.vector(&name("mamba.conv1d.bias"), channels)?,
                 false => vec![0.0; channels.next_multiple_of(LANES)],
             },
-            heads: (0..mamba.heads).map(head).collect(),
+            scan: ScanWeights::Mamba {
+                heads: (0..mamba.heads).map(head).collect(),
+                groups: mamba.groups,
+            },
+            norm_kind: (mamba.norm, inner / mamba.groups),
             norm: match mamba.norm {
                 MambaNorm::None => Vec::new(),
                 _ => self.norm(&name("mamba.norm.weight"), inner)?,
@@ -403,16 +367,25 @@ impl<'a> Loader<'a> {
         Ok(Linear::new(matrices, biases))
     }
 
-    /// The columns of a matrix as rows, each padded with zeros to a multiple of sixteen.
-    fn columns(&mut self, name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, LoadError> {
-        let view = self.tensor(name, rows, columns)?;
+    /// The columns of a matrix as rows, padded with zeros to a multiple of sixteen. `places` has
+    /// parts of the matrix: the first row, its place, and the number of rows.
+    fn placed_columns(
+        &mut self,
+        name: &str,
+        view: TensorView<'_>,
+        places: &[(usize, usize, usize)],
+    ) -> Result<Vec<f32>, LoadError> {
         self.check_plain(name, &view)?;
-        let stride = rows.next_multiple_of(LANES);
-        let mut turned = vec![0.0; columns * stride];
-        for row in 0..rows {
-            let from = view.row(row);
-            for column in 0..columns {
-                turned[column * stride + row] = plain_number(view.dtype, from, column);
+        let end = places.iter().map(|(_, place, rows)| place + rows).max().unwrap_or(0);
+        let stride = end.next_multiple_of(LANES);
+        let mut turned = vec![0.0; view.cols * stride];
+        for &(first, place, rows) in places {
+            for row in 0..rows {
+                let from = view.row(first + row);
+                for column in 0..view.cols {
+                    let number = plain_number(view.dtype, from, column);
+                    turned[column * stride + place + row] = number;
+                }
             }
         }
         self.count_tensor();
@@ -428,7 +401,7 @@ impl<'a> Loader<'a> {
     /// The weight of a norm, padded like a [`Loader::vector`].
     fn norm(&mut self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let mut norm = self.vector(name, len)?;
-        norm[..len].iter_mut().for_each(|weight| *weight += self.config.norm_offset());
+        norm[..len].iter_mut().for_each(|weight| *weight += self.config.norm_offset(name));
         Ok(norm)
     }
 

@@ -36,8 +36,8 @@ impl Linear {
         Linear { matrices, bias, scales: Vec::new() }
     }
 
-    /// The same with a factor for the products of each matrix's rows: ranges of rows in order, which
-    /// cover them, and their factors. Biases are added as they are.
+    /// The same with a factor for the products of each matrix's rows: ranges of rows in order,
+    /// which cover them, and their factors. Biases are added as they are.
     pub fn scaled(mut self, parts: &[&[(usize, f32)]]) -> Linear {
         assert_eq!(parts.len(), self.matrices.len());
         if parts.iter().all(|parts| parts.iter().all(|&(_, scale)| scale == 1.0)) {

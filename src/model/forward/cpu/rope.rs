@@ -15,7 +15,7 @@ pub struct Rope {
 impl Rope {
     /// The frequencies of all layers of a checked configuration, or of the full ones.
     pub fn new(config: &ModelConfig) -> Rope {
-        Rope::with(config.head_dim, config.rope_theta, config.rope_scaling)
+        Rope::with(config.rotary_dim(), config.rope_theta, config.rope_scaling)
     }
 
     /// The frequencies of window layers, if they differ.
@@ -64,7 +64,7 @@ impl Rope {
         }
     }
 
-    /// Writes cos, then sin, of all pairs at a position; `to` has `head_dim` elements.
+    /// Writes cos, then sin, of all pairs at a position; `to` has `rotary_dim` elements.
     pub fn fill(&self, position: u32, to: &mut [f32]) {
         let (cos, sin) = to.split_at_mut(self.frequencies.len());
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {

@@ -2,13 +2,13 @@
 
 use super::CpuModel;
 use super::attention::{self, Attend, span_tokens};
-use super::element::{CapLogits, Normed, Raw, turn_heads};
+use super::element::{CapLogits, Normed, Raw, Sigmoid, turn_heads};
 use super::experts::ExpertScratch;
-use super::load::{AttentionWeights, Layer, LayerMlp, MambaWeights, ModelWeights};
-use super::mamba::{MambaBlock, MambaScratch};
+use super::layer_weights::{AttentionWeights, Layer, LayerMlp, ModelWeights, RecurrentWeights};
 use super::paged_kv::Paged;
 use super::panel::{PanelForms, Panels};
 use super::plan::{BLOCK_TOKENS, TokenPosition};
+use super::recurrent::{RecurrentBlock, RecurrentScratch};
 use super::simd::{Kernel, LANES, Simd};
 use super::step_team::{StepTeam, stride};
 use crate::kv::groups::LayerPlace;
@@ -26,11 +26,11 @@ const STORE_TOKENS: usize = 8;
 pub struct StepScratch {
     /// The residual stream, `[token][hidden]`; all rows are padded with zeros.
     stream: Vec<f32>,
-    /// cos and sin, `[token][head_dim]`.
+    /// cos and sin, `[token][rotary_dim]`.
     angles: Vec<f32>,
     /// The same for window layers, if they have frequencies of their own.
     window_angles: Vec<f32>,
-    /// For one block: `[token][q, k, v]`.
+    /// For one block: `[token][q, k, v]`, and gates behind them if there are any.
     qkv: Vec<f32>,
     /// For one block: `[token][heads]`.
     attended: Vec<f32>,
@@ -43,7 +43,7 @@ pub struct StepScratch {
     /// For layers with experts.
     experts: Option<ExpertScratch>,
     /// For recurrent layers.
-    mamba: Option<MambaScratch>,
+    recurrent: Option<RecurrentScratch>,
     /// `[wanted][vocabulary]`
     logits: Vec<f32>,
     /// Working memory per thread.
@@ -58,6 +58,7 @@ struct Widths {
     qkv: usize,
     keys_at: usize,
     values_at: usize,
+    gates_at: usize,
     heads: usize,
     gate_up: usize,
     vocab: usize,
@@ -77,9 +78,10 @@ impl StepScratch {
         let inside = mlps.map(|mlp| mlp.down.columns()).max().unwrap_or(0);
         let widths = Widths {
             hidden: stride(config.hidden),
-            qkv: stride(pad(q) + 2 * pad(kv)),
+            qkv: stride(pad(q) + 2 * pad(kv) + if config.delta.is_some() { pad(q) } else { 0 }),
             keys_at: pad(q),
             values_at: pad(q) + pad(kv),
+            gates_at: pad(q) + 2 * pad(kv),
             heads: stride(q),
             gate_up: stride(2 * pad(inside)),
             vocab: stride(config.vocab),
@@ -90,12 +92,13 @@ impl StepScratch {
             .iter()
             .flat_map(Layer::common_linears)
             .fold(weights.head.wants(), |wanted, linear| wanted.or(linear.wants()));
-        let recurrent = config.mamba.as_ref().map_or(0, |mamba| mamba.inner());
+        let sizes = config.recurrent_sizes();
+        let recurrent = sizes.map_or(0, |sizes| sizes.inner());
         let columns = config.hidden.max(q).max(inside).max(recurrent);
         let (group, gemma) = (config.queries_per_head(), config.gemma.is_some());
         StepScratch {
             stream: vec![0.0; limits.tokens * widths.hidden],
-            angles: vec![0.0; limits.tokens * config.head_dim],
+            angles: vec![0.0; limits.tokens * config.rotary_dim()],
             window_angles: vec![0.0; if gemma { limits.tokens * config.head_dim } else { 0 }],
             qkv: vec![0.0; block * widths.qkv],
             attended: vec![0.0; block * widths.heads],
@@ -106,10 +109,7 @@ impl StepScratch {
                 .experts
                 .as_ref()
                 .map(|experts| ExpertScratch::new(config.hidden, experts, &weights.layers, block)),
-            mamba: config
-                .mamba
-                .as_ref()
-                .map(|mamba| MambaScratch::new(mamba, limits.tokens, threads)),
+            recurrent: sizes.map(|sizes| RecurrentScratch::new(&sizes, limits.tokens, threads)),
             logits: vec![0.0; limits.logits * widths.vocab],
             attention: (0..threads)
                 .map(|_| attention::AttentionScratch::new(config.head_dim, group))
@@ -133,7 +133,7 @@ impl StepScratch {
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
             + self.experts.as_ref().map_or(0, ExpertScratch::memory)
-            + self.mamba.as_ref().map_or(0, MambaScratch::memory)
+            + self.recurrent.as_ref().map_or(0, RecurrentScratch::memory)
             + self.attention.iter().map(attention::AttentionScratch::memory).sum::<usize>()
     }
 
@@ -165,8 +165,8 @@ impl CpuModel {
                 if let Some(place) = groups.place(layer) {
                     self.attention_block(batch, (&paged, place), layer, block);
                 }
-                if self.weights.layers[layer].mamba.is_some() {
-                    self.mamba_block(batch, &paged, layer, block);
+                if self.weights.layers[layer].recurrent.is_some() {
+                    self.recurrent_block(batch, &paged, layer, block);
                 }
                 if self.weights.layers[layer].mlp.is_some() {
                     self.mlp_block(layer, block);
@@ -184,14 +184,14 @@ impl CpuModel {
     fn embed(&mut self, batch: &Batch) {
         let (tokens, places) = (batch.tokens(), &self.plan.places);
         let (embedding, scale) = (self.weights.embedding(), self.config.embedding_scale());
-        let (hidden, head_dim) = (self.scratch.widths.hidden, self.config.head_dim);
+        let (hidden, rotary) = (self.scratch.widths.hidden, self.config.rotary_dim());
         let StepScratch { stream, angles, window_angles, .. } = &mut self.scratch;
         let (rope, window_rope) = (&self.rope, self.window_rope.as_ref());
         let stream = Chunks::new(&mut stream[..tokens.len() * hidden], hidden);
         let angles =
-            (head_dim > 0).then(|| Chunks::new(&mut angles[..tokens.len() * head_dim], head_dim));
-        let window = window_rope
-            .map(|_| Chunks::new(&mut window_angles[..tokens.len() * head_dim], head_dim));
+            (rotary > 0).then(|| Chunks::new(&mut angles[..tokens.len() * rotary], rotary));
+        let window =
+            window_rope.map(|_| Chunks::new(&mut window_angles[..tokens.len() * rotary], rotary));
         self.team.run(((stream, angles), window), |token, ((stream, angles), window)| {
             embedding.row(tokens[token] as usize, stream);
             if scale != 1.0 {
@@ -211,20 +211,20 @@ impl CpuModel {
     fn project_block(&mut self, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let Layer { input_norm, attention, mamba, .. } = &weights.layers[layer];
+        let Layer { input_norm, attention, recurrent, .. } = &weights.layers[layer];
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
         let normed = with_norm(config, widths, stream, input_norm);
         let (qkv, input) =
-            (attention.as_ref().map(|it| &it.qkv), mamba.as_ref().map(|it| &it.input));
+            (attention.as_ref().map(|it| &it.qkv), recurrent.as_ref().map(|it| &it.input));
         let wanted = qkv.into_iter().chain(input).map(|linear| linear.wants());
         let wanted = wanted.fold(PanelForms::default(), PanelForms::or);
         crew.pack(&mut scratch.panels, normed, count, config.hidden, wanted);
         if let Some(qkv) = qkv {
             crew.multiply(qkv, &scratch.panels, count, (&mut scratch.qkv, widths.qkv), false);
         }
-        if let (Some(input), Some(own)) = (input, &mut scratch.mamba) {
+        if let (Some(input), Some(own)) = (input, &mut scratch.recurrent) {
             crew.multiply(input, &scratch.panels, count, own.projected(), false);
         }
     }
@@ -243,15 +243,15 @@ impl CpuModel {
         let AttentionWeights { head_norms, output, .. } = attention;
         let (tokens, spans) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
-        let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
 
         let window = config.layer_window(layer);
         let angles = match window {
             Some(_) if window_rope.is_some() => &scratch.window_angles,
             _ => &scratch.angles,
         };
-        let angles = &angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
-        let places = &plan.places[tokens];
+        let rotary = config.rotary_dim();
+        let angles = &angles[tokens.start * rotary..tokens.end * rotary];
+        let places = &plan.places[tokens.clone()];
         let store = Store { config, batch, paged, place, head_norms, places, angles, widths };
         let rows = Chunks::new(&mut scratch.qkv[..count * widths.qkv], STORE_TOKENS * widths.qkv);
         crew.team.run(rows, |task, rows| {
@@ -283,6 +283,10 @@ impl CpuModel {
             });
         });
 
+        if config.delta.is_some() {
+            apply_gates(&mut crew, scratch, (count, config.heads * config.head_dim));
+        }
+        let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
         let attended = Raw { rows: &scratch.attended, stride: widths.heads };
         crew.pack(&mut scratch.panels, attended, count, output.columns(), output.wants());
         let Some([weight, _]) = output_norms else {
@@ -294,20 +298,20 @@ impl CpuModel {
         crew.add_rows(with_norm(config, widths, &scratch.outputs, weight), stream);
     }
 
-    fn mamba_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
+    fn recurrent_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
         let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
         let mut crew = StepTeam { team, dispatch: *dispatch };
-        let mamba = weights.layers[layer].mamba.as_ref().expect("the layer is recurrent");
-        let sizes = config.mamba.as_ref().expect("the model has recurrent layers");
-        let MambaWeights { output, .. } = mamba;
+        let recurrent = weights.layers[layer].recurrent.as_ref().expect("the layer is recurrent");
+        let sizes = config.recurrent_sizes().expect("the model has recurrent layers");
+        let RecurrentWeights { output, layer, .. } = recurrent;
         let (tokens, _) = plan.blocks[block].clone();
         let (count, widths) = (tokens.len(), scratch.widths);
         let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
-        let own = scratch.mamba.as_mut().expect("the model has recurrent layers");
+        let own = scratch.recurrent.as_mut().expect("the model has recurrent layers");
         let runs = &plan.runs[plan.block_runs[block].clone()];
         let places = &plan.places[tokens];
-        let sequences = MambaBlock { batch, paged, layer: layer as u32, places, runs };
-        own.run(&mut crew, sizes, mamba, (&sequences, config.norm_eps));
+        let sequences = RecurrentBlock { batch, paged, layer: *layer, places, runs };
+        own.run(&mut crew, &sizes, recurrent, (&sequences, config.norm_eps));
         let (rows, stride) = own.scanned();
         crew.pack(&mut scratch.panels, Raw { rows, stride }, count, sizes.inner(), output.wants());
         crew.multiply(output, &scratch.panels, count, (stream, widths.hidden), true);
@@ -375,16 +379,22 @@ impl CpuModel {
     }
 }
 
+/// Multiplies the outputs of attention of `count` tokens, `size` elements each, by their gates.
+fn apply_gates(crew: &mut StepTeam<'_>, scratch: &mut StepScratch, (count, size): (usize, usize)) {
+    let (widths, dispatch) = (scratch.widths, crew.dispatch);
+    let attended = Chunks::new(&mut scratch.attended[..count * widths.heads], widths.heads);
+    crew.team.run(attended, |token, to| {
+        let gate = &scratch.qkv[token * widths.qkv + widths.gates_at..][..size];
+        dispatch.run(Sigmoid { gate, to: &mut to[..size] });
+    });
+}
+
 /// Whether the pool has the KV heads or the state of this model.
 fn is_layout_of(config: &ModelConfig, kv: &KvPool<'_>) -> bool {
     let heads = [kv.layout.kv_heads, kv.layout.head_dim].map(|size| size as usize);
-    let has_heads = !config.has_attention() || heads == [config.kv_heads, config.head_dim];
-    let has_state = match (&config.mamba, kv.groups.state()) {
-        (None, None) => true,
-        (Some(mamba), Some(state)) => *state.shape() == mamba.state_shape(config.layers),
-        _ => false,
-    };
-    has_heads && has_state
+    let has_heads = config.heads == 0 || heads == [config.kv_heads, config.head_dim];
+    let state = kv.groups.state().map(|state| *state.shape());
+    has_heads && state == config.state_shape()
 }
 
 /// Rows of the width of the residual stream, with a norm.
@@ -431,11 +441,12 @@ impl Kernel for StoreTask<'_> {
         let scale = std::f32::consts::LOG2_E / config.score_divisor();
         for (index, row) in self.rows.chunks_exact_mut(widths.qkv).enumerate() {
             let token = self.first + index;
-            let angles = &angles[token * dim..][..dim];
+            let rotary = config.rotary_dim();
+            let angles = &angles[token * rotary..][..rotary];
             let (q, kv) = row.split_at_mut(widths.keys_at);
             let (k, v) = kv.split_at_mut(widths.values_at - widths.keys_at);
-            turn_heads(s, &mut q[..q_len], norms.map(|n| n[0]), angles, scale);
-            turn_heads(s, &mut k[..kv_len], norms.map(|n| n[1]), angles, 1.0);
+            turn_heads(s, (&mut q[..q_len], dim), norms.map(|n| n[0]), angles, scale);
+            turn_heads(s, (&mut k[..kv_len], dim), norms.map(|n| n[1]), angles, 1.0);
             let TokenPosition { row, position } = places[token];
             let pages = batch.pages(&batch.rows()[row as usize], place.group);
             for head in 0..config.kv_heads {

@@ -3,7 +3,7 @@
 //! Thread: the engine's, with helper threads.
 
 use super::element::{AddRow, Gated, Normed, Pack, Raw, Rows};
-use super::load::Mlp;
+use super::layer_weights::Mlp;
 use super::matrix_product::{Linear, Multiply};
 use super::panel::{PANEL, PanelForms, Panels, blocks_per_panel};
 use super::plan::BLOCK_TOKENS;

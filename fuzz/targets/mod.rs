@@ -25,6 +25,7 @@ targets! {
     http_response,
     hub_files,
     message,
+    model_config,
     plan,
     prefix,
     safetensors_header,

@@ -83,7 +83,8 @@ pub fn sampling_defaults(directory: &Path) -> Result<SamplingDefaults, LoadError
     })
 }
 
-fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
+/// Reads the configuration of a model from `config.json`.
+pub fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     let architecture = architecture(config)?;
     refuse_unserved(config, architecture)?;
     let layers = config.size("num_hidden_layers")?;

@@ -16,7 +16,11 @@ pub fn read_json(path: &Path) -> Result<Value, LoadError> {
             format!("expected at most {MODEL_JSON_MAX} bytes, found {length}"),
         ));
     }
-    let mut bytes = std::fs::read(path).map_err(|error| LoadError::io(path, error))?;
+    let bytes = std::fs::read(path).map_err(|error| LoadError::io(path, error))?;
+    json_of_bytes(path, bytes)
+}
+
+fn json_of_bytes(path: &Path, mut bytes: Vec<u8>) -> Result<Value, LoadError> {
     quote_infinities(&mut bytes);
     serde_json::from_slice(&bytes).map_err(|error| LoadError::malformed(path, error))
 }
@@ -55,7 +59,15 @@ pub struct Object {
 impl Object {
     /// Reads a file with an object of bounded size.
     pub fn read(path: &Path) -> Result<Object, LoadError> {
-        let value = read_json(path)?;
+        Object::of_value(path, read_json(path)?)
+    }
+
+    /// The object in the bytes of this file.
+    pub fn of_bytes(path: &Path, bytes: Vec<u8>) -> Result<Object, LoadError> {
+        Object::of_value(path, json_of_bytes(path, bytes)?)
+    }
+
+    fn of_value(path: &Path, value: Value) -> Result<Object, LoadError> {
         if !value.is_object() {
             return Err(LoadError::malformed(path, "expected a JSON object"));
         }

@@ -45,8 +45,9 @@ pub struct TransferBenchFlags {
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub transport: String,
     /// Case to measure, by its name, or a group. all: tiny-2k, smol-128, smol-1024, smol-8192,
-    /// qwen-128, qwen-1024, qwen-8192, qwen-p1-contig-1024 and qwen-p1-frag-1024. small: tiny-2k,
-    /// smol-128, qwen-64 and p1-32 (for slow hosts)
+    /// qwen-128, qwen-1024, qwen-8192, qwen-p1-contig-1024, qwen-p1-frag-1024, next-state8-1024 and
+    /// next-state64-1024. small: tiny-2k, smol-128, qwen-64 and p1-32 (for slow hosts). state8 and
+    /// state64: with 8 and 64 MiB of recurrent state
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub case: String,
     /// Layout of the source's and the destination's pool: layer-major (as in other engines),

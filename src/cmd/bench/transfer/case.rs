@@ -177,6 +177,10 @@ impl Case {
             case("qwen-8192", 512, 56, (32 * KIB, 8), 16, 640, Fragmented),
             case("qwen-p1-contig-1024", 1024, 56, (2 * KIB, 8), 1, 4096, Contiguous),
             case("qwen-p1-frag-1024", 1024, 56, (2 * KIB, 8), 1, 4096, Fragmented),
+            // Twelve layers with KV, as Qwen3-Next. State is on pages of the pool: 22 of them have
+            // 8 MiB, and 171 have 64 MiB.
+            case("next-state8-1024", 64 + 22, 24, (16 * KIB, 2), 16, 344, Fragmented),
+            case("next-state64-1024", 64 + 171, 24, (16 * KIB, 2), 16, 940, Fragmented),
         ]
     }
 

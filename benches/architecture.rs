@@ -170,7 +170,7 @@ impl Pool {
                 _ => (&pages[..self.layout.pages_for((start + tokens) as u32) as usize], &[][..]),
             };
             let groups = Some(PageSpan::whole(groups)).filter(|span| !span.pages.is_empty());
-            let state = SequenceState { pages: state, seen: start as u32 };
+            let state = SequenceState::in_place(state, start as u32);
             let ids: Vec<u32> = (0..tokens).map(|_| random.below(4096) as u32).collect();
             let pages = (groups.into_iter(), state);
             batch.push_joined([&ids, &[]], start as u32, pages, Logits::Last).expect("fits");

@@ -115,7 +115,7 @@ fn logprobs_of(
             let start = tokens.start as u32;
             let spans = [PageSpan::whole(pages)].into_iter().take(groups.counts().total());
             let first = if is_lost && start > 0 { states } else { 0 };
-            let state = SequenceState { pages: &state_pages[first..first + states], seen: start };
+            let state = SequenceState::in_place(&state_pages[first..first + states], start);
             let pages = (spans, state);
             batch.push_joined([&fed[tokens], &[]], start, pages, wanted).unwrap();
             let kv = KvPool { region: &region, layout: &layout, groups: &groups };

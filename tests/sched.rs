@@ -215,8 +215,8 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
 /// request.
 #[test]
 fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
-    let (mut retracted, mut stored, mut recomputed) = (0, 0, 0);
-    for seed in 0..60 {
+    let (mut retracted, mut stored, mut recomputed, mut cached) = (0, 0, 0, [0; 2]);
+    for seed in 0..90 {
         let rng = &mut Rng::new(seed * 1000 + 11);
         let window = Some([1, 5, 16][rng.within(0, 2) as usize]);
         let kinds = [[None; 3], [None; 3], [window; 3], [window, None, window]];
@@ -230,6 +230,8 @@ fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
             setup.decode_pages = all * 96 / setup.config.page_size;
             setup.prefill_pages *= all;
             setup.tier_pages *= all;
+            let checkpoints = [0, 1, 6][rng.within(0, 2) as usize];
+            setup.config.checkpoint_pages = checkpoints * setup.config.groups.state_pages;
             let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
             rig.late = split && seed % 3 == 0;
             let ids = play(&mut rig, &wanted, rng);
@@ -242,10 +244,62 @@ fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
             retracted += gave_up;
             recomputed += again;
             stored += u64::from(gave_up > 0 && again == 0);
+            cached[usize::from(checkpoints > 0)] += rig.cached.values().sum::<u32>();
         }
     }
     assert!(retracted > 5, "{retracted} requests gave up their pages");
+    assert!(cached[0] == 0 && cached[1] > 500, "{cached:?} tokens were cached");
     assert!(recomputed > 0 && stored > 0, "{recomputed} tokens, {stored} runs without any");
+}
+
+/// The second prompt with the same beginning shows where prompts part. The third one begins with
+/// the checkpoint that the second one left there. A checkpoint is also behind the last full page of
+/// each prompt.
+#[test]
+fn a_prompt_begins_with_the_checkpoint_where_prompts_part() {
+    for split in [false, true] {
+        let mut setup = Setup::new().with_state();
+        setup.config.checkpoint_pages = 6 * setup.config.groups.state_pages;
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let mut ask = |wanted: &Wanted| {
+            let legs = rig.submit(wanted);
+            rig.finish();
+            assert_eq!(rig.told[&legs.decode], alone_with_state([None; 3], wanted));
+            rig.cached[&legs.decode]
+        };
+        // 22 shared tokens, on pages of 4.
+        let prompt = |own: u32| {
+            let mut wanted = Wanted::new(40, 5);
+            (22..40).for_each(|at| wanted.prompt[at] = (at as u32 * own + own) % VOCAB);
+            wanted
+        };
+        assert_eq!([1, 2, 3, 4].map(|own| ask(&prompt(own))), [0, 0, 20, 20]);
+        assert_eq!(ask(&prompt(4)), 36, "the same prompt");
+        let mut next = prompt(4);
+        next.prompt.extend([1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(ask(&next), 36, "the next prompt of a conversation");
+        assert_eq!(ask(&Wanted { salt: Some(Salt(1)), ..prompt(3) }), 0, "another tenant");
+        assert_eq!(ask(&Wanted { salt: None, ..prompt(3) }), 0, "without a cache");
+    }
+}
+
+/// A request that has no room beside an idle checkpoint takes the place of the checkpoint.
+#[test]
+fn a_request_as_large_as_the_pool_begins_without_a_checkpoint() {
+    let mut setup = Setup::new().with_state();
+    let state = setup.config.groups.state_pages;
+    setup.config.checkpoint_pages = state;
+    // 45 tokens, on pages of 4.
+    setup.decode_pages = 12 + state;
+    let mut rig = Rig::mixed(&setup);
+    let (long, mut short) = (Wanted::new(40, 5), Wanted::new(40, 5));
+    short.prompt.truncate(30);
+    for (wanted, cached) in [(&short, 0), (&short, 28), (&long, 0), (&short, 0)] {
+        let legs = rig.submit(wanted);
+        rig.finish();
+        assert_eq!(rig.told[&legs.decode], alone_with_state([None; 3], wanted));
+        assert_eq!(rig.cached[&legs.decode], cached);
+    }
 }
 
 /// A running request has the pages of its window, and no more. Its prompt gets all pages at once.

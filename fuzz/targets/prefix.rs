@@ -215,6 +215,7 @@ fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
         pages: found.len() as u32,
         idle: idle as u32,
         held_windowed: 0,
+        idle_state: 0,
     };
     assert_eq!(pool.reusable(&keys, GroupCounts::FULL, Reach::From(0)), reusable);
     let mut pages = std::mem::take(&mut new.pages);

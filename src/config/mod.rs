@@ -242,6 +242,9 @@ pub struct KvConfig {
     pub dtype: KvCacheDtype,
     /// Whether KV stays cached for prompts with the same prefix.
     pub prefix_cache: bool,
+    /// Most bytes of the pool that checkpoints of recurrent state take; `None`: a share of it, if
+    /// the model has such state.
+    pub state_memory: Option<ByteSize>,
 }
 
 /// Pages reserved for running requests, and memory for retracted requests.

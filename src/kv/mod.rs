@@ -11,6 +11,7 @@ pub mod groups;
 pub mod layout;
 pub mod lease;
 mod memory_file;
+pub(in crate::kv) mod page_cache;
 pub mod page_key;
 pub mod page_span;
 pub mod pool;

@@ -23,11 +23,20 @@ impl<'a> PageSpan<'a> {
     }
 }
 
-/// The pages of a sequence's recurrent state, before a step.
+/// The pages of a sequence's recurrent state in a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SequenceState<'a> {
-    /// Empty for a model without state.
+    /// The step writes these pages. Empty for a model without state.
     pub pages: &'a [PageId],
+    /// The step reads the state on these pages: the same ones, or those of a checkpoint.
+    pub origin: &'a [PageId],
     /// Tokens that the state has seen. With 0, what is on the pages does not count.
     pub seen: u32,
+}
+
+impl<'a> SequenceState<'a> {
+    /// State that a step reads and writes on these pages.
+    pub fn in_place(pages: &'a [PageId], seen: u32) -> SequenceState<'a> {
+        SequenceState { pages, origin: pages, seen }
+    }
 }

@@ -7,14 +7,14 @@
 //! user nor lease. A lease ends when its [`EndedLease`] is back. A cached page is never written;
 //! eviction takes only idle pages, the least recently used first. Allocation prefers long runs of
 //! adjacent pages, which become single copies and writes.
-//! Not here: the memory (`region`), the content of each page (`page_key`, `prefix`).
+//! Not here: the memory (`region`), the content of each page (`page_key`, `page_cache`).
 
 use crate::ids::{Generation, PageId, SlotId};
 use crate::kv::bits::Bits;
 use crate::kv::groups::GroupCounts;
 use crate::kv::lease::{EndedLease, Lease};
-use crate::kv::page_key::{KeyChain, PageKey, Sequence};
-use crate::kv::prefix::PrefixIndex;
+use crate::kv::page_cache::PageCache;
+use crate::kv::page_key::{PageKey, Sequence};
 use crate::kv::window::{KvWindow, Reach};
 use crate::stdx::failpoint::is_failpoint_active;
 use std::ops::Range;
@@ -57,6 +57,9 @@ pub struct Reusable {
     pub idle: u32,
     /// Cached pages of window groups that have a holder.
     pub held_windowed: u32,
+    /// Pages of the checkpoint at the end that have no holder. A request reads them beside its own
+    /// state pages.
+    pub idle_state: u32,
 }
 
 impl Reusable {
@@ -94,15 +97,9 @@ pub struct PagePool {
     pages: Box<[Page]>,
     free: Bits,
     counts: PageCounts,
-    cache: Option<Cache>,
+    cache: Option<PageCache>,
     lookups: Lookups,
     flushes: u32,
-}
-
-/// The prefix cache, and the keys by which it finds pages.
-struct Cache {
-    index: PrefixIndex,
-    chain: KeyChain,
 }
 
 impl PagePool {
@@ -120,8 +117,14 @@ impl PagePool {
 
     /// The same with a prefix cache over pages of `page_size` tokens.
     pub fn with_cache(pages: u32, page_size: u32) -> PagePool {
-        let cache = Cache { index: PrefixIndex::new(pages), chain: KeyChain::new(page_size) };
-        PagePool { cache: Some(cache), ..PagePool::new(pages) }
+        PagePool { cache: Some(PageCache::new(pages, page_size)), ..PagePool::new(pages) }
+    }
+
+    /// The same. Checkpoints of recurrent state take at most `most` pages of its cache.
+    pub fn with_checkpoints(mut self, most: u32) -> PagePool {
+        let pages = self.pages.len() as u32;
+        self.cache = self.cache.map(|cache| cache.with_checkpoints(pages, most));
+        self
     }
 
     /// Pages by state.
@@ -165,8 +168,8 @@ impl PagePool {
     }
 
     /// The longest cached part, without a gap, of a sequence with these keys from its first page
-    /// on. `reach` says where the part begins in window groups. If there is none, it ends where the
-    /// request begins to read.
+    /// on. `reach` says where the part begins in window groups, and whether a checkpoint of the
+    /// state must be at its end. If there is none, it ends where the request begins to read.
     pub fn reusable(&self, keys: &[PageKey], counts: GroupCounts, reach: Reach) -> Reusable {
         let full = (0..counts.full as usize).map(|group| self.run_of(keys, group)).min();
         let windowed = counts.full as usize..counts.total();
@@ -187,6 +190,7 @@ impl PagePool {
                     for group in windowed.clone() {
                         end = self.last_window(&keys[..end], group, window);
                     }
+                    end = self.last_checkpoint(&keys[..end], counts.state_pages);
                 }
                 self.pages_behind(window, end)
             }
@@ -202,7 +206,65 @@ impl PagePool {
                 found.held_windowed += u32::from(is_held && group >= counts.full as usize);
             }
         }
+        if matches!(reach, Reach::Back(_)) && end > 0 {
+            let checkpoint = self.checkpoint(keys[end as usize - 1], counts.state_pages);
+            found.idle_state = checkpoint.filter(|&page| !self.is_held(page)).count() as u32;
+        }
         found
+    }
+
+    /// The pages of the checkpoint with this key, up to the first missing one.
+    fn checkpoint(&self, key: PageKey, pages: u32) -> impl Iterator<Item = PageId> {
+        let cache = self.cache.as_ref();
+        (0..pages as usize).map_while(move |part| cache?.find_state(key, part))
+    }
+
+    /// The end of the longest part with a checkpoint of `pages` pages behind it. Without state,
+    /// that is all of it.
+    fn last_checkpoint(&self, keys: &[PageKey], pages: u32) -> usize {
+        if pages == 0 || is_failpoint_active("checkpoint of the prefix is not looked up") {
+            return keys.len();
+        }
+        let is_whole = |&key: &PageKey| self.checkpoint(key, pages).count() == pages as usize;
+        keys.iter().rposition(is_whole).map_or(0, |last| last + 1)
+    }
+
+    /// How many of the first keys an earlier prompt had, if checkpoints are kept. From now on, a
+    /// prompt had them all.
+    pub fn note_prompt(&mut self, keys: &[PageKey]) -> usize {
+        self.cache.as_mut().map_or(0, |cache| cache.note_prompt(keys))
+    }
+
+    /// Adds a user to the `count` pages of the checkpoint with this key, which is in the cache.
+    /// Appends them to `pages`.
+    pub fn reuse_checkpoint(&mut self, key: PageKey, count: u32, pages: &mut Vec<PageId>) {
+        debug_assert!(pages.is_empty());
+        pages.extend(self.checkpoint(key, count));
+        debug_assert_eq!(pages.len(), count as usize, "what was found is there");
+        pages.iter().for_each(|&page| self.add_user(page));
+    }
+
+    /// Puts the pages of a checkpoint into the cache. The caller uses them. A page replaces the
+    /// caller's if the cache already has its content. The oldest checkpoints make room; if all
+    /// others are in use, it is not kept.
+    pub fn keep_checkpoint(&mut self, key: PageKey, pages: &mut [PageId]) {
+        for (part, page) in pages.iter_mut().enumerate() {
+            let Some(cache) = &mut self.cache else { return };
+            if let Some(twin) = cache.find_state(key, part) {
+                self.add_user(twin);
+                self.remove_user(*page);
+                *page = twin;
+                continue;
+            }
+            if cache.is_full_of_checkpoints() {
+                let Some(evicted) = cache.evict_state() else { return };
+                self.counts.cached -= 1;
+                self.free_up(evicted);
+            }
+            if let Some(cache) = &mut self.cache {
+                cache.insert_state(*page, key, part);
+            }
+        }
     }
 
     /// How many pages of a group are cached from the first key on.
@@ -219,7 +281,7 @@ impl PagePool {
     /// sees are there.
     fn last_window(&self, keys: &[PageKey], group: usize, window: KvWindow) -> usize {
         let Some(cache) = &self.cache else { return 0 };
-        let is_missing = |place: usize| cache.index.find(keys[place].in_group(group)).is_none();
+        let is_missing = |place: usize| cache.find(keys[place], group).is_none();
         let mut end = keys.len();
         if is_failpoint_active("window of the prefix is not looked up") {
             return end;
@@ -266,9 +328,8 @@ impl PagePool {
         debug_assert_eq!(keys.len(), pages.len());
         for (&key, page) in keys.iter().zip(pages) {
             let Some(cache) = &mut self.cache else { return };
-            let key = key.in_group(group);
-            match cache.index.find(key) {
-                None => cache.index.insert(*page, key),
+            match cache.find(key, group) {
+                None => cache.insert(*page, key, group),
                 Some(_) if self.pages[page.index()].leases > 0 => {}
                 Some(twin) => {
                     self.add_user(twin);
@@ -295,8 +356,8 @@ impl PagePool {
         self.flushes += 1;
         let cached = self.counts.cached;
         self.evict(cached);
-        if let Some(cache) = self.cache.as_mut().filter(|cache| !cache.index.is_empty()) {
-            (0..self.pages.len()).for_each(|index| cache.index.remove(PageId(index as u32)));
+        if let Some(cache) = &mut self.cache {
+            cache.clear(self.pages.len());
         }
         cached
     }
@@ -380,7 +441,7 @@ impl PagePool {
         assert_eq!(seen, self.counts);
         assert_eq!(seen.total() as usize, self.pages.len());
         if let Some(cache) = &self.cache {
-            cache.index.invariants(|page| !self.is_held(page));
+            cache.invariants(|page| !self.is_held(page));
         }
     }
 
@@ -389,13 +450,13 @@ impl PagePool {
     }
 
     fn is_cached(&self, id: PageId) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.index.contains(id))
+        self.cache.as_ref().is_some_and(|cache| cache.contains(id))
     }
 
     /// The cached pages of a group with these keys, up to the first gap.
     fn cached_pages(&self, keys: &[PageKey], group: usize) -> impl Iterator<Item = PageId> {
-        let index = self.cache.as_ref().map(|cache| &cache.index);
-        keys.iter().map_while(move |&key| index?.find(key.in_group(group)))
+        let cache = self.cache.as_ref();
+        keys.iter().map_while(move |&key| cache?.find(key, group))
     }
 
     /// Adds a user to a page that is in use, leased or cached.
@@ -409,7 +470,7 @@ impl PagePool {
         if page.leases > 0 {
             self.counts.leased -= 1;
         } else if let Some(cache) = &mut self.cache {
-            cache.index.wake(id);
+            cache.wake(id);
             self.counts.cached -= 1;
         }
     }
@@ -432,8 +493,8 @@ impl PagePool {
     /// Handles a page that has lost its last holder.
     fn let_go(&mut self, id: PageId) {
         match &mut self.cache {
-            Some(cache) if cache.index.contains(id) => {
-                cache.index.leave(id);
+            Some(cache) if cache.contains(id) => {
+                cache.leave(id);
                 self.counts.cached += 1;
             }
             _ => self.free_up(id),
@@ -444,7 +505,7 @@ impl PagePool {
     fn evict(&mut self, n: u32) {
         for _ in 0..n {
             let cache = self.cache.as_mut();
-            let page = cache.and_then(|cache| cache.index.evict()).expect("a cached page is idle");
+            let page = cache.and_then(PageCache::evict).expect("a cached page is idle");
             self.counts.cached -= 1;
             self.free_up(page);
         }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::kv::lease::MoverRight;
 use crate::kv::page_key::Salt;
+use crate::limits::SEEN_KEYS;
 use crate::stdx::failpoint::panic_of;
 use crate::stdx::rng::Rng;
 use proptest::prelude::*;
@@ -247,4 +248,75 @@ fn the_longest_part_with_a_cached_window_is_found() {
         assert_eq!(found.pages, counts.pages(found.end, found.end.saturating_sub(first)));
         assert_eq!(found.idle, 0, "the pages have a user");
     }
+}
+
+#[test]
+fn the_oldest_checkpoint_makes_room_for_a_new_one() {
+    let counts = GroupCounts { state_pages: 2, ..GroupCounts::FULL };
+    let mut pool = PagePool::with_cache(40, 2).with_checkpoints(5);
+    let ids: Vec<u32> = (0..20).collect();
+    let sequence = Sequence { salt: Salt(0), prompt: &ids, output: &[] };
+    let mut keys = Vec::with_capacity(10);
+    pool.extend_keys(&sequence, 20, &mut keys);
+    let mut kv = allocate(&mut pool, 10);
+    pool.keep(&keys, 0, &mut kv);
+    let all = Reach::Back(KvWindow::new(None, 2));
+    let found = |pool: &PagePool| pool.reusable(&keys, counts, all);
+    assert_eq!(found(&pool).end, 0, "KV without state is of no use");
+
+    let leave_checkpoint = |pool: &mut PagePool, page: usize| {
+        let mut pages = allocate(pool, 2);
+        pool.keep_checkpoint(keys[page], &mut pages);
+        pages
+    };
+    // The second one is in use.
+    let second = leave_checkpoint(&mut pool, 3);
+    for page in [1, 5] {
+        let pages = leave_checkpoint(&mut pool, page);
+        pool.release(&pages);
+    }
+    pool.invariants();
+    let Reusable { end, idle_state, .. } = found(&pool);
+    assert_eq!((end, idle_state), (6, 2));
+    let first = pool.reusable(&keys[..3], counts, all);
+    assert_eq!(first.end, 0, "the room is for two checkpoints");
+    let held = pool.reusable(&keys[..5], counts, all);
+    assert_eq!((held.end, held.idle_state), (4, 0));
+
+    // A second request left the same checkpoint: its pages become those of the cache.
+    let twin = leave_checkpoint(&mut pool, 3);
+    assert_eq!(twin, second);
+    let mut reused = Vec::with_capacity(2);
+    pool.reuse_checkpoint(keys[5], 2, &mut reused);
+    // All are in use, so this one is not kept.
+    let fourth = leave_checkpoint(&mut pool, 7);
+    assert_eq!(found(&pool).end, 6);
+    for pages in [second, twin, reused, fourth, kv] {
+        pool.release(&pages);
+    }
+    pool.invariants();
+    assert_eq!(pool.flush(), 10 + 5);
+    assert_eq!(found(&pool).end, 0);
+    pool.invariants();
+}
+
+#[test]
+fn prompts_show_where_they_part() {
+    let mut pool = PagePool::with_cache(4, 1).with_checkpoints(1);
+    let keys = |pool: &PagePool, ids: &[u32]| {
+        let mut keys = Vec::with_capacity(ids.len());
+        let sequence = Sequence { salt: Salt(0), prompt: ids, output: &[] };
+        pool.extend_keys(&sequence, ids.len() as u32, &mut keys);
+        keys
+    };
+    let (one, other) = (keys(&pool, &[1, 2, 3, 4]), keys(&pool, &[1, 2, 5, 6]));
+    assert_eq!(pool.note_prompt(&one), 0);
+    assert_eq!(pool.note_prompt(&other), 2);
+    assert_eq!(pool.note_prompt(&one), 4);
+    // The oldest keys make room.
+    let many: Vec<u32> = (7..7 + SEEN_KEYS - 2).collect();
+    let many = keys(&pool, &many);
+    assert_eq!(pool.note_prompt(&many), 0);
+    assert_eq!(pool.note_prompt(&one), 0);
+    assert_eq!(pool.note_prompt(&many[..1]), 0, "it made room for the first prompt's keys");
 }

@@ -21,7 +21,7 @@ struct Node {
     /// Idle pages before and after it, by the time they became idle; only valid while idle.
     older: Option<PageId>,
     newer: Option<PageId>,
-    /// When it became idle; for [`PrefixIndex::invariants`], which must not allocate.
+    /// When it became idle.
     left: u64,
 }
 
@@ -35,8 +35,6 @@ pub(in crate::kv) struct PrefixIndex {
     /// Idle for the longest time, and for the shortest.
     oldest: Option<PageId>,
     newest: Option<PageId>,
-    /// How many times a page became idle.
-    clock: u64,
 }
 
 impl PrefixIndex {
@@ -48,13 +46,12 @@ impl PrefixIndex {
             len: 0,
             oldest: None,
             newest: None,
-            clock: 0,
         }
     }
 
-    /// Whether no page is in the cache.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Number of pages in the cache.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether the page is in the cache.
@@ -108,12 +105,11 @@ impl PrefixIndex {
         self.len -= 1;
     }
 
-    /// A page of the cache becomes idle.
-    pub fn leave(&mut self, page: PageId) {
+    /// A page of the cache becomes idle, at a time after that of all idle pages.
+    pub fn leave(&mut self, page: PageId, now: u64) {
         let older = self.newest.replace(page);
-        self.clock += 1;
         let node = &mut self.nodes[page.index()];
-        (node.older, node.newer, node.left) = (older, None, self.clock);
+        (node.older, node.newer, node.left) = (older, None, now);
         match older {
             Some(older) => self.nodes[older.index()].newer = Some(page),
             None => self.oldest = Some(page),
@@ -135,6 +131,11 @@ impl PrefixIndex {
             Some(newer) => self.nodes[newer.index()].older = older,
             None => self.newest = older,
         }
+    }
+
+    /// When the page that is idle for the longest time became idle.
+    pub fn oldest_time(&self) -> Option<u64> {
+        self.oldest.map(|page| self.nodes[page.index()].left)
     }
 
     /// Removes the page that is idle for the longest time from the cache.

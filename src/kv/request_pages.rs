@@ -5,7 +5,8 @@
 //! Thread: `engine`.
 //! Invariants: nothing is allocated. Positions do not move when pages go back. Between steps, all
 //! lists end at one position. State pages come with the first pages and stay until the last ones
-//! go.
+//! go. A chunk that makes a checkpoint of the state writes pages of its own for it, and the next
+//! chunk begins there; so state pages do not change while a transfer has a lease over them.
 
 use crate::ids::PageId;
 use crate::kv::groups::GroupCounts;
@@ -13,6 +14,7 @@ use crate::kv::page_key::PageKey;
 use crate::kv::page_span::{PageSpan, SequenceState};
 use crate::kv::pool::{PagePool, Reusable};
 use crate::stdx::failpoint::is_failpoint_active;
+use std::mem;
 use std::ops::Range;
 
 /// The pages that a request uses.
@@ -23,6 +25,10 @@ pub struct RequestPages {
     lists: Box<[GroupPages]>,
     /// The pages of its state.
     state: Vec<PageId>,
+    /// The checkpoint that its next chunk reads instead of its state pages.
+    origin: Vec<PageId>,
+    /// The checkpoint that the current chunk writes instead of its state pages.
+    checkpoint: Vec<PageId>,
     /// Tokens that its state has seen.
     state_tokens: u32,
     /// The flushes of the pool before its KV was computed.
@@ -55,10 +61,13 @@ impl RequestPages {
     /// Empty lists with the capacity for `pages` pages each.
     pub fn with_capacity(pages: usize, counts: GroupCounts) -> RequestPages {
         let list = |_| GroupPages { behind: 0, cached: 0, pages: Vec::with_capacity(pages) };
+        let of_state = || Vec::with_capacity(counts.state_pages as usize);
         RequestPages {
             counts,
             lists: (0..counts.total()).map(list).collect(),
-            state: Vec::with_capacity(counts.state_pages as usize),
+            state: of_state(),
+            origin: of_state(),
+            checkpoint: of_state(),
             state_tokens: 0,
             flushes: 0,
         }
@@ -76,7 +85,8 @@ impl RequestPages {
         behind
     }
 
-    /// Number of pages that the request uses.
+    /// Number of pages that the request uses, without those of checkpoints. It gives these back
+    /// after a chunk.
     pub fn count(&self) -> u32 {
         self.lists.iter().map(|list| list.pages.len() as u32).sum::<u32>() + self.state.len() as u32
     }
@@ -115,14 +125,27 @@ impl RequestPages {
         groups.chain(self.state.iter().map(|&page| (usize::MAX, page)))
     }
 
-    /// The pages of the state, which has seen `seen` tokens.
+    /// The pages of the state for the next step, before which it has seen `seen` tokens.
     pub fn state(&self, seen: u32) -> SequenceState<'_> {
-        SequenceState { pages: &self.state, seen }
+        let or_own = |pages| if <[PageId]>::is_empty(pages) { &self.state } else { pages };
+        let (mut origin, mut pages) = (or_own(&self.origin), or_own(&self.checkpoint));
+        if is_failpoint_active("checkpoint is written again") && self.checkpoint.is_empty() {
+            pages = origin;
+        }
+        if is_failpoint_active("checkpoint is not read") {
+            origin = &self.state;
+        }
+        SequenceState { pages, origin, seen }
+    }
+
+    /// Whether its state is on pages of a checkpoint, or a chunk writes it there.
+    pub fn has_checkpoint(&self) -> bool {
+        !(self.origin.is_empty() && self.checkpoint.is_empty())
     }
 
     /// From now on, the state has seen `tokens` tokens. Returns how many it has seen before.
     pub fn set_state_tokens(&mut self, tokens: u32) -> u32 {
-        std::mem::replace(&mut self.state_tokens, tokens)
+        mem::replace(&mut self.state_tokens, tokens)
     }
 
     /// By group: its pages from the `first`-th one of the sequence on, and of groups with a window
@@ -181,6 +204,33 @@ impl RequestPages {
         }
     }
 
+    /// The next chunk begins with the checkpoint behind the `tokens` tokens up to the page with
+    /// this key. It is in the cache.
+    pub fn reuse_checkpoint(&mut self, pool: &mut PagePool, key: PageKey, tokens: u32) {
+        pool.reuse_checkpoint(key, self.counts.state_pages, &mut self.origin);
+        self.state_tokens = tokens;
+    }
+
+    /// The next chunk leaves a checkpoint. The pool has the pages for it.
+    pub fn begin_checkpoint(&mut self, pool: &mut PagePool) {
+        assert!(self.checkpoint.is_empty(), "a chunk leaves one checkpoint");
+        let is_taken = pool.allocate(self.counts.state_pages, &mut self.checkpoint);
+        assert!(is_taken, "the pool has the pages of a checkpoint");
+    }
+
+    /// A chunk is complete. What it read is no longer needed. If it left a checkpoint, this has the
+    /// key of the last page, and the next chunk begins with it.
+    pub fn end_chunk(&mut self, pool: &mut PagePool, key: Option<PageKey>) {
+        pool.release(&self.origin);
+        self.origin.clear();
+        mem::swap(&mut self.origin, &mut self.checkpoint);
+        if self.origin.is_empty() || self.flushes != pool.flushes() {
+            return;
+        }
+        let key = key.expect("a checkpoint is behind a page with a key");
+        pool.keep_checkpoint(key, &mut self.origin);
+    }
+
     /// Extends the lists to `end` pages. False, and nothing changes, if the pool has too few.
     #[must_use]
     pub fn extend_to(&mut self, pool: &mut PagePool, end: usize) -> bool {
@@ -227,10 +277,15 @@ impl RequestPages {
         }
     }
 
-    /// Gives all pages back. They stay listed until [`RequestPages::clear`], for a lease over them.
-    pub fn release(&self, pool: &mut PagePool) {
+    /// Gives all pages back. They stay listed until [`RequestPages::clear`], for a lease over them;
+    /// those of checkpoints do not.
+    pub fn release(&mut self, pool: &mut PagePool) {
         self.lists.iter().for_each(|list| pool.release(&list.pages));
         pool.release(&self.state);
+        for pages in [&mut self.origin, &mut self.checkpoint] {
+            pool.release(pages);
+            pages.clear();
+        }
     }
 
     /// Forgets the pages.
@@ -239,6 +294,7 @@ impl RequestPages {
             (list.behind, list.cached) = (0, 0);
             list.pages.clear();
         }
+        debug_assert!(!self.has_checkpoint(), "released with its pages");
         self.state.clear();
     }
 

@@ -232,6 +232,14 @@ pub const FLUSH_TIME: Duration = Duration::from_secs(10);
 /// takes some microseconds. Prompts behind them in the queue wait for pages as if nothing were
 /// cached.
 pub const PREFIX_LOOKUPS_PER_TURN: u32 = 16;
+/// Fewest tokens that a checkpoint of recurrent state spares a later prompt. It costs a step of its
+/// own, which takes as long as some tokens of a prompt.
+pub const CHECKPOINT_TOKENS: u32 = 64;
+/// Without `--state-memory`, checkpoints take one part of so many of the KV memory.
+pub const STATE_MEMORY_SHARE: u64 = 4;
+/// Page keys of the last prompts that a worker with checkpoints remembers, to see where prompts
+/// part: a quarter of a million tokens with pages of 16. They take 1 MB.
+pub const SEEN_KEYS: u32 = 1 << 14;
 /// Most workers of one role in one process. They share its cores, so more workers only divide the
 /// memory.
 pub const WORKERS_MAX: u32 = 16;

@@ -74,7 +74,8 @@ impl Bench {
         // No thread sleeps on it, because the event queue delivers events of transfers.
         let silent = Arc::new(EventCount::new(|| {}));
         let layout = KvLayout::page_major(config.page_size, 1, 1, 2, KvDtype::F16);
-        let pages_of_context = layout.pages_for(config.context) as usize;
+        let whole = layout.pages_for(config.context);
+        let pages_of_request = config.groups.pages(whole, whole) as usize;
         Ok(Bench {
             model: CostModel::new(cost, clock.clone(), config.max_running),
             batch: Batch::new(config.batch_limits()),
@@ -92,7 +93,7 @@ impl Bench {
                 groups: KvGroups::single(layout.layers as usize, None),
                 pages: size.pages,
             },
-            lists: Arc::new(PageLists::new(size.slots, pages_of_context)?),
+            lists: Arc::new(PageLists::new(size.slots, pages_of_request)?),
             bells: Bells { engine: silent.clone(), ctl, mover: silent },
         })
     }

@@ -9,7 +9,9 @@ use crate::config::error::ConfigError;
 use crate::config::{Policies, Policy};
 use crate::ids::DecodeAllocation;
 use crate::kv::groups::GroupCounts;
-use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT, SESSIONS_MAX};
+use crate::limits::{
+    CHECKPOINT_TOKENS, RESERVED_TOKENS, RETRIES_DEFAULT, SESSIONS_MAX, STATE_MEMORY_SHARE,
+};
 use crate::routing::forecast::Forecast;
 use crate::sched::config::SchedConfig;
 use crate::stdx::event_queue::{MICRO, MILLI, Nanos, SECOND};
@@ -232,7 +234,7 @@ impl LoadPlan {
             against: None,
             least_good: None,
             kv_tokens,
-            config: scheduler(load, page_size, chunk),
+            config: scheduler(load, (kv_tokens, page_size, chunk))?,
         })
     }
 
@@ -247,10 +249,12 @@ impl LoadPlan {
             Traffic::Drawn(drawn) => drawn.draw(&mut dice),
         };
         let (longest, pages) = (arrivals.longest(), self.kv_tokens / self.config.page_size);
-        let needed = longest.div_ceil(self.config.page_size);
-        if needed > pages {
-            let limit =
-                format!("a request has {longest} tokens, and each worker must be able to hold it");
+        let state = self.config.groups.state_pages;
+        if longest.div_ceil(self.config.page_size) + state > pages {
+            let beside = if state > 0 { ", beside its state" } else { "" };
+            let limit = format!(
+                "a request has {longest} tokens, and each worker must be able to hold it{beside}"
+            );
             return Err(value("--kv-tokens", self.kv_tokens, limit));
         }
         Ok(arrivals)
@@ -297,8 +301,21 @@ impl LoadPlan {
 }
 
 /// The settings of the scheduler. `size` sets the context, when the requests are known.
-fn scheduler(load: &WorkloadFlags, page_size: u32, chunk: u32) -> SchedConfig {
-    SchedConfig {
+fn scheduler(
+    load: &WorkloadFlags,
+    (kv_tokens, page_size, chunk): (u32, u32, u32),
+) -> Result<SchedConfig, ConfigError> {
+    let state_pages = load.state_tokens.unwrap_or(0).div_ceil(page_size);
+    if let (Some(checkpoints), 0) = (load.checkpoints, state_pages) {
+        return Err(value("--checkpoints", checkpoints, "is only for --state-tokens".into()));
+    }
+    if let (Some(checkpoints @ 1..), true) = (load.checkpoints, load.disable_radix_cache) {
+        let limit = "must be 0 with --disable-radix-cache, which keeps no checkpoint";
+        return Err(value("--checkpoints", checkpoints, limit.into()));
+    }
+    let quarter = kv_tokens / page_size / STATE_MEMORY_SHARE as u32;
+    let checkpoints = load.checkpoints.unwrap_or(quarter.checked_div(state_pages).unwrap_or(0));
+    Ok(SchedConfig {
         max_running: load.max_running_requests.unwrap_or(256) as usize,
         max_queued: load.max_queued_requests.unwrap_or(256) as usize,
         max_prefill_tokens: chunk,
@@ -307,11 +324,14 @@ fn scheduler(load: &WorkloadFlags, page_size: u32, chunk: u32) -> SchedConfig {
         page_size,
         largest_page: page_size,
         context: 0,
-        groups: GroupCounts::FULL,
+        groups: GroupCounts { state_pages, ..GroupCounts::FULL },
         prefix_cache: !load.disable_radix_cache,
+        checkpoint_gap: page_size,
+        checkpoint_pages: checkpoints.saturating_mul(state_pages),
+        checkpoint_tokens: CHECKPOINT_TOKENS,
         vocab: cost::VOCAB,
         reserve: RESERVED_TOKENS,
-    }
+    })
 }
 
 /// The network between hosts.

@@ -13,7 +13,7 @@ use crate::hub::{self, ModelContents};
 use crate::ids::DecodeAllocation;
 use crate::kv::groups::{GroupCounts, KvGroups};
 use crate::kv::layout::{KvDtype, KvLayout};
-use crate::limits::{PAGE_SIZE_MAX, RECURRENT_CONTEXT};
+use crate::limits::{CHECKPOINT_TOKENS, PAGE_SIZE_MAX, RECURRENT_CONTEXT, STATE_MEMORY_SHARE};
 use crate::model::config::ModelConfig;
 use crate::model::files::{ModelFiles, WeightFormat};
 use crate::model::forward::Forward;
@@ -31,6 +31,7 @@ use crate::transfer::transport::rdma::{Nic, Settings};
 use crate::wire::message::{BitClass, Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 /// Lanes of a tcp session. One core copies about as fast as one stream transfers. More lanes could
@@ -125,7 +126,7 @@ impl LoadedModel {
             pin: loaded.plan.team.clone(),
         };
         let forward = load_weights(&files, &options)?;
-        tell_loaded(&forward, &loaded.layout, loaded.pages, context);
+        tell_loaded(&forward, &loaded);
         loaded.fingerprint.kernels = kernels_hash(family.name());
         loaded.bit_class = BitClass::named(family.bit_class());
         Ok((files, Box::new(forward), loaded))
@@ -146,17 +147,18 @@ impl LoadedModel {
     ) -> Result<LoadedModel, ProcessError> {
         let model = &files.config;
         let context = context(model, worker.model.max_model_len)?;
-        let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
-        let page_size = worker.kv.page_size;
+        let (kv, page_size) = (&worker.kv, worker.kv.page_size);
+        let dtype = kv_dtype(kv.dtype, files.checkpoint);
         let (groups, layout) = model.kv_memory(page_size, dtype).map_err(|least| {
             let reason = format!("is {page_size}; a page must have {least} bytes for the state");
             ProcessError::Config("--page-size", reason)
         })?;
-        if worker.kv.dtype != config::KvCacheDtype::Auto && layout.dtype != dtype {
+        if kv.dtype != config::KvCacheDtype::Auto && layout.dtype != dtype {
             let reason = format!("is {}; the state of this model is f32", dtype.name());
             return Err(ProcessError::Config("--kv-dtype", reason));
         }
-        let pages = pages(&layout, groups.counts(), worker.kv.memory.0)?;
+        let counts = groups.counts();
+        let pages = pages(&layout, counts, kv.memory.0)?;
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
             max_queued: worker.max_queued_requests as usize,
@@ -165,14 +167,13 @@ impl LoadedModel {
             chunk_ms: chunks.chunk_ms,
             page_size: layout.page_size,
             // Workers with several groups have pages of one size.
-            largest_page: match groups.counts().is_single() {
-                true => PAGE_SIZE_MAX,
-                false => layout.page_size,
-            },
+            largest_page: if counts.is_single() { PAGE_SIZE_MAX } else { layout.page_size },
             context: context as u32,
-            groups: groups.counts(),
-            // The state behind a prefix is not kept.
-            prefix_cache: worker.kv.prefix_cache && groups.state().is_none(),
+            groups: counts,
+            prefix_cache: kv.prefix_cache,
+            checkpoint_gap: page_size,
+            checkpoint_pages: checkpoint_pages(&layout, counts, kv)?,
+            checkpoint_tokens: CHECKPOINT_TOKENS,
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,
         };
@@ -316,6 +317,33 @@ fn pages(layout: &KvLayout, groups: GroupCounts, bytes: u64) -> Result<u32, Proc
     Ok(pages)
 }
 
+/// Number of pages for checkpoints of recurrent state, which can be 0.
+///
+/// # Errors
+/// The model has no state, or the size is neither 0 nor at least one checkpoint.
+fn checkpoint_pages(
+    layout: &KvLayout,
+    groups: GroupCounts,
+    kv: &KvConfig,
+) -> Result<u32, ProcessError> {
+    let refuse = |reason| Err(ProcessError::Config("--state-memory", reason));
+    let Some(pages) = NonZeroU32::new(groups.state_pages) else {
+        return match kv.state_memory {
+            None => Ok(0),
+            Some(memory) if memory.0 == 0 => Ok(0),
+            Some(_) => refuse("is given, but the model has no recurrent state".into()),
+        };
+    };
+    let bytes = kv.state_memory.map_or(kv.memory.0 / STATE_MEMORY_SHARE, |memory| memory.0);
+    let one = u64::from(pages.get()) * layout.page_bytes();
+    match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX) / pages {
+        0 if kv.state_memory.is_some_and(|memory| memory.0 > 0) => {
+            refuse(format!("is less than one checkpoint, which takes {one} bytes; 0 for none"))
+        }
+        checkpoints => Ok(checkpoints * pages.get()),
+    }
+}
+
 /// Number of pages for retracted requests, which can be 0.
 ///
 /// # Errors
@@ -347,7 +375,8 @@ fn load_weights(files: &ModelFiles, options: &CpuOptions) -> Result<CpuModel, Lo
 }
 
 /// Logs the loaded model: kernels, memory and context.
-fn tell_loaded(forward: &CpuModel, layout: &KvLayout, pages: u32, context: usize) {
+fn tell_loaded(forward: &CpuModel, loaded: &LoadedModel) {
+    let (sched, layout) = (&loaded.sched, &loaded.layout);
     let memory = forward.memory_bytes();
     event!(
         Info,
@@ -356,9 +385,10 @@ fn tell_loaded(forward: &CpuModel, layout: &KvLayout, pages: u32, context: usize
         kernels = forward.kernel_family().name(),
         weights_mib = memory.weights >> 20,
         scratch_mib = memory.scratch >> 20,
-        kv_mib = (u64::from(pages) * layout.page_bytes()) >> 20,
+        kv_mib = (u64::from(loaded.pages) * layout.page_bytes()) >> 20,
         kv_dtype = layout.dtype.name(),
-        context = context,
+        context = sched.context,
+        checkpoints = sched.checkpoint_pages.checked_div(sched.groups.state_pages).unwrap_or(0),
     );
 }
 
@@ -427,6 +457,7 @@ fn kernels_hash(family: &str) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::values::ByteSize;
 
     #[test]
     fn kv_has_the_type_that_fits_the_checkpoint_or_the_one_of_the_flag() {
@@ -451,5 +482,31 @@ mod tests {
         assert_eq!(asked, KernelFamily::Avx2);
         let refused = kernel_family(Some(KernelFamily::Avx512), &available).unwrap_err();
         assert_eq!(refused.to_string(), "--kernels: avx512: this CPU can run portable, avx2");
+    }
+
+    #[test]
+    fn checkpoints_take_their_part_of_the_memory_or_the_one_of_the_flag() {
+        let layout = KvLayout::page_major(16, 1, 1, 8, KvDtype::F32);
+        assert_eq!(layout.page_bytes(), 1024);
+        let hybrid = GroupCounts { state_pages: 3, ..GroupCounts::FULL };
+        let of = |groups, state_memory: Option<u64>| {
+            let kv = KvConfig {
+                page_size: 16,
+                memory: ByteSize(40 << 10),
+                dtype: config::KvCacheDtype::F32,
+                prefix_cache: true,
+                state_memory: state_memory.map(ByteSize),
+            };
+            checkpoint_pages(&layout, groups, &kv).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(hybrid, None), Ok(9), "three of three pages in ten");
+        assert_eq!(of(hybrid, Some(7 << 10)), Ok(6));
+        assert_eq!(of(hybrid, Some(0)), Ok(0));
+        let refused = of(hybrid, Some(2 << 10)).unwrap_err();
+        assert!(refused.contains("--state-memory: is less than one checkpoint"), "{refused}");
+        assert_eq!(of(GroupCounts::FULL, None), Ok(0));
+        assert_eq!(of(GroupCounts::FULL, Some(0)), Ok(0));
+        let refused = of(GroupCounts::FULL, Some(7 << 10)).unwrap_err();
+        assert!(refused.contains("the model has no recurrent state"), "{refused}");
     }
 }

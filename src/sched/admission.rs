@@ -104,11 +104,12 @@ impl PageBudget {
 /// Pages that a request of `need` pages takes from a [`PageBudget`]. Pages that the prefix cache
 /// has are not charged if a request holds them. Cached pages without a holder are charged, because
 /// they are no longer evictable. So are `gone` pages of window groups, because the request gives
-/// them back within its reserve: if others use them, they do not become free.
+/// them back within its reserve: if others use them, they do not become free. The pages of an idle
+/// checkpoint are charged beside its own state pages.
 pub fn charge(need: u32, reusable: &Reusable, gone: u32) -> u32 {
     let held = reusable.pages - reusable.idle;
     debug_assert!(reusable.held_windowed <= held, "window groups are a part of all groups");
-    need.saturating_sub(held - gone.min(reusable.held_windowed))
+    need.saturating_sub(held - gone.min(reusable.held_windowed)) + reusable.idle_state
 }
 
 /// Whether an empty pool of `pages` pages could hold the request. If not, it is refused at arrival.

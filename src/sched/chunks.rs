@@ -3,7 +3,8 @@
 //! Owns: the wait queue of prompts, the prompts with a begun chunk, the measured speed.
 //! Invariants: begun prompts continue first, in order. A chunk other than the last ends on a page
 //! boundary. A prompt gets all its pages with its first chunk, which begins after its cached
-//! prefix. The pages that no later token sees go back after each chunk. If prompts share a large
+//! prefix. A chunk ends where a checkpoint of recurrent state is wanted, if there are pages for it.
+//! The pages that no later token sees go back after each chunk. If prompts share a large
 //! prefix, one of them computes it, and the others wait and begin behind it. A chunk is bounded in
 //! tokens and, by the measured speed, in time. Dropped KV of a retracted request is computed again
 //! in the same way. Such a request already has its pages and needs no logits, because its next
@@ -152,15 +153,15 @@ impl ChunkScheduler {
         let whole =
             self.tokens_in_time().min(self.config.chunk_tokens()).max(self.config.page_size);
         let mut left = whole;
+        let Allowance { mut room, mut prompts } = allowance;
         let mut at = 0;
         while let Some(&slot) = self.begun.get(at)
             && self.has_place(left)
             && has_logits(&slots[slot], turn.batch, self.config.page_size)
         {
-            left -= self.add(slot, slots, turn.batch, left);
+            left -= self.add((slot, left), slots, (pool, &mut room), turn.batch);
             at += 1;
         }
-        let Allowance { mut room, mut prompts } = allowance;
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
         let (mut from, mut compared) =
             (0, if self.config.prefix_cache { SHARED_TOKENS_PER_TURN } else { 0 });
@@ -172,9 +173,9 @@ impl ChunkScheduler {
                     if compared == 0 {
                         return false;
                     }
-                    let shared =
-                        slots[chunk.slot].shares(&chunk.tokens, held, self.config.page_size);
-                    compared = compared.saturating_sub(1 + shared);
+                    let (shared, tokens) =
+                        slots[chunk.slot].shares(&chunk.tokens, held, &self.config);
+                    compared = compared.saturating_sub(1 + tokens);
                     shared >= least
                 };
                 has_logits(held, turn.batch, self.config.page_size)
@@ -184,13 +185,13 @@ impl ChunkScheduler {
             let Some(slot) = self.line.pop_fitting_from(&mut from, begins) else { break };
             prompts -= 1;
             let held = &mut slots[slot];
-            let (tokens, taken) = held.take_pages(&self.config, pool);
+            let (tokens, taken) = held.take_pages(&self.config, &room, pool);
             room.take_pages(taken);
             (held.computed, held.cached) = (tokens, tokens);
             held.request.stamps.cached = tokens;
             held.request.stamps.admitted = Some(turn.now);
             self.begun.push_back(slot);
-            left -= self.add(slot, slots, turn.batch, left);
+            left -= self.add((slot, left), slots, (pool, &mut room), turn.batch);
             at += 1;
         }
     }
@@ -249,8 +250,7 @@ impl ChunkScheduler {
         turn: &mut TurnContext<'_>,
     ) -> Computed {
         let held = &mut slots[chunk.slot];
-        held.keep(pool);
-        held.give_back_pages(&self.config, pool);
+        held.end_chunk(&self.config, pool);
         let tokens = chunk.tokens.end - chunk.tokens.start;
         // A recomputed request already has its next token.
         let is_prompt = held.request.output.is_empty();
@@ -275,9 +275,20 @@ impl ChunkScheduler {
     }
 
     /// Adds the next chunk of a request that has its pages. The chunk has at most `left` tokens,
-    /// which are at least a page. Returns the number of tokens.
-    fn add<S>(&mut self, slot: SlotId, slots: &mut Slots<S>, batch: &mut Batch, left: u32) -> u32 {
+    /// which are at least a page. It leaves a checkpoint at its end if `room` has the pages.
+    /// Returns the number of tokens.
+    fn add<S>(
+        &mut self,
+        (slot, left): (SlotId, u32),
+        slots: &mut Slots<S>,
+        (pool, room): (&mut PagePool, &mut PageBudget),
+        batch: &mut Batch,
+    ) -> u32 {
         let held = &mut slots[slot];
+        let checkpoint = held
+            .checkpoint_ahead(&self.config)
+            .filter(|_| room.pages >= self.config.origin_pages());
+        let left = checkpoint.map_or(left, |ahead| left.min(ahead));
         let remaining = held.fill - held.computed;
         // Pages before the first token with a logprob. The logits at a position are for the token
         // at the next one.
@@ -299,6 +310,10 @@ impl ChunkScheduler {
             _ if last && held.request.output.is_empty() => Logits::Last,
             _ => Logits::None,
         };
+        if checkpoint == Some(taken) {
+            held.request.pages.begin_checkpoint(pool);
+            room.take_pages(self.config.origin_pages());
+        }
         let free = batch.free_logits();
         let seen = held.request.pages.set_state_tokens(tokens.end);
         let parts = held.request.tokens(tokens.clone());

@@ -34,6 +34,14 @@ pub struct SchedConfig {
     pub reserve: u32,
     /// Whether KV is kept for prompts with the same prefix.
     pub prefix_cache: bool,
+    /// Tokens between two places of checkpoints, if no layer has keys and values. Otherwise, they
+    /// are behind pages.
+    pub checkpoint_gap: u32,
+    /// Most pages of the cache with checkpoints of recurrent state; 0: prompts of a model with
+    /// state are computed from their beginning.
+    pub checkpoint_pages: u32,
+    /// Fewest tokens that a checkpoint spares a later prompt.
+    pub checkpoint_tokens: u32,
     /// Size of the vocabulary; token ids are below it.
     pub vocab: u32,
 }
@@ -56,6 +64,17 @@ impl SchedConfig {
         self.max_prefill_tokens.min(self.chunked_prefill_size).max(self.page_size)
     }
 
+    /// Tokens of a page of the prefix cache.
+    pub fn cache_page_size(&self) -> u32 {
+        if self.groups.total() == 0 { self.checkpoint_gap } else { self.page_size }
+    }
+
+    /// Pages that a request can read beside its own ones: those of a checkpoint.
+    pub fn origin_pages(&self) -> u32 {
+        let has_checkpoints = self.prefix_cache && self.checkpoint_pages > 0;
+        if has_checkpoints { self.groups.state_pages } else { 0 }
+    }
+
     /// The pages that a sequence needs in window groups.
     pub fn window(&self) -> KvWindow {
         KvWindow::new(self.groups.window, self.page_size)
@@ -64,7 +83,8 @@ impl SchedConfig {
     /// Makes a worker's page pool.
     pub fn pool(&self, pages: u32) -> PagePool {
         if self.prefix_cache {
-            PagePool::with_cache(pages, self.page_size)
+            PagePool::with_cache(pages, self.cache_page_size())
+                .with_checkpoints(self.checkpoint_pages)
         } else {
             PagePool::new(pages)
         }
@@ -81,7 +101,8 @@ impl SchedConfig {
             pages: self.max_running
                 * self.context.div_ceil(self.page_size) as usize
                 * self.groups.total()
-                + self.max_running * self.groups.state_pages as usize,
+                // Of the state that a row reads, and of that which it writes.
+                + 2 * self.max_running * self.groups.state_pages as usize,
         }
     }
 }

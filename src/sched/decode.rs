@@ -13,7 +13,7 @@ use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::pool::PagePool;
 use crate::kv::tier::Tier;
 use crate::limits::PREFIX_LOOKUPS_PER_TURN;
-use crate::sched::admission::{self, Claim, Claims};
+use crate::sched::admission::{self, Claim, Claims, PageBudget};
 use crate::sched::channel::EngineChannel;
 use crate::sched::chunks::{Allowance, ChunkScheduler, Computed};
 use crate::sched::config::SchedConfig;
@@ -311,18 +311,23 @@ impl DecodeWorker {
             let (slots, pool) = (&self.slots, &self.pool);
             let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.pop_fitting(fits) else { break };
-            room.take_pages(self.expect(slot, now, channel));
+            room.take_pages(self.expect(slot, &room, (now, channel)));
             places -= 1;
         }
     }
 
     /// Leases the prompt's uncached pages, without those that decode never reads, to the transfer.
     /// Sends Expecting, so that `ctl` sends Destination. Returns the pages taken from the budget.
-    fn expect(&mut self, slot: SlotId, now: Instant, channel: &mut EngineChannel) -> u32 {
+    fn expect(
+        &mut self,
+        slot: SlotId,
+        budget: &PageBudget,
+        (now, channel): (Instant, &mut EngineChannel),
+    ) -> u32 {
         let tokens = self.slots[slot].prompt_tokens();
         let held = &mut self.slots[slot];
         let Some(session) = held.state.session else { return 0 };
-        let (prefix, taken) = held.take_pages(&self.config, &mut self.pool);
+        let (prefix, taken) = held.take_pages(&self.config, budget, &mut self.pool);
         let SlotEntry { request, state, .. } = held;
         let (room, generation) = (request.room, request.generation);
         request.stamps.admitted = Some(now);

@@ -253,7 +253,7 @@ impl PrefillWorker {
 
     /// Computes one batch of chunks. Returns false if there was nothing to compute.
     fn run_chunks(&mut self, turn: &mut TurnContext<'_>) -> bool {
-        // A begun prompt has all its pages and takes no more.
+        // A begun prompt has all its pages. It takes more only for checkpoints.
         let room = Claims::default().budget_for_new(self.pool.counts());
         let allowance = Allowance { room, prompts: self.config.max_running };
         self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
@@ -286,8 +286,7 @@ impl PrefillWorker {
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
             let held = &mut self.slots[chunk.slot];
-            held.keep(&mut self.pool);
-            held.give_back_pages(&self.config, &mut self.pool);
+            held.end_chunk(&self.config, &mut self.pool);
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
             let SlotEntry { request, cached, state, .. } = &mut self.slots[chunk.slot];
             let next = score_chunk(&chunk, &mut logits, request, turn);

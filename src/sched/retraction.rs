@@ -109,7 +109,7 @@ impl Retraction {
         let slot =
             self.line.pop_fitting(|slot| slots[slot].fits(config, room, pool, &mut lookups))?;
         let held = &mut slots[slot];
-        let (cached, _) = held.take_pages(config, pool);
+        let (cached, _) = held.take_pages(config, room, pool);
         held.computed = cached;
         if let Some(RetractedKv::Stored(stored)) = held.retracted.take() {
             let cached = (cached / config.page_size) as usize;

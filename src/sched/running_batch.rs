@@ -150,6 +150,7 @@ fn push_row(
     let position = (request.prompt.len() + request.output.len() - 1) as u32;
     let pages = (position + 1).div_ceil(page_size) as usize;
     assert!(request.pages.extend_to(pool, pages), "no page was made free");
+    debug_assert!(!request.pages.has_checkpoint(), "the last chunk writes the request's own pages");
     // If the mask of this row was late, the state has seen the last token already.
     let mut seen = request.pages.set_state_tokens(position + 1);
     if is_failpoint_active("state advances for a late token") {

@@ -51,6 +51,8 @@ pub struct SlotEntry<S> {
     /// Number of its first pages that were taken from the prefix cache, were offered to it, or are
     /// never read.
     kept: u32,
+    /// Numbers of pages behind which its chunks leave checkpoints of the state; 0: none.
+    checkpoints: [u32; 2],
     /// Set while it has no pages because other requests needed them.
     pub retracted: Option<RetractedKv>,
     /// The worker's own state.
@@ -76,13 +78,28 @@ impl<S> SlotEntry<S> {
         if need <= room.pages {
             return true;
         }
-        let most = (config.groups.total() * self.reusable_keys(pool).len()) as u32;
+        let most = (config.groups.total() * self.reusable_keys(config, pool).len()) as u32;
         if *lookups == 0 || need.saturating_sub(most) > room.pages {
             return false;
         }
         *lookups -= 1;
-        let reusable = self.reusable(config, pool);
-        self.charge(config, &reusable) <= room.pages
+        self.reusable_in(config, room, pool).is_some()
+    }
+
+    /// The part of `fill` that it takes from the prefix cache if it begins in `room`; `None`: it
+    /// does not fit. It begins without a checkpoint that does not fit beside its own pages.
+    fn reusable_in(
+        &self,
+        config: &SchedConfig,
+        room: &PageBudget,
+        pool: &PagePool,
+    ) -> Option<Reusable> {
+        let found = self.reusable(config, pool);
+        let fits = |found: &Reusable| self.charge(config, found) <= room.pages;
+        if fits(&found) {
+            return Some(found);
+        }
+        Some(Reusable::default()).filter(|none| found.idle_state > 0 && fits(none))
     }
 
     /// Pages that it needs to begin or to continue, without those that it holds. The prefix cache
@@ -127,20 +144,24 @@ impl<S> SlotEntry<S> {
     }
 
     /// Most tokens that a cache can replace. The last token of a prompt is always computed, for its
-    /// logits.
-    fn reusable_tokens(&self) -> u32 {
-        if self.request.output.is_empty() { self.fill.saturating_sub(1) } else { self.fill }
+    /// logits. So is the last one of `fill` with recurrent state, which a chunk writes to the
+    /// request's own pages.
+    fn reusable_tokens(&self, config: &SchedConfig) -> u32 {
+        match self.request.output.is_empty() || config.groups.state_pages > 0 {
+            true => self.fill.saturating_sub(1),
+            false => self.fill,
+        }
     }
 
     /// The part of `fill` that the prefix cache has.
     fn reusable(&self, config: &SchedConfig, pool: &PagePool) -> Reusable {
-        pool.reusable(self.reusable_keys(pool), config.groups, self.reach(config))
+        pool.reusable(self.reusable_keys(config, pool), config.groups, self.reach(config))
     }
 
     /// The keys of the pages that a cache can replace.
-    fn reusable_keys(&self, pool: &PagePool) -> &[PageKey] {
+    fn reusable_keys(&self, config: &SchedConfig, pool: &PagePool) -> &[PageKey] {
         let keys = &self.request.keys;
-        &keys[..pool.cacheable_pages(self.reusable_tokens()).min(keys.len())]
+        &keys[..pool.cacheable_pages(self.reusable_tokens(config)).min(keys.len())]
     }
 
     /// Computes the keys of its prompt's pages, before its first lookup. The keys of a long prompt
@@ -190,39 +211,61 @@ impl<S> SlotEntry<S> {
     pub fn foresee(&mut self, config: &SchedConfig, pool: &PagePool) {
         self.extend_prompt_keys(pool);
         let reusable = self.reusable(config, pool);
-        self.foreseen = reusable.end * config.page_size;
-        let all_held = Reusable { idle: 0, ..reusable };
+        self.foreseen = reusable.end * config.cache_page_size();
+        let all_held = Reusable { idle: 0, idle_state: 0, ..reusable };
         self.foreseen_charge = Some(self.charge(config, &all_held));
     }
 
     /// Tokens of whole pages that both prompts share and that this request computes in the current
-    /// pass (`computed`). After the pass, `other` can take them from the prefix cache.
-    pub fn shares(&self, computed: &Range<u32>, other: &SlotEntry<S>, page_size: u32) -> u32 {
+    /// pass (`computed`). After the pass, `other` can take them from the prefix cache. With
+    /// recurrent state, these are the tokens that `other` spares if it waits for a checkpoint that
+    /// this request will leave, perhaps in a later pass. Also returns how many tokens were
+    /// compared.
+    pub fn shares(
+        &self,
+        computed: &Range<u32>,
+        other: &SlotEntry<S>,
+        config: &SchedConfig,
+    ) -> (u32, u32) {
         let (Some(ours), Some(theirs)) = (self.request.sequence(), other.request.sequence()) else {
-            return 0;
+            return (0, 0);
         };
+        let has_state = config.groups.state_pages > 0;
+        let places = self.checkpoints.map(|pages| (pages * config.cache_page_size()) as usize);
+        let last = if has_state { places[0].max(places[1]) } else { computed.end as usize };
         let start = computed.start as usize;
-        let end =
-            (computed.end as usize).min(ours.prompt.len()).min(other.reusable_tokens() as usize);
+        let end = last.min(ours.prompt.len()).min(other.reusable_tokens(config) as usize);
         if ours.salt != theirs.salt || start >= end.min(theirs.prompt.len()) {
-            return 0;
+            return (0, 0);
         }
         let pairs = ours.prompt[start..end].iter().zip(&theirs.prompt[start..]);
         let alike = start + pairs.take_while(|(one, another)| one == another).count();
-        let shared = alike - alike % page_size as usize;
+        let compared = (alike - start) as u32;
+        let (from, shared) = match has_state {
+            true => {
+                let place = places.into_iter().filter(|&place| place <= alike).max().unwrap_or(0);
+                (other.foreseen as usize, place)
+            }
+            false => (start, alike - alike % config.cache_page_size() as usize),
+        };
         // Most prompts already differ here.
-        match shared > start && ours.prompt[..start] == theirs.prompt[..start] {
-            true => (shared - start) as u32,
-            false => 0,
+        match shared > start.max(from) && ours.prompt[..start] == theirs.prompt[..start] {
+            true => ((shared - from) as u32, compared),
+            false => (0, compared),
         }
     }
 
-    /// Takes the pages for `fill`: the cached ones, then new ones. There must be room. Returns the
+    /// Takes the pages for `fill`: the cached ones, then new ones. It fits `room`. Returns the
     /// tokens at the beginning that it already has or never reads, and the pages taken from the
     /// budget.
-    pub fn take_pages(&mut self, config: &SchedConfig, pool: &mut PagePool) -> (u32, u32) {
+    pub fn take_pages(
+        &mut self,
+        config: &SchedConfig,
+        room: &PageBudget,
+        pool: &mut PagePool,
+    ) -> (u32, u32) {
         let before = pool.counts();
-        let found = self.reusable(config, pool);
+        let found = self.reusable_in(config, room, pool).expect("an admitted request fits");
         if self.request.salt.is_some() && self.request.output.is_empty() {
             self.count_lookup(config, pool, &found);
         }
@@ -234,30 +277,83 @@ impl<S> SlotEntry<S> {
         }
         pages.reuse(pool, keys, &found);
         self.kept = found.end;
+        self.plan_checkpoints(config, pool);
         let whole = config.window().pages(self.fill);
         debug_assert!(self.kept <= whole, "a cache has no more than it can");
         assert!(
-            pages.extend_to(pool, whole as usize),
+            self.request.pages.extend_to(pool, whole as usize),
             "admitted {} pages that are neither free nor cached",
             whole - self.kept
         );
         let after = pool.counts();
         let taken = (before.free + before.cached) - (after.free + after.cached);
-        let most = config.groups.pages(whole, whole - found.window_from);
+        let most = config.groups.pages(whole, whole - found.window_from) + config.origin_pages();
         debug_assert!(taken <= most, "pages are taken once");
         (self.foreseen, self.foreseen_charge) = (0, None);
-        (self.kept * config.page_size, taken + Claim::of(config, &self.request, pool).owed())
+        (
+            self.kept * config.cache_page_size(),
+            taken + Claim::of(config, &self.request, pool).owed(),
+        )
+    }
+
+    /// Begins with the checkpoint behind its cached pages. Chooses the pages behind which its
+    /// chunks leave checkpoints: where its prompt parts from earlier ones, and at its end.
+    fn plan_checkpoints(&mut self, config: &SchedConfig, pool: &mut PagePool) {
+        self.checkpoints = [0; 2];
+        if config.origin_pages() == 0 || matches!(self.reach(config), Reach::From(_)) {
+            return;
+        }
+        let cached = self.kept;
+        let EngineRequest { pages, keys, .. } = &mut *self.request;
+        if cached > 0 {
+            pages.reuse_checkpoint(
+                pool,
+                keys[cached as usize - 1],
+                cached * config.cache_page_size(),
+            );
+        }
+        if self.retracted.is_some() {
+            return;
+        }
+        let keys = self.reusable_keys(config, pool);
+        let (seen, end) = (pool.note_prompt(keys) as u32, keys.len() as u32);
+        let pays = |place: u32, before| {
+            place.saturating_sub(before) * config.cache_page_size() >= config.checkpoint_tokens
+        };
+        let part = if pays(seen, cached) { seen } else { 0 };
+        self.checkpoints = [part, if pays(end, cached.max(part)) { end } else { 0 }];
+    }
+
+    /// Tokens up to the next place of a checkpoint, from the computed ones on.
+    pub fn checkpoint_ahead(&self, config: &SchedConfig) -> Option<u32> {
+        let places = self.checkpoints.iter().map(|pages| pages * config.cache_page_size());
+        places.filter_map(|place| place.checked_sub(self.computed)).find(|&ahead| ahead > 0)
+    }
+
+    /// Records a chunk that has been computed: full pages and a checkpoint go into the prefix
+    /// cache, pages that no later token sees go back.
+    pub fn end_chunk(&mut self, config: &SchedConfig, pool: &mut PagePool) {
+        self.extend_keys(pool, self.in_place());
+        let EngineRequest { pages, keys, .. } = &mut *self.request;
+        let late = usize::from(is_failpoint_active("checkpoint is one page late"));
+        let last = (self.computed / config.cache_page_size()) as usize + late;
+        pages.end_chunk(pool, last.checked_sub(1).and_then(|last| keys.get(last)).copied());
+        self.keep(pool);
+        self.give_back_pages(config, pool);
     }
 
     /// Counts its lookup. Tokens behind the window of its first step are neither asked for nor
-    /// found.
+    /// found. Nor are tokens of a model without keys and values: its state arrives as a whole.
     fn count_lookup(&self, config: &SchedConfig, pool: &mut PagePool, found: &Reusable) {
+        if config.groups.total() == 0 && matches!(self.reach(config), Reach::From(_)) {
+            return;
+        }
         let behind = match self.reach(config) {
             Reach::From(first) if config.groups.full == 0 => first * config.page_size,
             _ => 0,
         };
-        let asked = self.reusable_tokens().saturating_sub(behind);
-        pool.count_lookup(asked, found.end * config.page_size - behind);
+        let asked = self.reusable_tokens(config).saturating_sub(behind);
+        pool.count_lookup(asked, found.end * config.cache_page_size() - behind);
     }
 
     /// Gives the pages back that no later token sees. Full ones go into the prefix cache.
@@ -364,6 +460,7 @@ impl<S> Slots<S> {
                     foreseen: 0,
                     foreseen_charge: None,
                     kept: 0,
+                    checkpoints: [0; 2],
                     retracted: None,
                     state,
                 });

@@ -77,6 +77,8 @@ pub struct HostSite {
     pub tier_pages: u32,
     /// The model's layers, the same at all sites.
     pub layers: SimLayers,
+    /// Checkpoints of recurrent state in the pool at most, if the model has such state.
+    pub checkpoints: u32,
     /// Time of one token of a batch.
     pub token: Nanos,
     /// Whether the host has a NIC.
@@ -122,7 +124,10 @@ impl SimFleet {
             let words = ["--max-concurrent-requests".to_owned(), most.to_string()];
             fleet.lines[0].extend(words);
         }
-        fleet.sites.iter_mut().for_each(|site| site.layers = fleet.layers);
+        let checkpoints = dice.fork("checkpoints").pick(&[0, 1, 8]);
+        let layers = fleet.layers;
+        let sites = fleet.sites.iter_mut();
+        sites.for_each(|site| (site.layers, site.checkpoints) = (layers, checkpoints));
         if fleet.is_crowded {
             fleet.sites[..=prefill].iter_mut().for_each(|site| site.token = TOKENS[0]);
             fleet.sites[prefill + 1..].iter_mut().for_each(HostSite::crowd);
@@ -264,6 +269,7 @@ fn draw_sites(place: &mut Rng, words: &FleetWords, hosts: usize) -> Vec<HostSite
         pages: place.pick(&[LONGEST + 1, 2 * LONGEST, 4 * LONGEST, 100 * LONGEST]),
         tier_pages: place.pick(&[0, LONGEST, 8 * LONGEST]),
         layers: SimLayers::default(),
+        checkpoints: 0,
         token: place.pick(&TOKENS),
         has_nic: place.one_in(words.nics),
         rdma: Settings {

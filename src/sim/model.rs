@@ -6,6 +6,7 @@
 //!
 //! Owns no weights. Not here: the expected tokens of a request (`workload`); [`Fold`] gives them.
 
+use crate::ids::PageId;
 use crate::kv::groups::KvGroups;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
 use crate::kv::state_layout::{StateLayout, StateShape};
@@ -89,11 +90,11 @@ impl StateWords {
     }
 }
 
-/// A word of a row's state in the pool's memory.
-fn state_cell<'a>(kv: KvPool<'a>, (batch, row): (&Batch, &Row), index: u32) -> &'a AtomicU64 {
+/// A word of the state on these pages in the pool's memory.
+fn state_cell<'a>(kv: KvPool<'a>, pages: &[PageId], index: u32) -> &'a AtomicU64 {
     let state = kv.groups.state().expect("the model has state");
     let place = state.place(index / STATE.pieces, index % STATE.pieces);
-    let page = batch.state_pages(row)[place.page].index() as u64;
+    let page = pages[place.page].index() as u64;
     kv.region.word((page * kv.layout.page_stride + place.offset) as usize)
 }
 
@@ -265,7 +266,7 @@ impl PseudoModel {
         if self.layers.has_state && row.seen > 0 {
             let words = (0..).zip(&mut state.0);
             words.for_each(|(index, word)| {
-                *word = state_cell(kv, (batch, row), index).load(Ordering::Relaxed);
+                *word = state_cell(kv, batch.origin_pages(row), index).load(Ordering::Relaxed);
             });
         }
         let (positions, tokens) = (positions(batch, row), batch.token_range(row));
@@ -284,7 +285,7 @@ impl PseudoModel {
         if self.layers.has_state {
             let words = (0..).zip(state.0);
             words.for_each(|(index, word)| {
-                state_cell(kv, (batch, row), index).store(word, Ordering::Relaxed);
+                state_cell(kv, batch.state_pages(row), index).store(word, Ordering::Relaxed);
             });
         }
     }

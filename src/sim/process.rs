@@ -498,9 +498,11 @@ fn start_worker(
     (loaded.nics, loaded.rdma, loaded.tcp_lanes) = (nics, site.rdma, site.tcp_lanes);
     loaded.groups = site.layers.groups(loaded.sched.page_size);
     loaded.sched.groups = loaded.groups.counts();
-    loaded.sched.prefix_cache &= !site.layers.has_state;
-    let groups = loaded.groups.counts().pages(1, 1);
+    let counts = loaded.groups.counts();
+    let groups = counts.pages(1, 1);
     (loaded.pages, loaded.tier_pages) = (groups * site.pages, groups * site.tier_pages);
+    loaded.sched.checkpoint_pages = counts.state_pages * site.checkpoints;
+    loaded.sched.checkpoint_tokens = loaded.sched.page_size;
     loaded.sched.largest_page = loaded.sched.page_size;
     let watch = Arc::new(Watch { token_ns: AtomicU64::new(site.token), ..Watch::default() });
     let forward = PseudoModel::new(watch.clone(), loaded.sched.batch_limits().logits, site.layers);

@@ -216,7 +216,7 @@ fn push_row(
     (tokens, start, seen): (&[u32], u32, u32),
     logits: Logits,
 ) {
-    let state = SequenceState { pages: &sequence.state, seen };
+    let state = SequenceState::in_place(&sequence.state, seen);
     let each = sequence.pages.len() / groups.counts().total().max(1);
     let spans = sequence.pages.chunks(each.max(1)).map(PageSpan::whole);
     batch.push_joined([tokens, &[]], start, (spans, state), logits).unwrap();

@@ -85,10 +85,8 @@ fn answers_are_those_of_one_process(model: &str, allocation: &str) {
         }
     }
     let hits = fleet.decode[0].metric("vllm:prefix_cache_hits_total{", "");
-    assert!(
-        if [MAMBA, FALCON].contains(&model) { hits == 0.0 } else { hits >= 96.0 + 32.0 },
-        "{model}: {hits}"
-    );
+    // State arrives as a whole.
+    assert!(if model == MAMBA { hits == 0.0 } else { hits >= 96.0 + 32.0 }, "{model}: {hits}");
     assert!(fleet.decode[0].has_said("transport=rdma"), "the session says how KV moves");
     fleet.check_idle();
 }

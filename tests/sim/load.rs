@@ -317,6 +317,8 @@ fn invalid_flags_and_traces_are_refused_by_name() {
     refused("--slo-ttft-ms=-1", "--slo-ttft-ms -1");
     refused("--slo-ttft-ms 0", "--slo-ttft-ms 0: above 0");
     refused("--slo-itl-ms 0", "--slo-itl-ms 0: above 0");
+    refused("--checkpoints 3", "--checkpoints 3: is only for --state-tokens");
+    refused("--state-tokens 9 --checkpoints 3 --disable-radix-cache", "--checkpoints 3: must be 0");
     refused("--flow dual", "--flow and --load: load mode calls both workers at once");
     refused("--trace-file /nowhere.jsonl", "--trace-file /nowhere.jsonl");
     refused("--seeds 3", "cannot be used with '--seeds <K>'");

@@ -191,6 +191,13 @@ mod others {
         last_chunk_leaves_the_state_out: "last chunk leaves the state out",
             "transferred data failed its check", 1;
         arrived_state_counts_as_new: "arrived state counts as new", "state after 0 tokens", 1;
+        checkpoint_is_one_page_late: "checkpoint is one page late",
+            "a checkpoint is behind a page with a key", 54;
+        checkpoint_of_the_prefix_is_not_looked_up: "checkpoint of the prefix is not looked up",
+            "what was found is there", 1;
+        checkpoint_is_not_read: "checkpoint is not read", "Wrong(", 54;
+        checkpoint_is_written_again: "checkpoint is written again",
+            "was written with other KV", 20;
         window_page_goes_back_early: "window page goes back early", "expected", 1;
         window_of_the_prefix_is_not_looked_up: "window of the prefix is not looked up",
             "what was found is there", 1;

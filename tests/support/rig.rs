@@ -79,6 +79,9 @@ impl Setup {
                 vocab: VOCAB,
                 reserve: 512,
                 prefix_cache: true,
+                checkpoint_gap: 4,
+                checkpoint_pages: 0,
+                checkpoint_tokens: 4,
             },
             windows: [None; 3],
             has_state: false,
@@ -115,7 +118,6 @@ impl Setup {
     pub fn with_state(mut self) -> Setup {
         self.has_state = true;
         self.config.groups = self.layers().groups(self.config.page_size).counts();
-        self.config.prefix_cache = false;
         self
     }
 }

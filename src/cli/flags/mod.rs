@@ -325,6 +325,12 @@ pub(super) struct KvFlags {
     /// prompts with the same prefix until other requests need the memory
     #[arg(long, visible_alias = "no-enable-prefix-caching")]
     pub(super) disable_radix_cache: bool,
+    /// Part of --kv-memory that checkpoints of recurrent state can take. A prompt that begins as an
+    /// earlier one continues from a checkpoint. 0: it is computed from its beginning. Without this
+    /// flag, checkpoints take up to a quarter of --kv-memory. Only for models with recurrent state:
+    /// Mamba-2, Falcon-H1 and Qwen3-Next
+    #[arg(long, value_name = "SIZE")]
+    pub(super) state_memory: Option<ByteSize>,
 }
 
 #[derive(Args, Debug)]

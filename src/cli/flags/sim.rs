@@ -247,6 +247,19 @@ pub struct WorkloadFlags {
         value_parser = value_parser!(u32).range(8..=i64::from(u32::MAX / 2)),
     )]
     pub kv_tokens: Option<u32>,
+    /// Recurrent state of a request, in tokens of KV with the same size [default: 0]
+    #[arg(
+        long, value_name = "TOKENS",
+        value_parser = value_parser!(u32).range(0..=i64::from(CONTEXT_MAX)),
+    )]
+    pub state_tokens: Option<u32>,
+    /// Most checkpoints of recurrent state that each worker keeps. Only with --state-tokens
+    /// [default: as many as fit a quarter of --kv-tokens]
+    #[arg(
+        long, value_name = "N",
+        value_parser = value_parser!(u32).range(0..=i64::from(u32::MAX / 2)),
+    )]
+    pub checkpoints: Option<u32>,
     /// Free the KV pages of a request when it ends
     #[arg(long, visible_alias = "no-enable-prefix-caching")]
     pub disable_radix_cache: bool,
@@ -396,6 +409,8 @@ impl WorkloadFlags {
             ("--decode-allocation", self.decode_allocation.is_some()),
             ("--page-size", self.page_size.is_some()),
             ("--kv-tokens", self.kv_tokens.is_some()),
+            ("--state-tokens", self.state_tokens.is_some()),
+            ("--checkpoints", self.checkpoints.is_some()),
             ("--disable-radix-cache", self.disable_radix_cache),
             ("--max-running-requests", self.max_running_requests.is_some()),
             ("--max-queued-requests", self.max_queued_requests.is_some()),

@@ -1,5 +1,6 @@
 //! Turns typed flags into a configuration: default values, and rules between flags.
 
+mod kv;
 mod routing;
 
 use super::flags::{
@@ -24,6 +25,7 @@ use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MI
 use crate::obs::log::LogConfig;
 use crate::stdx::cidr::Cidr;
 use crate::wire::message::RdmaGrant;
+use kv::read_kv;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -205,26 +207,11 @@ impl Resolver<'_> {
     }
 
     fn worker(&mut self, flags: WorkerFlags, port: u16) -> Result<WorkerConfig, ConfigError> {
-        let page_size = flags.kv.page_size;
-        if !page_size.is_power_of_two() {
-            return Err(value("--page-size", page_size, "must be a power of two"));
-        }
-        let memory = flags.kv.kv_memory;
-        if !(KV_MEMORY_MIN..=KV_MEMORY_MAX).contains(&memory.0) {
-            let (least, most) = (ByteSize(KV_MEMORY_MIN), ByteSize(KV_MEMORY_MAX));
-            let limit = format!("must be {least} to {most}; a number without a unit is bytes");
-            return Err(value("--kv-memory", memory, limit));
-        }
         let hub = self.hub(&flags.model.model, flags.model.revision.clone())?;
         Ok(WorkerConfig {
             model: model(flags.model, hub)?,
             server: self.server(flags.server, port)?,
-            kv: KvConfig {
-                page_size,
-                memory,
-                dtype: flags.kv.kv_dtype,
-                prefix_cache: !flags.kv.disable_radix_cache,
-            },
+            kv: read_kv(&flags.kv)?,
             max_running_requests: flags.admission.max_running_requests,
             max_queued_requests: flags.admission.max_queued_requests,
             scheduling: flags.admission.scheduling_policy,

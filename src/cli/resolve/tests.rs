@@ -238,6 +238,11 @@ fn an_invalid_flag_is_named_with_its_value_and_limit() {
         ("serve m --kv-memory -1", &["--kv-memory", "-1", "2GiB"]),
         ("prefill m --bootstrap-port -1", &["--bootstrap-port", "-1"]),
         ("sim --load --rate nothing", &["--rate", "nothing"]),
+        ("serve m --state-memory 2GiB", &["--state-memory 2GiB", "at most --kv-memory, 1GiB"]),
+        (
+            "serve m --state-memory 1MiB --disable-radix-cache",
+            &["--state-memory 1MiB", "must be 0"],
+        ),
         ("serve m --kv-memory 1KiB", &["--kv-memory 1KiB", "1MiB", "64TiB"]),
         ("serve m --kv-memory 2XB", &["2XB", "--kv-memory", "2GiB"]),
         ("serve m --max-running-requests 0", &["0", "--max-running-requests", "1..=4096"]),

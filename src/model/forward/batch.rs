@@ -41,6 +41,8 @@ pub struct Row {
     pages_per_group: usize,
     /// The pages of its state.
     state_pages: Range<usize>,
+    /// The pages on which the step finds the state.
+    origin_pages: Range<usize>,
     /// Tokens that its state has seen: `start`, or one more if the row computes the last of them
     /// again.
     pub seen: u32,
@@ -139,7 +141,8 @@ impl Batch {
         if self.tokens.len() + tokens > self.limits.tokens {
             return Err(BatchFull::Tokens);
         }
-        let pages = groups.len() * pages_per_group + state_pages;
+        assert_eq!(state.origin.len(), state_pages, "a state has one size");
+        let pages = groups.len() * pages_per_group + 2 * state_pages;
         if self.pages.len() + pages > self.limits.pages {
             return Err(BatchFull::Pages);
         }
@@ -160,12 +163,15 @@ impl Batch {
         }
         let first_of_state = self.pages.len();
         self.pages.extend_from_slice(state.pages);
+        let first_of_origin = self.pages.len();
+        self.pages.extend_from_slice(state.origin);
         self.logits += wanted;
         self.rows.push(Row {
             tokens: first_token..self.tokens.len(),
             pages: first_page,
             pages_per_group,
-            state_pages: first_of_state..self.pages.len(),
+            state_pages: first_of_state..first_of_origin,
+            origin_pages: first_of_origin..self.pages.len(),
             seen: state.seen,
             start,
             logits,
@@ -196,6 +202,11 @@ impl Batch {
     /// The pages of a row's state.
     pub fn state_pages(&self, row: &Row) -> &[PageId] {
         &self.pages[row.state_pages.clone()]
+    }
+
+    /// The pages on which a row's first token finds the state. [`Batch::state_pages`] get it.
+    pub fn origin_pages(&self, row: &Row) -> &[PageId] {
+        &self.pages[row.origin_pages.clone()]
     }
 
     /// Number of positions with logits so far.

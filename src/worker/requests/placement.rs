@@ -350,9 +350,9 @@ impl RequestTable {
         }
         debug_assert!(max_new > 0, "a choice without a token to generate is not placed");
         let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(ApiError::queue_full)?;
-        let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
+        let keys = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
         // Without groups, no page belongs to tokens.
-        let pages = pages * home.groups().total().min(1);
+        let pages = keys * home.groups().total().min(1);
         self.next_request += 1;
         let mut request = Box::new(EngineRequest {
             id: RequestId(self.next_request),
@@ -366,7 +366,7 @@ impl RequestTable {
             resumed: *resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: RequestPages::with_capacity(pages, home.groups()),
-            keys: Vec::with_capacity(pages),
+            keys: Vec::with_capacity(keys),
             // A self-test must compute its whole prompt, so it shares no KV.
             salt: (!active.is_self_test).then(|| salt(asked)),
             sampling: sampling(asked, place.sample, cx.reactor.entropy()),

@@ -30,7 +30,7 @@ impl Kernel for DeltaScan<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let DeltaScan { weights, key_heads, channels_at: [keys_at, values_at], mut run } = self;
-        run.read_state();
+        run.state.read(run.own);
         let sizes = run.sizes;
         let (rows, columns, stride) = (sizes.rows, sizes.columns, sizes.state_stride());
         let key_head = run.head / (sizes.heads / key_heads);
@@ -48,14 +48,14 @@ impl Kernel for DeltaScan<'_> {
             for at in (0..columns).step_by(LANES) {
                 let mut column = StateColumn { own: run.own, at, stride };
                 let v = load_padded(s, &v[at..]);
-                let sum = match run.before {
+                let sum = match run.state.before {
                     Before::Itself => q.scale(s, column.read(s, q.elements)),
                     _ => advance(s, &mut column, (decay, share as f32), (&q, &k), v),
                 };
                 store_padded(s, sum, &mut to[at..]);
             }
         }
-        run.write_state();
+        run.state.write(run.own);
     }
 }
 

@@ -12,9 +12,7 @@ pub struct HeadRun<'a> {
     /// The head.
     pub head: usize,
     /// Its state, `[rows][state_stride]`.
-    pub piece: StatePiece<'a>,
-    /// What the state has seen.
-    pub before: Before,
+    pub state: StateStep<'a>,
     /// Working memory for the state.
     pub own: &'a mut [f32],
     /// Channels from the first token on, and the stride of their rows.
@@ -25,21 +23,31 @@ pub struct HeadRun<'a> {
     pub to: Window<'a>,
 }
 
-impl HeadRun<'_> {
-    /// Reads the state into the working memory.
+/// A piece of state over the tokens of one run.
+pub struct StateStep<'a> {
+    /// Where the run finds it.
+    pub from: StatePiece<'a>,
+    /// Where the run leaves it.
+    pub to: StatePiece<'a>,
+    /// What it has seen.
+    pub before: Before,
+}
+
+impl StateStep<'_> {
+    /// Reads the state before the run.
     #[inline(always)]
-    pub fn read_state(&mut self) {
+    pub fn read(&self, own: &mut [f32]) {
         match self.before {
-            Before::Nothing => self.own.fill(0.0),
-            Before::Others | Before::Itself => self.piece.read(self.own),
+            Before::Nothing => own.fill(0.0),
+            Before::Others | Before::Itself => self.from.read(own),
         }
     }
 
-    /// Writes the state back, unless it had seen the tokens.
+    /// Writes the state behind the run, unless it had seen the tokens.
     #[inline(always)]
-    pub fn write_state(&self) {
+    pub fn write(&self, own: &[f32]) {
         if self.before != Before::Itself {
-            self.piece.write(self.own);
+            self.to.write(own);
         }
     }
 }

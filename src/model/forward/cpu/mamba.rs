@@ -24,7 +24,7 @@ impl Kernel for MambaScan<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let MambaScan { weights, groups, mut run } = self;
-        run.read_state();
+        run.state.read(run.own);
         let (inner, dim, state) = (run.sizes.inner(), run.sizes.columns, run.sizes.rows);
         let (head, stride) = (run.head, run.sizes.state_stride());
         let shared = head / (run.sizes.heads / groups) * state;
@@ -40,14 +40,14 @@ impl Kernel for MambaScan<'_> {
                 let x = load_padded(s, &x[at..]);
                 let added = s.mul(x, s.splat(step));
                 let mut column = StateColumn { own: run.own, at, stride };
-                let sum = match run.before {
+                let sum = match run.state.before {
                     Before::Itself => column.read(s, c),
                     _ => advance(s, &mut column, (decay, added), (b, c)),
                 };
                 store_padded(s, s.fma(x, s.splat(weights.skip), sum), &mut to[at..]);
             }
         }
-        run.write_state();
+        run.state.write(run.own);
     }
 }
 

@@ -9,10 +9,10 @@
 
 use super::delta::DeltaScan;
 use super::element::{load_padded, store_padded, times_sigmoid};
-use super::head_run::{Before, HeadRun};
+use super::head_run::{Before, HeadRun, StateStep};
 use super::layer_weights::{RecurrentWeights, ScanWeights};
 use super::mamba::MambaScan;
-use super::paged_kv::{Paged, StatePiece};
+use super::paged_kv::Paged;
 use super::plan::{BLOCK_TOKENS, TokenPosition};
 use super::simd::{Kernel, LANES, Lanes, Simd};
 use super::step_team::{StepTeam, stride};
@@ -115,23 +115,23 @@ impl RecurrentScratch {
         let heads = sizes.heads as u32;
         crew.team.run_with(pieces, grid, |own, index, to| {
             let (run, part) = (&block.runs[index / across], index % across);
-            let (piece, before) = block.piece(run, heads + part as u32);
+            let state = block.state(run, heads + part as u32);
             let own = &mut own[..sizes.conv_width * columns];
             let from = &projected[run.start * widths.projected..];
             let from = (&from[widths.conv_at + part * columns..], widths.projected);
             let first = part * columns;
-            dispatch.run(Convolve { weights, first, columns, piece, before, own, from, to });
+            dispatch.run(Convolve { weights, first, columns, state, own, from, to });
         });
 
         let grid = Grid::new(scanned, widths.scanned, block.runs, sizes.inner(), sizes.columns);
         crew.team.run_with(pieces, grid, |own, index, to| {
             let (run, head) = (&block.runs[index / sizes.heads], index % sizes.heads);
-            let (piece, before) = block.piece(run, head as u32);
+            let state = block.state(run, head as u32);
             let own = &mut own[..sizes.rows * sizes.state_stride()];
             let scalars = &projected[run.start * widths.projected..];
             let scalars = (&scalars[widths.scalars_at..], widths.projected);
             let from = (&convolved[run.start * widths.convolved..], widths.convolved);
-            let run = HeadRun { sizes, head, piece, before, own, from, scalars, to };
+            let run = HeadRun { sizes, head, state, own, from, scalars, to };
             match &weights.scan {
                 ScanWeights::Mamba { heads, groups } => {
                     dispatch.run(MambaScan { weights: heads[head], groups: *groups, run });
@@ -154,8 +154,8 @@ impl RecurrentScratch {
 }
 
 impl RecurrentBlock<'_> {
-    /// A piece of the state of a run's sequence, and what it has seen.
-    fn piece(&self, run: &Range<usize>, piece: u32) -> (StatePiece<'_>, Before) {
+    /// A piece of the state of a run's sequence.
+    fn state(&self, run: &Range<usize>, piece: u32) -> StateStep<'_> {
         let TokenPosition { row, position } = self.places[run.start];
         let row = &self.batch.rows()[row as usize];
         let is_first = position == row.start;
@@ -167,7 +167,10 @@ impl RecurrentBlock<'_> {
                 Before::Itself
             }
         };
-        (self.paged.piece(self.layer, piece, self.batch.state_pages(row)), before)
+        let of = |pages| self.paged.piece(self.layer, piece, pages);
+        let to = of(self.batch.state_pages(row));
+        let from = if is_first { of(self.batch.origin_pages(row)) } else { to };
+        StateStep { from, to, before }
     }
 }
 
@@ -178,8 +181,7 @@ struct Convolve<'a> {
     first: usize,
     /// Channels of a piece. The last piece can have fewer.
     columns: usize,
-    piece: StatePiece<'a>,
-    before: Before,
+    state: StateStep<'a>,
     /// Working memory for the state.
     own: &'a mut [f32],
     /// Inputs from the first channel of the first token on, and the stride of their rows.
@@ -192,16 +194,12 @@ impl Kernel for Convolve<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let Convolve { weights, first, columns, piece, before, own, from: (from, stride), to } =
-            &mut self;
+        let Convolve { weights, first, columns, state, own, from: (from, stride), to } = &mut self;
         let (columns, stride, channels) = (*columns, *stride, weights.conv_bias.len());
         let width = weights.conv.len() / channels;
-        match before {
-            Before::Nothing => own.fill(0.0),
-            Before::Others | Before::Itself => piece.read(own),
-        }
+        state.read(own);
         // The newest input in the state is that of the token before, or of the token itself.
-        let ahead = if *before == Before::Itself { 0 } else { 1 };
+        let ahead = if state.before == Before::Itself { 0 } else { 1 };
         let count = to.rows();
         for token in 0..count {
             let row = to.row(token);
@@ -220,7 +218,7 @@ impl Kernel for Convolve<'_> {
                 s.store(times_sigmoid(s, sum, sum), to);
             }
         }
-        if *before == Before::Itself {
+        if state.before == Before::Itself {
             return;
         }
         for tap in 0..width {
@@ -233,7 +231,7 @@ impl Kernel for Convolve<'_> {
                 }
             }
         }
-        piece.write(own);
+        state.write(own);
     }
 }
 

@@ -283,6 +283,36 @@ fn a_prompt_begins_with_the_checkpoint_where_prompts_part() {
     }
 }
 
+#[test]
+fn a_checkpoint_that_spares_few_tokens_is_not_made() {
+    let mut setup = Setup::new().with_state();
+    setup.config.checkpoint_pages = 6 * setup.config.groups.state_pages;
+    setup.config.checkpoint_tokens = 12;
+    let mut rig = Rig::mixed(&setup);
+    let mut wanted = Wanted::new(40, 5);
+    // 40, 46 and 56 tokens, on pages of 4: the second prompt ends 8 tokens behind a checkpoint.
+    for (more, cached) in [(0, 0), (6, 36), (10, 36), (0, 52)] {
+        let from = wanted.prompt.len() as u32;
+        wanted.prompt.extend((from..from + more).map(|id| id % VOCAB));
+        let legs = rig.submit(&wanted);
+        rig.finish();
+        assert_eq!(rig.cached[&legs.decode], cached, "{} tokens", wanted.prompt.len());
+    }
+}
+
+/// A pass computes 40 tokens. So the second prompt waits two passes for the checkpoint of the
+/// first one, though it could begin in the second pass.
+#[test]
+fn equal_prompts_wait_for_the_checkpoint_of_the_first_one() {
+    let mut setup = Setup::new().with_state();
+    setup.config.checkpoint_pages = 6 * setup.config.groups.state_pages;
+    setup.config.chunked_prefill_size = 40;
+    let mut rig = Rig::mixed(&setup);
+    let all = [(); 3].map(|()| rig.submit(&Wanted::new(60, 5)).decode);
+    rig.finish();
+    assert_eq!(all.map(|id| rig.cached[&id]), [0, 56, 56]);
+}
+
 /// A request that has no room beside an idle checkpoint takes the place of the checkpoint.
 #[test]
 fn a_request_as_large_as_the_pool_begins_without_a_checkpoint() {

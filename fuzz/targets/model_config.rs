@@ -1,5 +1,5 @@
 //! Fields of `config.json`, with all kinds of layers. A configuration that is accepted has sizes
-//! that no sum or product overflows: its tensors can be listed, and its pages have a layout.
+//! that no product overflows: its first tensors can be listed, and its pages have a layout.
 
 use baton::kv::layout::KvDtype;
 use baton::model::hf::config::parse;

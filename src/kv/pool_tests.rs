@@ -320,3 +320,34 @@ fn prompts_show_where_they_part() {
     assert_eq!(pool.note_prompt(&one), 0);
     assert_eq!(pool.note_prompt(&many[..1]), 0, "it made room for the first prompt's keys");
 }
+
+#[test]
+fn prefixes_and_checkpoints_are_evicted_in_one_order() {
+    let mut pool = PagePool::with_cache(4, 1).with_checkpoints(2);
+    let sequence = Sequence { salt: Salt(0), prompt: &[1, 2], output: &[] };
+    let mut keys = Vec::with_capacity(2);
+    pool.extend_keys(&sequence, 2, &mut keys);
+    for &key in &keys {
+        let (mut kv, mut state) = (allocate(&mut pool, 1), allocate(&mut pool, 1));
+        pool.keep(&[key], 0, &mut kv);
+        pool.keep_checkpoint(key, &mut state);
+        pool.release(&kv);
+        pool.release(&state);
+    }
+    // The first checkpoint is used once more.
+    let mut again = Vec::with_capacity(1);
+    pool.reuse_checkpoint(keys[0], 1, &mut again);
+    pool.release(&again);
+    let mut gone = Vec::new();
+    for _ in 0..4 {
+        allocate(&mut pool, 1);
+        let cache = pool.cache.as_ref().unwrap();
+        let found = |part: usize| {
+            let key = keys[part / 2];
+            if part.is_multiple_of(2) { cache.find(key, 0) } else { cache.find_state(key, 0) }
+        };
+        gone.extend((0..4).find(|part| found(*part).is_none() && !gone.contains(part)));
+        pool.invariants();
+    }
+    assert_eq!(gone, [0, 2, 3, 1], "by the time of their last use");
+}

@@ -291,6 +291,31 @@ fn slo_refuses_requests_that_no_worker_would_serve_in_time() {
 }
 
 #[test]
+fn checkpoints_let_prompts_with_state_reuse_their_beginning() {
+    // The second prompt shows where the three part. They have whole pages.
+    let path = trace(
+        "state",
+        &[
+            (0, 3008, 1, "1, 2, 3, 4, 5, 6"),
+            (9000, 3008, 1, "1, 2, 3, 4, 7, 8"),
+            (18_000, 3008, 1, "1, 2, 3, 4, 9, 10"),
+        ],
+    );
+    let words = format!(
+        "--prefill 1 --decode 1 --page-size 64 --kv-tokens 65536 --trace-file {}",
+        path.display()
+    );
+    let run = |more: &str| simulate(&format!("{words} {more}"));
+    let (plain, none) = (run(""), run("--state-tokens 640 --checkpoints 0"));
+    let kept = run("--state-tokens 640");
+    assert_eq!((plain.prefix_reuse, none.prefix_reuse), (4096.0 / 9024.0, 0.0));
+    assert_eq!(kept.prefix_reuse, 2048.0 / 9024.0);
+    // Decode has the common KV in each run.
+    assert_eq!(none.kv_bytes - plain.kv_bytes, 3 * 640 * (128 << 10));
+    assert_eq!(kept.kv_bytes, none.kv_bytes);
+}
+
+#[test]
 fn invalid_flags_and_traces_are_refused_by_name() {
     let refused = |words: &str, what: &str| {
         let plan = plan(words);

@@ -318,7 +318,7 @@ pub(super) struct KvFlags {
     /// first use; under load, a worker uses all of it
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(super) kv_memory: ByteSize,
-    /// Element type of the KV cache. auto: f32 for f32 checkpoints, f16 for all others
+    /// Element type of the KV cache. auto: f32 for f32 weights, f16 for all others
     #[arg(long, value_enum, default_value_t)]
     pub(super) kv_dtype: KvCacheDtype,
     /// Free the KV pages of a request when it ends. Without this flag, the pages stay cached for

@@ -132,7 +132,7 @@ fn a_worker_without_a_trusted_certificate_is_not_used() {
     files.put("ca.pem", &ca);
     hang_up(&router);
     await_state(&router, good, "ready", "");
-    router.await_said("worker is up role=prefill");
+    await_state(&router, &format!("https://{}", reader.address), "ready", "");
     serves(&router, 4);
 }
 

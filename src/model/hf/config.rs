@@ -362,13 +362,7 @@ fn full_layers(
     layers: usize,
     has_window: bool,
 ) -> Result<Vec<usize>, LoadError> {
-    let listed = config.field("layer_types", "a list of layer kinds", Value::as_array)?;
-    if let Some(list) = listed
-        && list.len() != layers
-    {
-        let expected = format!("{layers} kinds, as num_hidden_layers says");
-        return Err(config.wrong("layer_types", expected, list.len()));
-    }
+    let listed = config.layer_kinds(layers)?;
     let from = config.u32("max_window_layers")?.unwrap_or(28) as usize;
     let period = config.optional_size("sliding_window_pattern")?.unwrap_or(GemmaConfig::PERIOD);
     let is_full = |layer: usize| match architecture {

@@ -182,6 +182,19 @@ impl Object {
         }
     }
 
+    /// The kinds of all `layers` layers, if they are listed.
+    pub fn layer_kinds(&self, layers: usize) -> Result<Option<&Vec<Value>>, LoadError> {
+        const FIELD: &str = "layer_types";
+        let listed = self.field(FIELD, "a list of layer kinds", Value::as_array)?;
+        match listed.filter(|list| list.len() != layers) {
+            None => Ok(listed),
+            Some(list) => {
+                let expected = format!("{layers} kinds, as num_hidden_layers says");
+                Err(self.wrong(FIELD, expected, list.len()))
+            }
+        }
+    }
+
     /// Reads one id or a list of ids.
     pub fn ids(&self, field: &str) -> Result<Vec<u32>, LoadError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());

@@ -91,11 +91,7 @@ pub fn delta(config: &Object, layers: usize, rotary_dim: usize) -> Result<DeltaC
     }
     let conv_width = conv_width(config, "linear_conv_kernel_dim")?;
     let period = config.optional_size("full_attention_interval")?.unwrap_or(DeltaConfig::PERIOD);
-    let listed = config.field("layer_types", "a list of layer kinds", Value::as_array)?;
-    if let Some(list) = listed.filter(|list| list.len() != layers) {
-        let expected = format!("{layers} kinds, as num_hidden_layers says");
-        return Err(config.wrong("layer_types", expected, list.len()));
-    }
+    let listed = config.layer_kinds(layers)?;
     let is_full = |layer: &usize| match listed {
         Some(list) => list[*layer] == "full_attention",
         None => (layer + 1).is_multiple_of(period),

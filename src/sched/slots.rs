@@ -333,12 +333,11 @@ impl<S> SlotEntry<S> {
     /// Records a chunk that has been computed: full pages and a checkpoint go into the prefix
     /// cache, pages that no later token sees go back.
     pub fn end_chunk(&mut self, config: &SchedConfig, pool: &mut PagePool) {
-        self.extend_keys(pool, self.in_place());
+        self.keep(pool);
         let EngineRequest { pages, keys, .. } = &mut *self.request;
         let late = usize::from(is_failpoint_active("checkpoint is one page late"));
         let last = (self.computed / config.cache_page_size()) as usize + late;
         pages.end_chunk(pool, last.checked_sub(1).and_then(|last| keys.get(last)).copied());
-        self.keep(pool);
         self.give_back_pages(config, pool);
     }
 

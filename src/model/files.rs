@@ -92,10 +92,11 @@ impl ModelFiles {
         sampling: SamplingDefaults,
         file_bytes: u64,
     ) -> Result<ModelFiles, LoadError> {
-        const FIRST: [&str; 3] = [
+        const FIRST: [&str; 4] = [
             "model.layers.0.self_attn.q_proj.weight",
             "model.layers.0.mamba.in_proj.weight",
             "model.layers.0.linear_attn.in_proj_qkvz.weight",
+            "model.layers.0.linear_attn.in_proj_qkv.weight",
         ];
         if tokenizer.vocab_size() > config.vocab {
             let found = format!("{} in the tokenizer", tokenizer.vocab_size());
@@ -239,7 +240,7 @@ mod tests {
             assert!(files.file_bytes > 50_000);
             count += 1;
         }
-        assert_eq!(count, 44);
+        assert_eq!(count, 48);
     }
 
     /// The text models of Gemma 3 have the tokenizer of those with images.

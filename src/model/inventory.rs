@@ -2,7 +2,7 @@
 //! tensor is refused when it is opened.
 
 use super::config::ModelConfig;
-use super::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
+use super::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
 use super::tensor::RowOrder;
 use super::weights::{LoadError, WeightSource};
 use std::collections::BTreeSet;
@@ -54,8 +54,14 @@ fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
 
 fn delta_part(config: &ModelConfig, delta: &DeltaConfig, index: usize) -> Vec<Expected> {
     let (keys, values, heads) = (delta.keys(), delta.values(), delta.value_heads);
+    let mixed = match delta.form {
+        DeltaForm::ByKeyHead => vec![("in_proj_qkvz.weight", 2 * keys + 2 * values)],
+        DeltaForm::ByPart => {
+            vec![("in_proj_qkv.weight", 2 * keys + values), ("in_proj_z.weight", values)]
+        }
+    };
+    let mixed = mixed.into_iter().map(|(part, rows)| (part, rows, config.hidden));
     let parts = [
-        ("in_proj_qkvz.weight", 2 * keys + 2 * values, config.hidden),
         ("in_proj_ba.weight", 2 * heads, config.hidden),
         ("conv1d.weight", 2 * keys + values, delta.conv_width),
         ("dt_bias", 1, heads),
@@ -64,7 +70,8 @@ fn delta_part(config: &ModelConfig, delta: &DeltaConfig, index: usize) -> Vec<Ex
         ("out_proj.weight", config.hidden, values),
     ];
     let name = |part| format!("model.layers.{index}.linear_attn.{part}");
-    parts.into_iter().map(|(part, rows, cols)| Expected { name: name(part), rows, cols }).collect()
+    let parts = mixed.chain(parts);
+    parts.map(|(part, rows, cols)| Expected { name: name(part), rows, cols }).collect()
 }
 
 fn recurrent_part(config: &ModelConfig, mamba: &MambaConfig, index: usize) -> Vec<Expected> {

@@ -92,6 +92,19 @@ pub struct DeltaConfig {
     pub full_layers: Vec<usize>,
     /// Elements of a head of attention that are rotated: the first ones.
     pub rotary_dim: usize,
+    /// The form of the tensors in the files.
+    pub form: DeltaForm,
+}
+
+/// The form of a delta net's tensors in the files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeltaForm {
+    /// Hugging Face's: one matrix has q, k, v and gate, key head by key head. The decays A are
+    /// stored as `ln(-A)`, and all norms but that of the delta net lack 1.
+    ByKeyHead,
+    /// GGUF's: one matrix has all of q, k and v, and another one the gate. The decays are A, and
+    /// the norms are whole.
+    ByPart,
 }
 
 impl DeltaConfig {

@@ -4,7 +4,7 @@ use baton::model::config::{
     Architecture, ExpertConfig, GemmaConfig, ModelConfig, MultiplierConfig, RopeScaling,
     WindowConfig,
 };
-use baton::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
+use baton::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
 use half::{bf16, f16};
@@ -160,6 +160,7 @@ pub fn delta() -> ModelConfig {
         conv_width: 4,
         full_layers: vec![2],
         rotary_dim: 6,
+        form: DeltaForm::ByKeyHead,
     };
     let experts = ExpertConfig { shared_intermediate: Some(96), ..sparse().experts.unwrap() };
     ModelConfig {

@@ -5,13 +5,10 @@
 use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
-use crate::limits::{
-    EXPERTS_MAX, MODEL_LAYERS_MAX, RECURRENT_CONV_MAX, RECURRENT_HEADS_MAX, RECURRENT_STATE_MAX,
-};
+use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
 use crate::model::config::{
     Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
 };
-use crate::model::recurrent_config::{MambaConfig, MambaNorm, recurrent_context};
 use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 
@@ -54,24 +51,8 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     if architecture == Architecture::Mamba2 {
         return reader.recurrent(hidden, layers);
     }
-    let heads = reader.size("attention.head_count")?;
-    let kv_heads = match reader.optional_size("attention.head_count_kv")? {
-        Some(n) => n,
-        None => heads,
-    };
-    let head_dim = reader.optional_size("attention.key_length")?.unwrap_or(hidden / heads);
-    reader.equal("attention.value_length", head_dim)?;
-    reader.equal("rope.dimension_count", head_dim)?;
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(reader.wrong(
-            "attention.head_count_kv",
-            format!("a divisor of {heads}"),
-            kv_heads,
-        ));
-    }
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(reader.wrong("attention.key_length", "an even head size", head_dim));
-    }
+    let is_next = architecture == Architecture::Qwen3Next;
+    let [heads, kv_heads, head_dim] = reader.heads(hidden, !is_next)?;
     let is_gemma = architecture == Architecture::Gemma3;
     let default_theta = if is_gemma { GemmaConfig::ROPE_THETA } else { 1e4 };
     let rope_theta = reader.theta("rope.freq_base")?.unwrap_or(default_theta);
@@ -102,16 +83,18 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         experts: reader.experts(architecture, layers)?,
         window: if is_gemma { reader.window(layers)? } else { None },
         gemma: if is_gemma { Some(reader.gemma(layers, hidden / heads, head_dim)?) } else { None },
-        mamba: None,
+        mamba: (architecture == Architecture::FalconH1).then(|| reader.mamba()).transpose()?,
+        // The converter to GGUF has applied them.
         multipliers: None,
-        delta: None,
+        delta: if is_next { Some(reader.delta(layers, head_dim)?) } else { None },
     })
 }
 
 /// The architecture, and its name in the file, which is the prefix of its keys.
 fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architecture), LoadError> {
     const KEY: &str = "general.architecture";
-    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3, qwen3moe, gemma3 or mamba2";
+    const SERVED: &str = "llama, qwen2, qwen2moe, qwen3, qwen3moe, gemma3, mamba2, falcon-h1 or \
+                          qwen3next";
     let name = metadata.string(KEY)?.ok_or_else(|| metadata.missing(KEY, SERVED))?;
     let architecture = match name {
         // Mixtral has no name of its own.
@@ -123,6 +106,8 @@ fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architectu
         "qwen3moe" => Architecture::Qwen3Moe,
         "gemma3" => Architecture::Gemma3,
         "mamba2" => Architecture::Mamba2,
+        "falcon-h1" => Architecture::FalconH1,
+        "qwen3next" => Architecture::Qwen3Next,
         _ => return Err(LoadError::field(metadata.file, KEY, SERVED, name)),
     };
     Ok((name, architecture))
@@ -133,7 +118,7 @@ fn read_architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, Architectu
 const TURN_ENDS: [&str; 5] = ["<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"];
 
 /// Ids for end of sequence, turn and message. Each of them ends a generation.
-fn eos(metadata: &Metadata<'_>) -> Result<Vec<u32>, LoadError> {
+pub(super) fn eos(metadata: &Metadata<'_>) -> Result<Vec<u32>, LoadError> {
     let mut ids = Vec::new();
     for name in ["eos", "eot", "eom"] {
         let id = metadata.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
@@ -148,9 +133,11 @@ fn eos(metadata: &Metadata<'_>) -> Result<Vec<u32>, LoadError> {
     Ok(ids)
 }
 
-struct Reader<'a> {
-    metadata: &'a Metadata<'a>,
-    name: &'a str,
+/// Reads the keys of one architecture.
+pub(super) struct Reader<'a> {
+    pub metadata: &'a Metadata<'a>,
+    /// The architecture's name in the file, which is the prefix of its keys.
+    pub name: &'a str,
 }
 
 impl Reader<'_> {
@@ -158,7 +145,7 @@ impl Reader<'_> {
         format!("{}.{part}", self.name)
     }
 
-    fn wrong(
+    pub fn wrong(
         &self,
         part: &str,
         expected: impl std::fmt::Display,
@@ -167,7 +154,7 @@ impl Reader<'_> {
         LoadError::field(self.metadata.file, self.key(part), expected, found)
     }
 
-    fn optional_size(&self, part: &str) -> Result<Option<usize>, LoadError> {
+    pub fn optional_size(&self, part: &str) -> Result<Option<usize>, LoadError> {
         let size = self.metadata.u32(&self.key(part))?;
         match size {
             Some(0) => Err(self.wrong(part, "a positive number", 0)),
@@ -175,21 +162,40 @@ impl Reader<'_> {
         }
     }
 
-    fn size(&self, part: &str) -> Result<usize, LoadError> {
+    pub fn size(&self, part: &str) -> Result<usize, LoadError> {
         self.optional_size(part)?
             .ok_or_else(|| self.metadata.missing(&self.key(part), "a positive number"))
     }
 
     /// Checks that `part`, if present, has the value `value`.
-    fn equal(&self, part: &str, value: usize) -> Result<(), LoadError> {
+    pub fn equal(&self, part: &str, value: usize) -> Result<(), LoadError> {
         match self.optional_size(part)? {
             Some(found) if found != value => Err(self.wrong(part, value, found)),
             _ => Ok(()),
         }
     }
 
+    /// Query heads, KV heads and the size of a head. `is_whole`: whole heads are rotated.
+    fn heads(&self, hidden: usize, is_whole: bool) -> Result<[usize; 3], LoadError> {
+        let heads = self.size("attention.head_count")?;
+        let kv_heads = self.optional_size("attention.head_count_kv")?.unwrap_or(heads);
+        let head_dim = self.optional_size("attention.key_length")?.unwrap_or(hidden / heads);
+        self.equal("attention.value_length", head_dim)?;
+        if is_whole {
+            self.equal("rope.dimension_count", head_dim)?;
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            let expected = format!("a divisor of {heads}");
+            return Err(self.wrong("attention.head_count_kv", expected, kv_heads));
+        }
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+            return Err(self.wrong("attention.key_length", "an even head size", head_dim));
+        }
+        Ok([heads, kv_heads, head_dim])
+    }
+
     /// Rows of the embedding.
-    fn vocab(&self) -> Result<usize, LoadError> {
+    pub fn vocab(&self) -> Result<usize, LoadError> {
         const NAME: &str = "token_embd.weight";
         let metadata = self.metadata;
         let embedding = metadata.header.tensors.get(NAME).ok_or_else(|| {
@@ -199,59 +205,9 @@ impl Reader<'_> {
         Ok(embedding.rows)
     }
 
-    fn epsilon(&self) -> Result<f32, LoadError> {
+    pub fn epsilon(&self) -> Result<f32, LoadError> {
         let key = self.key("attention.layer_norm_rms_epsilon");
         self.metadata.f32(&key)?.ok_or_else(|| self.metadata.missing(&key, "a number"))
-    }
-
-    /// A model of recurrent layers.
-    fn recurrent(&self, hidden: usize, layers: usize) -> Result<ModelConfig, LoadError> {
-        let has = |part: &str| self.metadata.header.tensors.contains_key(part);
-        Ok(ModelConfig {
-            hidden,
-            layers,
-            vocab: self.vocab()?,
-            context: recurrent_context(Some(self.size("context_length")?)),
-            norm_eps: self.epsilon()?,
-            tied_head: !has("output.weight"),
-            bos: self.metadata.u32("tokenizer.ggml.bos_token_id")?,
-            eos: eos(self.metadata)?,
-            ..ModelConfig::of_mamba(self.mamba(&has)?)
-        })
-    }
-
-    fn mamba(&self, has: &dyn Fn(&str) -> bool) -> Result<MambaConfig, LoadError> {
-        let bounded = |part: &str, most: usize| match self.size(part)? {
-            size if size <= most => Ok(size),
-            size => Err(self.wrong(part, format!("at most {most}"), size)),
-        };
-        let heads = bounded("ssm.time_step_rank", RECURRENT_HEADS_MAX)?;
-        let inner = bounded("ssm.inner_size", heads * RECURRENT_STATE_MAX)?;
-        if !inner.is_multiple_of(heads) {
-            let expected = format!("a multiple of the {heads} heads of ssm.time_step_rank");
-            return Err(self.wrong("ssm.inner_size", expected, inner));
-        }
-        let groups = self.size("ssm.group_count")?;
-        if !heads.is_multiple_of(groups) {
-            return Err(self.wrong("ssm.group_count", format!("a divisor of {heads}"), groups));
-        }
-        let conv_width = self.size("ssm.conv_kernel")?;
-        if !(2..=RECURRENT_CONV_MAX).contains(&conv_width) {
-            let expected = format!("2 to {RECURRENT_CONV_MAX}");
-            return Err(self.wrong("ssm.conv_kernel", expected, conv_width));
-        }
-        Ok(MambaConfig {
-            heads,
-            head_dim: inner / heads,
-            state: bounded("ssm.state_size", RECURRENT_STATE_MAX)?,
-            groups,
-            conv_width,
-            conv_bias: has("blk.0.ssm_conv1d.bias"),
-            input_bias: has("blk.0.ssm_in.bias"),
-            output_bias: has("blk.0.ssm_out.bias"),
-            norm: MambaNorm::AfterGate,
-            log_decay: false,
-        })
     }
 
     fn refuse_unserved(&self) -> Result<(), LoadError> {
@@ -281,12 +237,13 @@ impl Reader<'_> {
             | Architecture::Qwen3
             | Architecture::Gemma3
             | Architecture::Mamba2
-            | Architecture::FalconH1
-            | Architecture::Qwen3Next => {
+            | Architecture::FalconH1 => {
                 self.refuse("expert_count")?;
                 return Ok(None);
             }
-            Architecture::Qwen2Moe => Some(self.size("expert_shared_feed_forward_length")?),
+            Architecture::Qwen2Moe | Architecture::Qwen3Next => {
+                Some(self.size("expert_shared_feed_forward_length")?)
+            }
             Architecture::Mixtral | Architecture::Qwen3Moe => None,
         };
         let (count, used) = (self.size("expert_count")?, self.size("expert_used_count")?);

@@ -9,6 +9,7 @@ pub mod config;
 pub mod header;
 pub mod metadata;
 pub mod names;
+mod recurrent_fields;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -39,6 +39,25 @@ const MAMBA_PARTS: [(&str, &str); 4] = [
     ("ssm_out", "mamba.out_proj"),
 ];
 
+/// Parts of Qwen3-Next, which take precedence over [`MAMBA_PARTS`].
+const NEXT_PARTS: [(&str, &str); 7] = [
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+    ("post_attention_norm", "post_attention_layernorm"),
+];
+
+/// Like [`WHOLE`], for Qwen3-Next.
+const NEXT_WHOLE: [(&str, &str); 2] =
+    [("ssm_a", "linear_attn.A_log"), ("ssm_dt.bias", "linear_attn.dt_bias")];
+
+/// Falcon's norm before the MLP, which takes precedence over [`PARTS`]. The converter writes its
+/// name without a kind.
+const FALCON_NORM: (&str, &str) = ("ffn_norm", "pre_ff_layernorm.weight");
+
 /// Tensors of a layer without a kind at the end of their names, in one format or in both.
 const WHOLE: [(&str, &str); 3] =
     [("ssm_a", "mamba.A_log"), ("ssm_d", "mamba.D"), ("ssm_dt.bias", "mamba.dt_bias")];
@@ -67,10 +86,16 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
         "output.weight" => return "lm_head.weight".into(),
         _ => {}
     }
+    let is_next = architecture == Architecture::Qwen3Next;
     let layer = || {
         let (index, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-        if let Some((_, theirs)) = STACKS.iter().chain(&WHOLE).find(|(ours, _)| *ours == rest) {
+        let whole = if is_next { &NEXT_WHOLE[..] } else { &WHOLE };
+        if let Some((_, theirs)) = STACKS.iter().chain(whole).find(|(ours, _)| *ours == rest) {
             return Some(format!("model.layers.{index}.{theirs}"));
+        }
+        let part = rest.strip_suffix(".weight").unwrap_or(rest);
+        if architecture == Architecture::FalconH1 && part == FALCON_NORM.0 {
+            return Some(format!("model.layers.{index}.{}", FALCON_NORM.1));
         }
         let (part, kind) = rest.rsplit_once('.')?;
         // Old files of Mixtral have a tensor for each expert.
@@ -79,8 +104,12 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
             let (_, theirs) = EXPERT_PARTS.iter().find(|(ours, _)| *ours == part)?;
             return Some(format!("model.layers.{index}.mlp.experts.{expert}.{theirs}.{kind}"));
         }
-        let gemma = if architecture == Architecture::Gemma3 { &GEMMA_PARTS[..] } else { &[] };
-        let parts = gemma.iter().chain(&PARTS).chain(&MAMBA_PARTS);
+        let own = match architecture {
+            Architecture::Gemma3 => &GEMMA_PARTS[..],
+            Architecture::Qwen3Next => &NEXT_PARTS,
+            _ => &[],
+        };
+        let parts = own.iter().chain(&PARTS).chain(&MAMBA_PARTS);
         let (_, theirs) = parts.into_iter().find(|(ours, _)| *ours == part)?;
         Some(format!("model.layers.{index}.{theirs}.{kind}"))
     };
@@ -113,6 +142,16 @@ mod tests {
         let expert = "model.layers.2.mlp.experts.7.down_proj.weight";
         assert_eq!(llama("blk.2.ffn_down.7.weight"), expert);
         assert_eq!(llama("blk.2.ffn_down.x.weight"), "blk.2.ffn_down.x.weight");
+        for name in ["blk.5.ffn_norm", "blk.5.ffn_norm.weight"] {
+            let found = canonical(name, Architecture::FalconH1);
+            assert_eq!(found, "model.layers.5.pre_ff_layernorm.weight");
+        }
+        for (theirs, ours) in NEXT_PARTS {
+            let found = canonical(&format!("blk.0.{theirs}.weight"), Architecture::Qwen3Next);
+            assert_eq!(found, format!("model.layers.0.{ours}.weight"));
+        }
+        let found = canonical("blk.0.ssm_a", Architecture::Qwen3Next);
+        assert_eq!(found, "model.layers.0.linear_attn.A_log");
         for (theirs, ours) in GEMMA_PARTS {
             let found = canonical(&format!("blk.0.{theirs}.weight"), Architecture::Gemma3);
             assert_eq!(found, format!("model.layers.0.{ours}.weight"));

@@ -5,7 +5,7 @@ use super::*;
 use crate::model::config::{ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
-use crate::model::recurrent_config::MambaConfig;
+use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig};
 use crate::model::testing::{Scratch, fixture};
 
 /// A model of some layers without their MLPs: two heads of two elements, four ids.
@@ -353,6 +353,74 @@ fn recurrent_layers_are_those_of_the_directory() {
         let is_equal =
             |(ours, theirs): (&f32, &f32)| (ours - of(theirs)).abs() <= 1e-5 * ours.abs();
         assert!(ours.len() == theirs.len() && ours.iter().zip(&theirs).all(is_equal), "{name}");
+    }
+}
+
+/// The converter applies Falcon's multipliers and completes the norms of Qwen3-Next.
+#[test]
+fn hybrids_are_those_of_the_directory() {
+    for name in ["falcon-h1", "qwen3-next"] {
+        let file = GgufFile::open(&fixture(&format!("{name}.F32.gguf"))).unwrap();
+        let directory = HfDirectory::open(&fixture(&format!("{name}-f32"))).unwrap();
+        let directory = directory.config().clone();
+        let expected = ModelConfig {
+            mamba: directory.mamba.clone().map(|mamba| MambaConfig { log_decay: false, ..mamba }),
+            multipliers: None,
+            delta: directory
+                .delta
+                .clone()
+                .map(|delta| DeltaConfig { form: DeltaForm::ByPart, ..delta }),
+            ..directory
+        };
+        assert_eq!(file.config(), &expected);
+    }
+}
+
+#[test]
+fn a_hybrid_with_sizes_that_do_not_fit_is_refused_by_name() {
+    let refusal = |part: &str, size: u32| {
+        let sizes = [
+            ("embedding_length", 4),
+            ("block_count", 4),
+            ("context_length", 16),
+            ("feed_forward_length", 4),
+            ("attention.head_count", 1),
+            ("attention.key_length", 4),
+            ("rope.dimension_count", 2),
+            ("expert_count", 2),
+            ("expert_used_count", 1),
+            ("expert_feed_forward_length", 4),
+            ("expert_shared_feed_forward_length", 4),
+            ("full_attention_interval", 4),
+            ("ssm.conv_kernel", 4),
+            ("ssm.inner_size", 8),
+            ("ssm.state_size", 4),
+            ("ssm.time_step_rank", 2),
+            ("ssm.group_count", 1),
+        ];
+        let writer = GgufWriter::default()
+            .string("general.architecture", "qwen3next")
+            .f32("qwen3next.attention.layer_norm_rms_epsilon", 1e-5)
+            .tensor("token_embd.weight", &[4, 4], 0, &[0; 64])
+            .tensor("output_norm.weight", &[4], 0, &[0; 16]);
+        open(sizes.into_iter().fold(writer, |writer, (name, fitting)| {
+            let size = if name == part { size } else { fitting };
+            writer.u32(&format!("qwen3next.{name}"), size)
+        }))
+        .unwrap_err()
+    };
+    assert!(refusal("none", 0).contains("input_layernorm.weight"), "all sizes fit");
+    for (part, size) in [
+        ("full_attention_interval", 1),
+        ("full_attention_interval", 5),
+        ("rope.dimension_count", 3),
+        ("rope.dimension_count", 6),
+        ("ssm.time_step_rank", 3),
+        ("expert_count", 0),
+    ] {
+        let message = refusal(part, size);
+        let part = if part == "ssm.time_step_rank" { "ssm.inner_size" } else { part };
+        assert!(message.contains(&format!("qwen3next.{part}: expected ")), "{part}: {message}");
     }
 }
 

@@ -7,7 +7,7 @@ use crate::model::config::{
     Architecture, ExpertConfig, GemmaConfig, MultiplierConfig, RopeScaling, WindowConfig,
 };
 use crate::model::quant::dequantise_row;
-use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
+use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
 use crate::model::testing::{Scratch, fixture};
 use serde_json::{Value, json};
 
@@ -367,6 +367,7 @@ fn delta_nets_are_read_in_both_spellings() {
         conv_width: 4,
         full_layers: vec![3],
         rotary_dim: 8,
+        form: DeltaForm::ByKeyHead,
     };
     assert_eq!(new.config().delta, Some(delta.clone()));
     let without = |c: &mut Value, field: &str| c.as_object_mut().unwrap().remove(field);

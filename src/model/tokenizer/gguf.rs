@@ -63,8 +63,10 @@ fn byte_level(
 ) -> Result<(tokenizers::Tokenizer, bool), LoadError> {
     const PRE: &str = "tokenizer.ggml.pre";
     let pre = metadata.string(PRE)?.unwrap_or("nothing");
+    // The converter to GGUF has a name of its own for the vocabulary of Falcon-H1.
+    let pre = if pre == "falcon-h1" { "llama-bpe" } else { pre };
     let Some(words) = words(pre) else {
-        let expected = "smollm, qwen2, llama-bpe, gpt-2 or default";
+        let expected = "smollm, qwen2, llama-bpe, falcon-h1, gpt-2 or default";
         return Err(LoadError::field(metadata.file, PRE, expected, pre));
     };
     let llama3 = pre == "llama-bpe";

@@ -145,7 +145,7 @@ impl fmt::Debug for Tokenizer {
 mod tests {
     use super::*;
     use crate::model::gguf::GgufFile;
-    use crate::model::testing::{fixture, gemma3, smollm2};
+    use crate::model::testing::{Scratch, fixture, gemma3, smollm2};
     use serde::Deserialize;
 
     #[derive(Deserialize)]
@@ -188,6 +188,19 @@ mod tests {
         conforms("gpt-2", &of_gguf("llama-mqa-yarn.Q8_0.gguf"));
         conforms("qwen2", &of_gguf("qwen2.Q8_0.gguf"));
         conforms("llama-bpe", &of_gguf("llama-mha-llama3.F16.gguf"));
+    }
+
+    #[test]
+    fn the_vocabulary_of_falcon_is_that_of_llama3() {
+        let mut bytes = std::fs::read(fixture("llama-mha-llama3.F16.gguf")).unwrap();
+        let (theirs, ours) = (b"llama-bpe", b"falcon-h1");
+        let place = bytes.windows(theirs.len()).position(|found| found == theirs).unwrap();
+        bytes[place..place + ours.len()].copy_from_slice(ours);
+        let scratch = Scratch::new();
+        let path = scratch.path().join("falcon.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        let file = GgufFile::open(&path).unwrap();
+        conforms("llama-bpe", &Tokenizer::from_gguf(&file.metadata()).unwrap());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::matrix_product::Linear;
 use super::simd::LANES;
 use crate::model::config::{ExpertConfig, ModelConfig};
 use crate::model::inventory;
-use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
+use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::stdx::team::Team;
@@ -29,6 +29,14 @@ impl ModelWeights {
         let arena = Arena::default();
         let mut loader = Loader { config, source, team, arena, progress, done: 0, total };
         loader.weights()
+    }
+}
+
+/// The decays A of heads, from numbers of the files. `is_log`: the files have `ln(-A)`.
+fn decays(stored: Vec<f32>, is_log: bool) -> Vec<f32> {
+    match is_log {
+        true => stored.iter().map(|log| -(f64::from(*log).exp() as f32)).collect(),
+        false => stored,
     }
 }
 
@@ -152,17 +160,7 @@ impl<'a> Loader<'a> {
     ) -> Result<RecurrentWeights, LoadError> {
         let hidden = self.config.hidden;
         let (keys, values, heads) = (delta.keys(), delta.values(), delta.value_heads);
-        // The rows of a key head lie together: q, k, and v and gate of its value heads.
-        let (dim, shared) = (delta.key_dim, values / delta.key_heads);
-        let stride = 2 * dim + 2 * shared;
-        let mixed = name("linear_attn.in_proj_qkvz.weight");
-        let view = self.tensor(&mixed, 2 * keys + 2 * values, hidden)?;
-        let parts = [(shared, 2 * dim + shared), (dim, 0), (dim, dim), (shared, 2 * dim)];
-        let mut matrices = Vec::with_capacity(6);
-        for (block, first) in parts {
-            matrices.push(self.pack(&mixed, &view.of_blocks(block, stride, first))?);
-        }
-        self.count_tensor();
+        let mut matrices = self.delta_projections(&name, delta)?;
         let scalars = name("linear_attn.in_proj_ba.weight");
         let view = self.tensor(&scalars, 2 * heads, hidden)?;
         let block = heads / delta.key_heads;
@@ -175,7 +173,7 @@ impl<'a> Loader<'a> {
             self.vector(&name("linear_attn.dt_bias"), heads)?,
             self.vector(&name("linear_attn.A_log"), heads)?,
         ];
-        let decay: Vec<f32> = decay.iter().map(|log| -(f64::from(*log).exp() as f32)).collect();
+        let decay = decays(decay, delta.form == DeltaForm::ByKeyHead);
         self.check_decays(&name("linear_attn.A_log"), &decay[..heads])?;
         let head = |head: usize| DeltaHead { step_bias: step_bias[head], decay: decay[head] };
         let conv =
@@ -200,6 +198,39 @@ impl<'a> Loader<'a> {
             norm_kind: (MambaNorm::BeforeGate, delta.value_dim),
             output: self.linear(&[(name("linear_attn.out_proj"), hidden)], values, false)?,
         })
+    }
+
+    /// The matrices of gate, q, k and v.
+    fn delta_projections(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        delta: &DeltaConfig,
+    ) -> Result<Vec<Matrix>, LoadError> {
+        let hidden = self.config.hidden;
+        let (keys, values) = (delta.keys(), delta.values());
+        if delta.form == DeltaForm::ByPart {
+            let gate = self.matrix(&name("linear_attn.in_proj_z.weight"), values, hidden)?;
+            let mixed = name("linear_attn.in_proj_qkv.weight");
+            let view = self.tensor(&mixed, 2 * keys + values, hidden)?;
+            let mut matrices = vec![gate];
+            for rows in [0..keys, keys..2 * keys, 2 * keys..2 * keys + values] {
+                matrices.push(self.pack(&mixed, &view.of_rows(rows))?);
+            }
+            self.count_tensor();
+            return Ok(matrices);
+        }
+        // The rows of a key head lie together: q, k, and v and gate of its value heads.
+        let (dim, shared) = (delta.key_dim, values / delta.key_heads);
+        let stride = 2 * dim + 2 * shared;
+        let mixed = name("linear_attn.in_proj_qkvz.weight");
+        let view = self.tensor(&mixed, 2 * keys + 2 * values, hidden)?;
+        let parts = [(shared, 2 * dim + shared), (dim, 0), (dim, dim), (shared, 2 * dim)];
+        let mut matrices = Vec::with_capacity(6);
+        for (block, first) in parts {
+            matrices.push(self.pack(&mixed, &view.of_blocks(block, stride, first))?);
+        }
+        self.count_tensor();
+        Ok(matrices)
     }
 
     /// Refuses decays that make the state grow, or that are no numbers.
@@ -235,10 +266,7 @@ impl<'a> Loader<'a> {
             self.vector(&name("mamba.A_log"), mamba.heads)?,
             self.vector(&name("mamba.D"), mamba.heads)?,
         ];
-        let decay: Vec<f32> = match mamba.log_decay {
-            true => decay.iter().map(|log| -(f64::from(*log).exp() as f32)).collect(),
-            false => decay,
-        };
+        let decay = decays(decay, mamba.log_decay);
         self.check_decays(&name("mamba.A_log"), &decay[..mamba.heads])?;
         let head = |head: usize| MambaHead {
             step_bias: step_bias[head],

@@ -4,7 +4,7 @@
 use crate::kv::groups::KvGroups;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::state_layout::{StateLayout, StateShape};
-use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, RecurrentSizes};
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, RecurrentSizes};
 
 /// Supported kinds of decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -377,10 +377,11 @@ impl ModelConfig {
 
     /// The number that the weight of a norm with this name lacks in the files.
     pub fn norm_offset(&self, name: &str) -> f32 {
-        let lacks_one = self.delta.as_ref().is_some_and(|d| d.form == DeltaForm::ByKeyHead);
-        let has_offset = lacks_one && !name.contains(".linear_attn.");
-        let of_delta = if has_offset { 1.0 } else { 0.0 };
-        self.gemma.as_ref().map_or(of_delta, |gemma| gemma.norm_offset)
+        match (&self.gemma, &self.delta) {
+            (Some(gemma), _) => gemma.norm_offset,
+            (None, Some(delta)) if !name.contains(".linear_attn.") => delta.norm_offset,
+            _ => 0.0,
+        }
     }
 
     /// The last part of the name of the norm before the MLP.

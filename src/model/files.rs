@@ -240,7 +240,7 @@ mod tests {
             assert!(files.file_bytes > 50_000);
             count += 1;
         }
-        assert_eq!(count, 48);
+        assert_eq!(count, 49);
     }
 
     /// The text models of Gemma 3 have the tokenizer of those with images.

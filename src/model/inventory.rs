@@ -2,7 +2,7 @@
 //! tensor is refused when it is opened.
 
 use super::config::ModelConfig;
-use super::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
+use super::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use super::tensor::RowOrder;
 use super::weights::{LoadError, WeightSource};
 use std::collections::BTreeSet;
@@ -54,11 +54,9 @@ fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
 
 fn delta_part(config: &ModelConfig, delta: &DeltaConfig, index: usize) -> Vec<Expected> {
     let (keys, values, heads) = (delta.keys(), delta.values(), delta.value_heads);
-    let mixed = match delta.form {
-        DeltaForm::ByKeyHead => vec![("in_proj_qkvz.weight", 2 * keys + 2 * values)],
-        DeltaForm::ByPart => {
-            vec![("in_proj_qkv.weight", 2 * keys + values), ("in_proj_z.weight", values)]
-        }
+    let mixed = match delta.by_key_head {
+        true => vec![("in_proj_qkvz.weight", 2 * keys + 2 * values)],
+        false => vec![("in_proj_qkv.weight", 2 * keys + values), ("in_proj_z.weight", values)],
     };
     let mixed = mixed.into_iter().map(|(part, rows)| (part, rows, config.hidden));
     let parts = [

@@ -76,7 +76,7 @@ impl MambaConfig {
 /// and v pass a convolution over the last tokens. The state of a head, a matrix of `key_dim ×
 /// value_dim`, decays. What it gives for k is replaced by v, by a share of the second scalar. The
 /// output is q · state, with a norm and a gate.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct DeltaConfig {
     /// Heads of q and k.
     pub key_heads: usize,
@@ -92,19 +92,14 @@ pub struct DeltaConfig {
     pub full_layers: Vec<usize>,
     /// Elements of a head of attention that are rotated: the first ones.
     pub rotary_dim: usize,
-    /// The form of the tensors in the files.
-    pub form: DeltaForm,
-}
-
-/// The form of a delta net's tensors in the files.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DeltaForm {
-    /// Hugging Face's: one matrix has q, k, v and gate, key head by key head. The decays A are
-    /// stored as `ln(-A)`, and all norms but that of the delta net lack 1.
-    ByKeyHead,
-    /// GGUF's: one matrix has all of q, k and v, and another one the gate. The decays are A, and
-    /// the norms are whole.
-    ByPart,
+    /// Whether the files have q, k, v and gate in one matrix, key head by key head. Else one matrix
+    /// has all of q, k and v, and another one has the gate.
+    pub by_key_head: bool,
+    /// Whether the files have A as `ln(-A)`, as those of Hugging Face. GGUF files have A itself.
+    pub log_decay: bool,
+    /// The number that the weights of norms lack in the files. The norm of the delta net lacks
+    /// none.
+    pub norm_offset: f32,
 }
 
 impl DeltaConfig {

@@ -4,7 +4,7 @@ use baton::model::config::{
     Architecture, ExpertConfig, GemmaConfig, ModelConfig, MultiplierConfig, RopeScaling,
     WindowConfig,
 };
-use baton::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
+use baton::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use baton::model::tensor::{RowOrder, TensorType, TensorView};
 use baton::model::weights::{LoadError, WeightSource};
 use half::{bf16, f16};
@@ -160,7 +160,9 @@ pub fn delta() -> ModelConfig {
         conv_width: 4,
         full_layers: vec![2],
         rotary_dim: 6,
-        form: DeltaForm::ByKeyHead,
+        by_key_head: true,
+        log_decay: true,
+        norm_offset: 1.0,
     };
     let experts = ExpertConfig { shared_intermediate: Some(96), ..sparse().experts.unwrap() };
     ModelConfig {

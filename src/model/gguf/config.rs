@@ -13,7 +13,7 @@ use crate::model::tensor::{TensorPlace, TensorType};
 use crate::model::weights::LoadError;
 
 /// Keys below the architecture that change the computation and are not supported.
-const REFUSED: [&str; 20] = [
+const REFUSED: [&str; 21] = [
     "attention.scale",
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
@@ -34,6 +34,7 @@ const REFUSED: [&str; 20] = [
     "rope.scaling.yarn_ext_factor",
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_log_multiplier",
+    "nextn_predict_layers",
 ];
 
 /// Reads the configuration and checks it for consistency.
@@ -51,12 +52,14 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     if architecture == Architecture::Mamba2 {
         return reader.recurrent(hidden, layers);
     }
+    let [heads, kv_heads, head_dim] = reader.heads(hidden)?;
     let is_next = architecture == Architecture::Qwen3Next;
-    let [heads, kv_heads, head_dim] = reader.heads(hidden, !is_next)?;
+    if !is_next {
+        reader.equal("rope.dimension_count", head_dim)?;
+    }
     let is_gemma = architecture == Architecture::Gemma3;
     let default_theta = if is_gemma { GemmaConfig::ROPE_THETA } else { 1e4 };
     let rope_theta = reader.theta("rope.freq_base")?.unwrap_or(default_theta);
-    let has = |part: &str| metadata.header.tensors.contains_key(part);
     let rope_scaling = match metadata.header.tensors.get(names::ROPE_FACTORS) {
         None => reader.rope_scaling()?,
         Some(factors) => llama3_scaling(metadata, factors, rope_theta, head_dim)?,
@@ -74,10 +77,10 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         norm_eps: reader.epsilon()?,
         rope_theta,
         rope_scaling,
-        tied_head: !has("output.weight"),
-        attention_bias: has("blk.0.attn_q.bias"),
-        output_bias: has("blk.0.attn_output.bias"),
-        mlp_bias: has("blk.0.ffn_up.bias"),
+        tied_head: !reader.has("output.weight"),
+        attention_bias: reader.has("blk.0.attn_q.bias"),
+        output_bias: reader.has("blk.0.attn_output.bias"),
+        mlp_bias: reader.has("blk.0.ffn_up.bias"),
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         eos: eos(metadata)?,
         experts: reader.experts(architecture, layers)?,
@@ -175,15 +178,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Query heads, KV heads and the size of a head. `is_whole`: whole heads are rotated.
-    fn heads(&self, hidden: usize, is_whole: bool) -> Result<[usize; 3], LoadError> {
+    /// Query heads, KV heads and the size of a head.
+    fn heads(&self, hidden: usize) -> Result<[usize; 3], LoadError> {
         let heads = self.size("attention.head_count")?;
         let kv_heads = self.optional_size("attention.head_count_kv")?.unwrap_or(heads);
         let head_dim = self.optional_size("attention.key_length")?.unwrap_or(hidden / heads);
         self.equal("attention.value_length", head_dim)?;
-        if is_whole {
-            self.equal("rope.dimension_count", head_dim)?;
-        }
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of {heads}");
             return Err(self.wrong("attention.head_count_kv", expected, kv_heads));
@@ -192,6 +192,11 @@ impl Reader<'_> {
             return Err(self.wrong("attention.key_length", "an even head size", head_dim));
         }
         Ok([heads, kv_heads, head_dim])
+    }
+
+    /// Whether the file has a tensor with this name.
+    pub fn has(&self, tensor: &str) -> bool {
+        self.metadata.header.tensors.contains_key(tensor)
     }
 
     /// Rows of the embedding.
@@ -211,9 +216,28 @@ impl Reader<'_> {
     }
 
     fn refuse_unserved(&self) -> Result<(), LoadError> {
+        if self.name == "falcon-h1" {
+            self.refuse_own_falcon()?;
+        }
         let windows = ["attention.sliding_window", "final_logit_softcapping"];
         let windows = if self.name == "gemma3" { &[][..] } else { &windows };
         REFUSED.iter().chain(windows).try_for_each(|part| self.refuse(part))
+    }
+
+    /// Refuses files of Falcon-H1 that have no multipliers in their weights. The fork of llama.cpp
+    /// by the model's authors has them as keys, and a tied head cannot have its own.
+    fn refuse_own_falcon(&self) -> Result<(), LoadError> {
+        ["ssm.has_mup", "mlp_gate_multiplier", "mlp_down_multiplier"]
+            .into_iter()
+            .try_for_each(|part| self.refuse(part))?;
+        if !self.has("output.weight") {
+            let (file, expected) = (self.metadata.file, "a head, because it has a multiplier");
+            return Err(LoadError::tensor(file, "output.weight", expected, "no such tensor"));
+        }
+        match self.theta("rope.freq_base")? {
+            Some(_) => Ok(()),
+            None => Err(self.metadata.missing(&self.key("rope.freq_base"), "a number")),
+        }
     }
 
     /// Checks that `part` is not present, or zero.

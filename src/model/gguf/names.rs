@@ -39,8 +39,10 @@ const MAMBA_PARTS: [(&str, &str); 4] = [
     ("ssm_out", "mamba.out_proj"),
 ];
 
-/// Parts of Qwen3-Next, which take precedence over [`MAMBA_PARTS`].
-const NEXT_PARTS: [(&str, &str); 7] = [
+/// Parts of Qwen3-Next, which take precedence over the others. Old files have `ssm_in` in place of
+/// `attn_qkv` and `attn_gate`.
+const NEXT_PARTS: [(&str, &str); 8] = [
+    ("ssm_in", "linear_attn.in_proj_qkvz"),
     ("attn_qkv", "linear_attn.in_proj_qkv"),
     ("attn_gate", "linear_attn.in_proj_z"),
     ("ssm_ba", "linear_attn.in_proj_ba"),

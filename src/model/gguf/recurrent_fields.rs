@@ -3,9 +3,7 @@
 use super::config::{Reader, eos};
 use crate::limits::{RECURRENT_CONV_MAX, RECURRENT_HEADS_MAX, RECURRENT_STATE_MAX};
 use crate::model::config::ModelConfig;
-use crate::model::recurrent_config::{
-    DeltaConfig, DeltaForm, MambaConfig, MambaNorm, recurrent_context,
-};
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm, recurrent_context};
 use crate::model::weights::LoadError;
 
 /// Sizes that all kinds of recurrent layers have.
@@ -16,7 +14,7 @@ struct Sizes {
     head_dim: usize,
     /// Rows of a head's state.
     state: usize,
-    /// A divisor of `heads`.
+    /// Groups that share B and C, or key heads; a divisor of `heads`.
     groups: usize,
     conv_width: usize,
 }
@@ -24,14 +22,13 @@ struct Sizes {
 impl Reader<'_> {
     /// A model of recurrent layers.
     pub fn recurrent(&self, hidden: usize, layers: usize) -> Result<ModelConfig, LoadError> {
-        let has = |part: &str| self.metadata.header.tensors.contains_key(part);
         Ok(ModelConfig {
             hidden,
             layers,
             vocab: self.vocab()?,
             context: recurrent_context(Some(self.size("context_length")?)),
             norm_eps: self.epsilon()?,
-            tied_head: !has("output.weight"),
+            tied_head: !self.has("output.weight"),
             bos: self.metadata.u32("tokenizer.ggml.bos_token_id")?,
             eos: eos(self.metadata)?,
             ..ModelConfig::of_mamba(self.mamba()?)
@@ -41,18 +38,18 @@ impl Reader<'_> {
     /// The recurrent part of Mamba-2 and of Falcon-H1.
     pub fn mamba(&self) -> Result<MambaConfig, LoadError> {
         let sizes = self.recurrent_sizes()?;
-        let has = |part: &str| self.metadata.header.tensors.contains_key(part);
-        // Only Falcon-H1 can be without.
-        let has_norm = self.name == "mamba2" || has("blk.0.ssm_norm.weight");
+        // Only Falcon-H1 can be without a norm. The files do not say where it is; llama.cpp has it
+        // after the gate.
+        let has_norm = self.name == "mamba2" || self.has("blk.0.ssm_norm.weight");
         Ok(MambaConfig {
             heads: sizes.heads,
             head_dim: sizes.head_dim,
             state: sizes.state,
             groups: sizes.groups,
             conv_width: sizes.conv_width,
-            conv_bias: has("blk.0.ssm_conv1d.bias"),
-            input_bias: has("blk.0.ssm_in.bias"),
-            output_bias: has("blk.0.ssm_out.bias"),
+            conv_bias: self.has("blk.0.ssm_conv1d.bias"),
+            input_bias: self.has("blk.0.ssm_in.bias"),
+            output_bias: self.has("blk.0.ssm_out.bias"),
             norm: if has_norm { MambaNorm::AfterGate } else { MambaNorm::None },
             log_decay: false,
         })
@@ -66,7 +63,7 @@ impl Reader<'_> {
         let is_full = |layer: &usize| (layer + 1).is_multiple_of(period);
         let full_layers: Vec<usize> = (0..layers).filter(is_full).collect();
         if full_layers.is_empty() || full_layers.len() == layers {
-            return Err(self.wrong(PERIOD, format!("2 to the {layers} layers"), period));
+            return Err(self.wrong(PERIOD, "a period that leaves layers of both kinds", period));
         }
         let rotary_dim = self.size("rope.dimension_count")?;
         if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
@@ -81,7 +78,9 @@ impl Reader<'_> {
             conv_width: sizes.conv_width,
             full_layers,
             rotary_dim,
-            form: DeltaForm::ByPart,
+            by_key_head: self.has("blk.0.ssm_in.weight"),
+            log_decay: false,
+            norm_offset: 0.0,
         })
     }
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::model::config::{ExpertConfig, GemmaConfig, RopeScaling, WindowConfig};
 use crate::model::hf::HfDirectory;
 use crate::model::quant::dequantise_row;
-use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig};
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig};
 use crate::model::testing::{Scratch, fixture};
 
 /// A model of some layers without their MLPs: two heads of two elements, four ids.
@@ -366,14 +366,35 @@ fn hybrids_are_those_of_the_directory() {
         let expected = ModelConfig {
             mamba: directory.mamba.clone().map(|mamba| MambaConfig { log_decay: false, ..mamba }),
             multipliers: None,
-            delta: directory
-                .delta
-                .clone()
-                .map(|delta| DeltaConfig { form: DeltaForm::ByPart, ..delta }),
+            delta: directory.delta.clone().map(|delta| DeltaConfig {
+                by_key_head: false,
+                log_decay: false,
+                norm_offset: 0.0,
+                ..delta
+            }),
             ..directory
         };
         assert_eq!(file.config(), &expected);
     }
+}
+
+/// The fork of llama.cpp by the authors of Falcon-H1 leaves the multipliers out of the weights.
+#[test]
+fn falcon_without_its_multipliers_in_the_weights_is_refused_by_name() {
+    let falcon = || GgufWriter::default().string("general.architecture", "falcon-h1");
+    let with_head = || falcon().tensor("output.weight", &[4, 4], 0, &[0; 64]);
+    let refusal = |writer| open(writer).unwrap_err();
+    assert!(refusal(with_head().bool("falcon-h1.ssm.has_mup", true)).contains("ssm.has_mup"));
+    for part in ["mlp_gate_multiplier", "mlp_down_multiplier"] {
+        let message = refusal(with_head().f32(&format!("falcon-h1.{part}"), 0.5));
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(refusal(falcon()).contains("output.weight: expected a head"));
+    assert!(refusal(with_head()).contains("falcon-h1.rope.freq_base"));
+    let next = GgufWriter::default().string("general.architecture", "qwen3next");
+    assert!(
+        refusal(next.u32("qwen3next.nextn_predict_layers", 1)).contains("nextn_predict_layers")
+    );
 }
 
 #[test]

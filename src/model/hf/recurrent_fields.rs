@@ -5,7 +5,7 @@
 use super::json_object::Object;
 use crate::limits::{RECURRENT_CONV_MAX, RECURRENT_HEADS_MAX, RECURRENT_STATE_MAX};
 use crate::model::config::Architecture;
-use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use crate::model::weights::LoadError;
 use serde_json::Value;
 
@@ -109,7 +109,9 @@ pub fn delta(config: &Object, layers: usize, rotary_dim: usize) -> Result<DeltaC
         conv_width,
         full_layers,
         rotary_dim,
-        form: DeltaForm::ByKeyHead,
+        by_key_head: true,
+        log_decay: true,
+        norm_offset: 1.0,
     })
 }
 

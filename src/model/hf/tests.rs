@@ -7,7 +7,7 @@ use crate::model::config::{
     Architecture, ExpertConfig, GemmaConfig, MultiplierConfig, RopeScaling, WindowConfig,
 };
 use crate::model::quant::dequantise_row;
-use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use crate::model::testing::{Scratch, fixture};
 use serde_json::{Value, json};
 
@@ -175,6 +175,36 @@ fn experts_that_do_not_fit_are_refused_by_name() {
     }
     let deep = refusal(|c| c["num_hidden_layers"] = json!(u32::MAX));
     assert!(deep.contains("num_hidden_layers: expected at most 1024"), "{deep}");
+}
+
+/// Experts in blocks of MXFP4, latent attention, towers for images: the deciding line is named.
+#[test]
+fn other_architectures_are_refused_by_name() {
+    let others = [
+        "gpt_oss",
+        "deepseek_v2",
+        "deepseek_v3",
+        "kimi_k2",
+        "llama4",
+        "mistral3",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "llava",
+        "glm4_moe",
+        "phi3",
+        "mamba",
+        "jamba",
+        "bamba",
+        "nemotron_h",
+    ];
+    for other in others {
+        let message = refusal(|c| c["model_type"] = json!(other));
+        let found = format!("qwen3_next, found {other}");
+        assert!(message.contains("model_type: expected") && message.contains(&found), "{message}");
+    }
+    let blocks = json!({"quant_method": "mxfp4"});
+    let message = refusal(|c| c["quantization_config"] = blocks.clone());
+    assert!(message.contains("quantization_config"), "{message}");
 }
 
 #[test]
@@ -367,7 +397,9 @@ fn delta_nets_are_read_in_both_spellings() {
         conv_width: 4,
         full_layers: vec![3],
         rotary_dim: 8,
-        form: DeltaForm::ByKeyHead,
+        by_key_head: true,
+        log_decay: true,
+        norm_offset: 1.0,
     };
     assert_eq!(new.config().delta, Some(delta.clone()));
     let without = |c: &mut Value, field: &str| c.as_object_mut().unwrap().remove(field);

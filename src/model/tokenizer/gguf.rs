@@ -63,7 +63,7 @@ fn byte_level(
 ) -> Result<(tokenizers::Tokenizer, bool), LoadError> {
     const PRE: &str = "tokenizer.ggml.pre";
     let pre = metadata.string(PRE)?.unwrap_or("nothing");
-    // The converter to GGUF has a name of its own for the vocabulary of Falcon-H1.
+    // llama.cpp splits texts of Falcon-H1 as those of Llama 3.
     let pre = if pre == "falcon-h1" { "llama-bpe" } else { pre };
     let Some(words) = words(pre) else {
         let expected = "smollm, qwen2, llama-bpe, falcon-h1, gpt-2 or default";

@@ -10,7 +10,7 @@ use super::matrix_product::Linear;
 use super::simd::LANES;
 use crate::model::config::{ExpertConfig, ModelConfig};
 use crate::model::inventory;
-use crate::model::recurrent_config::{DeltaConfig, DeltaForm, MambaConfig, MambaNorm};
+use crate::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
 use crate::stdx::team::Team;
@@ -34,10 +34,10 @@ impl ModelWeights {
 
 /// The decays A of heads, from numbers of the files. `is_log`: the files have `ln(-A)`.
 fn decays(stored: Vec<f32>, is_log: bool) -> Vec<f32> {
-    match is_log {
-        true => stored.iter().map(|log| -(f64::from(*log).exp() as f32)).collect(),
-        false => stored,
+    if !is_log {
+        return stored;
     }
+    stored.iter().map(|log| -(f64::from(*log).exp() as f32)).collect()
 }
 
 /// The head, if the embedding is not the head, too.
@@ -173,7 +173,7 @@ impl<'a> Loader<'a> {
             self.vector(&name("linear_attn.dt_bias"), heads)?,
             self.vector(&name("linear_attn.A_log"), heads)?,
         ];
-        let decay = decays(decay, delta.form == DeltaForm::ByKeyHead);
+        let decay = decays(decay, delta.log_decay);
         self.check_decays(&name("linear_attn.A_log"), &decay[..heads])?;
         let head = |head: usize| DeltaHead { step_bias: step_bias[head], decay: decay[head] };
         let conv =
@@ -208,7 +208,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<Matrix>, LoadError> {
         let hidden = self.config.hidden;
         let (keys, values) = (delta.keys(), delta.values());
-        if delta.form == DeltaForm::ByPart {
+        if !delta.by_key_head {
             let gate = self.matrix(&name("linear_attn.in_proj_z.weight"), values, hidden)?;
             let mixed = name("linear_attn.in_proj_qkv.weight");
             let view = self.tensor(&mixed, 2 * keys + values, hidden)?;

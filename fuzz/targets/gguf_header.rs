@@ -1,6 +1,9 @@
 //! Headers of GGUF files. All data that a header names lies inside the file. A truncated file is
-//! refused. If a header is read, written and read again, both results are equal.
+//! refused. If a header is read, written and read again, both results are equal. An accepted
+//! configuration has sizes that fit.
 
+use super::model_sizes;
+use baton::model::gguf::config;
 use baton::model::gguf::header::{Header, Value};
 use baton::model::gguf::metadata::Metadata;
 use baton::model::tensor::{TensorPlace, TensorType};
@@ -18,9 +21,13 @@ pub fn run(data: &[u8]) {
     for tensor in header.tensors.values() {
         check_tensor(tensor, &header, alignment, data.len());
     }
+    let metadata = Metadata { file: Path::new("f"), bytes: data, header: &header };
     for (key, value) in &header.metadata {
         check_value(value, data);
-        check_access(&Metadata { file: Path::new("f"), bytes: data, header: &header }, key);
+        check_access(&metadata, key);
+    }
+    if let Ok(config) = config::read(&metadata) {
+        model_sizes::check(&config);
     }
     if let Some(end) = header.tensors.values().map(|tensor| tensor.data.end).max() {
         assert!(Header::parse(&data[..end - 1]).is_err(), "cut before {end}");

@@ -2,6 +2,7 @@
 //! `corpus/`.
 
 mod landing;
+mod model_sizes;
 
 macro_rules! targets {
     ($($name:ident),* $(,)?) => {

@@ -93,6 +93,10 @@ fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
             mover.speed = rng.within(0, 3) as usize;
         }
         (rig.hold_grants, rig.hold_sessions) = (rng.one_in(4), rng.one_in(4));
+        if rig.flushes && rng.one_in(60) {
+            let worker = if rig.mover.is_some() && rng.one_in(2) { DECODE } else { FIRST };
+            rig.commands.send(EngineCommand::Flush { worker }).unwrap();
+        }
         rig.turn();
     }
     (rig.hold_grants, rig.hold_sessions) = (false, false);
@@ -233,6 +237,8 @@ fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
             let checkpoints = [0, 1, 6][rng.within(0, 2) as usize];
             setup.config.checkpoint_pages = checkpoints * setup.config.groups.state_pages;
             let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            // One of two workers then lacks what the other one has.
+            rig.flushes = seed % 2 == 0;
             rig.late = split && seed % 3 == 0;
             let ids = play(&mut rig, &wanted, rng);
             for (id, expected) in ids.iter().zip(&expected) {

@@ -60,14 +60,16 @@ impl ModelFingerprint {
     }
 }
 
-/// The configuration as text. Earlier versions know neither experts nor windows nor Gemma nor
+/// The configuration as text, with the division of recurrent state, which crosses in pieces.
+/// Earlier versions know neither experts nor windows nor Gemma nor
 /// recurrent layers, so a model without them has the text that they hash.
 fn config_text(config: &ModelConfig) -> String {
     let text = format!("{config:?}").replace(", delta: None }", " }");
     let text = text.replace(", multipliers: None }", " }");
     let text = text.replace(", mamba: None }", " }");
     let text = text.replace(", gemma: None }", " }");
-    text.replace(", window: None }", " }").replace(", experts: None }", " }")
+    let text = text.replace(", window: None }", " }").replace(", experts: None }", " }");
+    config.state_shape().map_or(text.clone(), |shape| format!("{text} {shape:?}"))
 }
 
 fn identity(hash: Sha256) -> PartHash {
@@ -88,5 +90,7 @@ mod tests {
         assert!(dense.ends_with("bos: Some(0), eos: [2] }"), "{dense}");
         let sparse = config_text(&config::read(&fixture("qwen3-moe-f32")).unwrap());
         assert!(sparse.contains("eos: [2], experts: Some(ExpertConfig { count: 5,"), "{sparse}");
+        let recurrent = config_text(&config::read(&fixture("mamba2-f32")).unwrap());
+        assert!(recurrent.contains("StateShape { layers: 2, pieces: "), "{recurrent}");
     }
 }

@@ -46,9 +46,9 @@ impl Dummy {
             "num_hidden_layers": 8, "max_position_embeddings": 2048}))
     }
 
-    /// Models as slow as [`Dummy::slow`]: with windows, with recurrent layers alone, beside
-    /// attention in each layer, and among layers with attention.
-    pub fn slow_others() -> [Dummy; 4] {
+    /// Models as slow as [`Dummy::slow`]: with windows, with windows in all layers, with experts,
+    /// with recurrent layers alone, beside attention in each layer, and among other layers.
+    pub fn slow_others() -> [Dummy; 6] {
         let wide = json!({"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64,
             "num_hidden_layers": 8, "max_position_embeddings": 2048});
         let recurrent = json!({"hidden_size": 256, "num_heads": 32, "num_hidden_layers": 20});
@@ -60,7 +60,9 @@ impl Dummy {
         delta["layer_types"] = (1..=8).map(kind).collect();
         delta["shared_expert_intermediate_size"] = json!(1024);
         let models = [
-            ("gemma3-bf16", wide),
+            ("gemma3-bf16", wide.clone()),
+            ("mistral-f32", wide.clone()),
+            ("qwen3-moe-f32", wide),
             ("mamba2-f32", recurrent),
             ("falcon-h1-f32", hybrid),
             ("qwen3-next-f32", delta),

@@ -20,6 +20,7 @@ mod http;
 mod kept;
 mod keys;
 mod late;
+mod layers;
 mod leg;
 mod liveness;
 mod members;

@@ -293,8 +293,8 @@ fn streams_survive_the_death_of_decode_over_tcp() {
 /// A stream goes on with KV of windows, and with state, that is computed anew.
 #[test]
 fn streams_of_other_layers_survive_the_death_of_decode() {
-    for dummy in Dummy::slow_others() {
-        streams_survive_the_death_of_decode(Slow::of(dummy, "shm", &[]), &cases()[..3]);
+    for (dummy, transfer) in Dummy::slow_others().into_iter().zip(["tcp", "shm"].repeat(3)) {
+        streams_survive_the_death_of_decode(Slow::of(dummy, transfer, &[]), &cases()[..3]);
     }
 }
 

@@ -60,6 +60,30 @@ fn both_say_which_field_of_model_layout_or_transport_differs() {
     check(&plain, &far, ["transport differs: source has shm, destination has tcp"; 2]);
 }
 
+/// The pages of several groups are in one list, and state lies on pages. So both must count alike.
+/// If a model has state alone, or one group alone, they need not.
+#[test]
+fn pages_of_another_size_are_refused_for_a_model_with_groups() {
+    for (model, is_refused) in [
+        ("gemma3-f32", true),
+        ("falcon-h1-f32", true),
+        ("qwen3-next-f32", true),
+        ("mamba2-f32", false),
+        ("mistral-f32", false),
+    ] {
+        let model = format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"));
+        let prefill = worker("prefill", &model, &["--page-size", "16"]);
+        let decode = worker("decode", &model, &["--page-size", "8"]);
+        if is_refused {
+            check(&prefill, &decode, ["page size differs: source has 16, destination has 8"; 2]);
+            continue;
+        }
+        let sent = with_room(body(1, 40, 4), &prefill, 1);
+        let (first, answer) = dual(prefill.address, decode.address, sent);
+        assert_eq!((first.0, answer.0), (200, 200), "{model}: {}", answer.1);
+    }
+}
+
 /// Workers whose kernels give equal bits hand over, with the tokens of one worker alone. Others are
 /// refused. Of the families, those that this CPU has are tried.
 #[test]

@@ -16,7 +16,7 @@ use baton::model::forward::cpu::{
     CpuModel, CpuOptions, KernelFamily, available_kernels, fastest_kernels,
 };
 use baton::model::tensor::{RowOrder, TensorType};
-use model::{Model, Random, gemma, recurrent, small, sparse};
+use model::{Model, Random, delta, gemma, hybrid, recurrent, small, sparse};
 use run::{How, LIMITS, Runner, bits};
 use std::iter;
 
@@ -310,13 +310,14 @@ fn tokens_behind_the_window_can_have_any_bytes() {
     }
 }
 
-/// Logits and KV of one sequence are the same bits, however the work is cut.
+/// Logits, KV and state of one sequence are the same bits, however the work is cut.
 fn same_bits(model: &Model, count: usize, chunks: &[usize]) {
     let tokens = some_tokens(count, model.config.vocab);
     for kernel in available_kernels() {
         for kv in [KvDtype::F32, KvDtype::F16] {
             let mut runner = Runner::new(model, &How { kv, threads: 1, ..how(*kernel) });
-            let expected = bits(&runner.logits(&tokens, LIMITS.tokens));
+            let (logits, stored) = runner.logits_and_kv(&tokens, LIMITS.tokens);
+            let expected = bits(&logits);
             for (i, chunk) in chunks.iter().enumerate() {
                 let how = How {
                     kernel: *kernel,
@@ -327,8 +328,9 @@ fn same_bits(model: &Model, count: usize, chunks: &[usize]) {
                     order: i as u64,
                 };
                 let mut runner = Runner::new(model, &how);
-                let found = bits(&runner.logits(&tokens, *chunk));
-                assert!(found == expected, "chunks of {chunk}, {how:?}");
+                let (found, stored_again) = runner.logits_and_kv(&tokens, *chunk);
+                assert!(bits(&found) == expected, "chunks of {chunk}, {how:?}");
+                assert!(stored_again == stored, "KV or state: chunks of {chunk}, {how:?}");
             }
         }
     }
@@ -526,6 +528,21 @@ fn progress_and_memory_count_each_tensor() {
         let biases = model.tensors.iter().filter(|(name, _)| name.ends_with("bias"));
         let biases = biases.map(|(_, tensor)| tensor.cols.next_multiple_of(16) * 4);
         assert_eq!(loaded.memory_bytes().weights, bytes.chain(biases).sum::<usize>());
+    }
+}
+
+/// Parts of a matrix are padded to sixteen rows, and vectors to sixteen elements.
+#[test]
+fn memory_counts_recurrent_layers_and_norms_of_gemma() {
+    for config in [recurrent(), hybrid(), delta(), gemma()] {
+        let model = f32_model(config);
+        let loaded = CpuModel::load(&model.config, &model, &options(), &mut |_, _| {}).unwrap();
+        let is_matrix = |rows: usize, cols: usize| rows > 1 && cols > 16;
+        let sizes = model.tensors.values().map(|tensor| (tensor.rows, tensor.cols));
+        let least: usize =
+            sizes.filter(|&(rows, cols)| is_matrix(rows, cols)).map(|(r, c)| r * c * 4).sum();
+        let found = loaded.memory_bytes().weights;
+        assert!(found >= least && found < least + least / 3, "{found} for {least}");
     }
 }
 

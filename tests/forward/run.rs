@@ -134,6 +134,11 @@ impl Runner {
 
     /// All logits of one sequence, fed in pieces of `chunk`.
     pub fn logits(&mut self, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+        self.logits_and_kv(tokens, chunk).0
+    }
+
+    /// Logits, and what is stored at the end.
+    pub fn logits_and_kv(&mut self, tokens: &[u32], chunk: usize) -> (Vec<Vec<f32>>, Vec<u8>) {
         let mut sequence = self.sequence(tokens);
         let mut all = vec![];
         while sequence.done < tokens.len() {
@@ -141,9 +146,10 @@ impl Runner {
             self.push(&mut sequence, count, Logits::All);
             all.extend(self.step());
         }
+        let stored = self.kv_bytes(&sequence);
         self.free.append(&mut sequence.pages);
         self.free.append(&mut sequence.state);
-        all
+        (all, stored)
     }
 
     /// Gives the keys and values at these positions bytes that are no numbers.

@@ -1,10 +1,12 @@
 //! Steps of an expert model beside a dense one of the same active size, and of window layers beside
 //! full ones. The shapes are those of SmolLM2-135M, the weights are random. Then steps of Mamba-2
 //! with the shapes of the 130M model, beside the same model with an eighth of the state: the
-//! difference is the time of the scan.
+//! difference is the time of the scan. Then layers of Qwen3-Next, of which three of four have a
+//! gated delta net, beside layers with attention and the same experts.
 //!
-//! `cargo bench --bench architecture`. The models of a pair run in turn. Each line has the median
-//! steps, and their ratio. The middle half of the ratios of single turns stands behind it.
+//! `cargo bench --bench architecture -- [CASE]`. The models of a pair run in turn. Each line has
+//! the median steps, and their ratio. The middle half of the ratios of single turns stands behind
+//! it.
 
 #[path = "../tests/forward/model.rs"]
 #[allow(dead_code)]
@@ -19,7 +21,7 @@ use baton::model::config::{Architecture, ExpertConfig, ModelConfig, WindowConfig
 use baton::model::forward::batch::{Batch, BatchLimits, Logits};
 use baton::model::forward::cpu::{CpuModel, CpuOptions, fastest_kernels};
 use baton::model::forward::{Forward, KvPool};
-use baton::model::recurrent_config::{MambaConfig, MambaNorm};
+use baton::model::recurrent_config::{DeltaConfig, MambaConfig, MambaNorm};
 use baton::model::tensor::TensorType;
 use model::{Model, Random, small};
 use std::ops::ControlFlow;
@@ -34,7 +36,8 @@ const LIMITS: BatchLimits = BatchLimits {
     rows: ROWS,
     logits: ROWS,
     context: CONTEXT,
-    pages: ROWS * ROW_PAGES,
+    // State lies on pages, too.
+    pages: ROWS * 2 * ROW_PAGES,
 };
 /// Turns of a case.
 const TURNS: usize = 15;
@@ -70,7 +73,12 @@ fn main() {
     let windowed = ModelConfig { window: Some(window), ..dense.clone() };
     let pool = Pool::new(&dense);
     println!("kernel {}, two threads, {TURNS} turns", fastest_kernels());
+    let wanted = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+    let is_wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| name.contains(wanted));
     for (name, other) in [("4 of 16 experts", &sparse), ("windows of 512", &windowed)] {
+        if !is_wanted(name) {
+            continue;
+        }
         let mut models = [load(&dense), load(other)];
         for (rows, tokens, start) in [
             (1, 1, 512),
@@ -84,12 +92,63 @@ fn main() {
             compare(name, &mut models, [&pool; 2], (rows, tokens, start));
         }
     }
+    if is_wanted("state of 128") {
+        compare_states();
+    }
+    if is_wanted("delta nets") {
+        compare_delta_nets(&sparse);
+    }
+}
+
+fn compare_states() {
     let [small, whole] = [recurrent(16), recurrent(128)];
     let pools = [Pool::new(&small), Pool::new(&whole)];
     let mut models = [load(&small), load(&whole)];
     for (rows, tokens) in [(1, 1), (8, 1), (1, 64), (1, 512), (1, 2048)] {
         compare("state of 128", &mut models, pools.each_ref(), (rows, tokens, 512));
     }
+}
+
+fn compare_delta_nets(sparse: &ModelConfig) {
+    let [attention, delta] = delta_nets(sparse);
+    let pools = [Pool::new(&attention), Pool::new(&delta)];
+    let mut models = [load(&attention), load(&delta)];
+    for (rows, tokens, start) in [
+        (1, 1, 512),
+        (8, 1, 512),
+        (1, 64, 512),
+        (1, 512, 512),
+        (1, 1, CONTEXT - 1),
+        (8, 1, CONTEXT - 1),
+    ] {
+        compare("delta nets", &mut models, pools.each_ref(), (rows, tokens, start));
+    }
+}
+
+/// The same layers with attention, and with a gated delta net in three of four.
+fn delta_nets(sparse: &ModelConfig) -> [ModelConfig; 2] {
+    let experts = ExpertConfig {
+        shared_intermediate: Some(384),
+        ..sparse.experts.clone().expect("a model with experts")
+    };
+    let experts = Some(experts);
+    let attention = ModelConfig { architecture: Architecture::Qwen2Moe, experts, ..sparse.clone() };
+    // Half as many heads of keys as of values, as in the published model.
+    let delta = DeltaConfig {
+        key_heads: 8,
+        value_heads: 16,
+        key_dim: 64,
+        value_dim: 64,
+        conv_width: 4,
+        full_layers: vec![3, 7, 11],
+        rotary_dim: 16,
+        by_key_head: true,
+        log_decay: true,
+        norm_offset: 1.0,
+    };
+    let architecture = Architecture::Qwen3Next;
+    let delta = ModelConfig { architecture, delta: Some(delta), ..attention.clone() };
+    [attention, delta]
 }
 
 /// Twelve layers of Mamba-2 130M, with `state` elements of B and C.
@@ -138,17 +197,15 @@ impl Pool {
     fn new(config: &ModelConfig) -> Pool {
         let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
         let dim = config.head_dim as u32;
-        let (groups, layout, row_pages) = match config.mamba {
-            Some(_) => {
-                let (groups, layout) = config.kv_memory(PAGE, KvDtype::F16).expect("fits");
-                let pages = groups.counts().state_pages as usize;
-                (groups, layout, pages)
-            }
+        let (groups, layout) = match config.state_shape() {
+            Some(_) => config.kv_memory(PAGE, KvDtype::F16).expect("fits"),
             None => {
                 let layout = KvLayout::page_major(PAGE, layers, heads, dim, KvDtype::F16);
-                (KvGroups::single(config.layers, None), layout, ROW_PAGES)
+                (KvGroups::single(config.layers, None), layout)
             }
         };
+        let counts = groups.counts();
+        let row_pages = counts.total() * ROW_PAGES + counts.state_pages as usize;
         let bytes = layout.page_stride as usize * ROWS * row_pages;
         Pool { region: Region::new(c"bench", bytes).expect("memory"), layout, groups, row_pages }
     }
@@ -165,14 +222,13 @@ impl Pool {
             let first = row * self.row_pages;
             let pages: Vec<PageId> =
                 (first..first + self.row_pages).map(|page| PageId(page as u32)).collect();
-            let (groups, state) = match self.groups.counts().total() {
-                0 => (&[][..], &pages[..]),
-                _ => (&pages[..self.layout.pages_for((start + tokens) as u32) as usize], &[][..]),
-            };
-            let groups = Some(PageSpan::whole(groups)).filter(|span| !span.pages.is_empty());
+            let counts = self.groups.counts();
+            let (state, pages) = pages.split_at(counts.state_pages as usize);
+            let used = self.layout.pages_for((start + tokens) as u32) as usize;
+            let groups = pages.chunks(ROW_PAGES).map(|group| PageSpan::whole(&group[..used]));
             let state = SequenceState::in_place(state, start as u32);
             let ids: Vec<u32> = (0..tokens).map(|_| random.below(4096) as u32).collect();
-            let pages = (groups.into_iter(), state);
+            let pages = (groups, state);
             batch.push_joined([&ids, &[]], start as u32, pages, Logits::Last).expect("fits");
         }
         batch

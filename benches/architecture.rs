@@ -36,7 +36,7 @@ const LIMITS: BatchLimits = BatchLimits {
     rows: ROWS,
     logits: ROWS,
     context: CONTEXT,
-    // State lies on pages, too.
+    // The state of a row takes fewer pages than its KV.
     pages: ROWS * 2 * ROW_PAGES,
 };
 /// Turns of a case.

@@ -83,6 +83,16 @@ fn random_wanted(rng: &mut Rng) -> Wanted {
 /// Submits over time, with everything else at random speeds; tokens and outcomes in order of
 /// submission.
 fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
+    play_with_flushes(rig, wanted, rng, false)
+}
+
+/// If `flushes`, the cache of a worker is emptied now and then.
+fn play_with_flushes(
+    rig: &mut Rig,
+    wanted: &[Wanted],
+    rng: &mut Rng,
+    flushes: bool,
+) -> Vec<RequestId> {
     rig.watch.token_ns.store(1_000_000, Relaxed);
     let mut ids = Vec::new();
     while ids.len() < wanted.len() {
@@ -93,7 +103,7 @@ fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
             mover.speed = rng.within(0, 3) as usize;
         }
         (rig.hold_grants, rig.hold_sessions) = (rng.one_in(4), rng.one_in(4));
-        if rig.flushes && rng.one_in(60) {
+        if flushes && rng.one_in(60) {
             let worker = if rig.mover.is_some() && rng.one_in(2) { DECODE } else { FIRST };
             rig.commands.send(EngineCommand::Flush { worker }).unwrap();
         }
@@ -220,6 +230,7 @@ fn output_with_a_window_does_not_depend_on_pages_that_went_back() {
 #[test]
 fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
     let (mut retracted, mut stored, mut recomputed, mut cached) = (0, 0, 0, [0; 2]);
+    let mut flushed = 0;
     for seed in 0..90 {
         let rng = &mut Rng::new(seed * 1000 + 11);
         let window = Some([1, 5, 16][rng.within(0, 2) as usize]);
@@ -237,10 +248,10 @@ fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
             let checkpoints = [0, 1, 6][rng.within(0, 2) as usize];
             setup.config.checkpoint_pages = checkpoints * setup.config.groups.state_pages;
             let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
-            // One of two workers then lacks what the other one has.
-            rig.flushes = seed % 2 == 0;
             rig.late = split && seed % 3 == 0;
-            let ids = play(&mut rig, &wanted, rng);
+            // Without its cache, one of two workers lacks what the other one has.
+            let ids = play_with_flushes(&mut rig, &wanted, rng, seed % 2 == 0);
+            flushed += rig.flushed;
             for (id, expected) in ids.iter().zip(&expected) {
                 assert_eq!(&rig.told[id], expected, "seed {seed}, split {split}, {setup:?}");
             }
@@ -255,6 +266,7 @@ fn output_with_state_does_not_depend_on_how_the_work_is_cut() {
     }
     assert!(retracted > 5, "{retracted} requests gave up their pages");
     assert!(cached[0] == 0 && cached[1] > 500, "{cached:?} tokens were cached");
+    assert!(flushed > 20, "{flushed} times a cache was emptied");
     assert!(recomputed > 0 && stored > 0, "{recomputed} tokens, {stored} runs without any");
 }
 

@@ -7,6 +7,12 @@ pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
 pub const MODEL_JSON_MAX: usize = 64 << 20;
 /// Most layers of a model. The deepest published models have under two hundred.
 pub const MODEL_LAYERS_MAX: usize = 1024;
+/// Most heads of attention. The largest published models have under two hundred.
+pub const HEADS_MAX: usize = 16_384;
+/// Most elements of a head of attention. Published models have up to 512.
+pub const HEAD_DIM_MAX: usize = 4096;
+/// Most elements between layers. The largest published models have under twenty thousand.
+pub const HIDDEN_MAX: usize = 1 << 20;
 /// Most experts of a layer. The largest published ones have under six hundred.
 pub const EXPERTS_MAX: usize = 1024;
 /// Most heads of a recurrent layer. The largest published models have under three hundred.

@@ -92,8 +92,8 @@ pub struct DeltaConfig {
     pub full_layers: Vec<usize>,
     /// Elements of a head of attention that are rotated: the first ones.
     pub rotary_dim: usize,
-    /// Whether the files have q, k, v and gate in one matrix, key head by key head. Else one matrix
-    /// has all of q, k and v, and another one has the gate.
+    /// Whether the files have q, k, v and gate in one matrix, key head by key head. If not, one
+    /// matrix has all of q, k and v, and another one has the gate.
     pub by_key_head: bool,
     /// Whether the files have A as `ln(-A)`, as those of Hugging Face. GGUF files have A itself.
     pub log_decay: bool,

@@ -87,7 +87,12 @@ pub fn keyring(secrets: &[Secret]) -> Result<Keyring, ProcessError> {
 pub fn handoff_info(loaded: &LoadedModel, keys: &Keyring, local_prefill: bool) -> HandoffInfo {
     let short = |hash: &[u8; 32]| hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let (own, layout) = (&loaded.fingerprint, &loaded.layout);
-    let KvLayout { layers, model_kv_heads: heads, head_dim, .. } = layout;
+    let KvLayout { layers, model_kv_heads: heads, head_dim, page_size, .. } = layout;
+    // The pages of several groups, and of state, are counted alike by both workers.
+    let page = match loaded.groups.counts().is_single() {
+        true => String::new(),
+        false => format!(" page_size={page_size}"),
+    };
     HandoffInfo {
         wire: format!("{}.{}", wire::VERSION, wire::MINOR),
         config: short(&own.config),
@@ -97,7 +102,7 @@ pub fn handoff_info(loaded: &LoadedModel, keys: &Keyring, local_prefill: bool) -
         tokenizer: short(&own.tokenizer),
         template: short(&own.template),
         kv: format!(
-            "{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}",
+            "{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}{page}",
             layout.dtype.name()
         ),
         cluster_keys: keys.names(),

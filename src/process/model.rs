@@ -149,10 +149,7 @@ impl LoadedModel {
         let context = context(model, worker.model.max_model_len)?;
         let (kv, page_size) = (&worker.kv, worker.kv.page_size);
         let dtype = kv_dtype(kv.dtype, files.checkpoint);
-        let (groups, layout) = model.kv_memory(page_size, dtype).map_err(|least| {
-            let reason = format!("is {page_size}; a page must have {least} bytes for the state");
-            ProcessError::Config("--page-size", reason)
-        })?;
+        let (groups, layout) = kv_memory(model, page_size, dtype)?;
         if kv.dtype != config::KvCacheDtype::Auto && layout.dtype != dtype {
             let reason = format!("is {}; the state of this model is f32", dtype.name());
             return Err(ProcessError::Config("--kv-dtype", reason));
@@ -172,7 +169,10 @@ impl LoadedModel {
             groups: counts,
             prefix_cache: kv.prefix_cache,
             checkpoint_gap: page_size,
-            checkpoint_pages: checkpoint_pages(&layout, counts, kv)?,
+            checkpoint_pages: match kv.prefix_cache {
+                true => checkpoint_pages(&layout, counts, kv)?,
+                false => 0,
+            },
             checkpoint_tokens: CHECKPOINT_TOKENS,
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,
@@ -302,16 +302,44 @@ pub fn tell_excess(kv: &KvConfig, workers: u32) {
     );
 }
 
+/// The groups of a model's layers, and the layout of their pages.
+///
+/// # Errors
+/// A page is too small for a piece of recurrent state.
+fn kv_memory(
+    model: &ModelConfig,
+    page_size: u32,
+    dtype: KvDtype,
+) -> Result<(KvGroups, KvLayout), ProcessError> {
+    model.kv_memory(page_size, dtype).map_err(|least| {
+        let mut sizes = (0..).map(|power| 1 << power).take_while(|&size| size <= PAGE_SIZE_MAX);
+        let way_out = match sizes.find(|&size| model.kv_memory(size, dtype).is_ok()) {
+            Some(size) => format!("use at least {size}"),
+            None => "no page size is large enough".into(),
+        };
+        let reason = format!(
+            "is {page_size}; a page must hold a piece of the recurrent state, which has {least} \
+             bytes: {way_out}"
+        );
+        ProcessError::Config("--page-size", reason)
+    })
+}
+
 /// Number of pages in the KV memory.
 ///
 /// # Errors
-/// The memory is smaller than one page of each group of layers.
+/// The memory is smaller than what one sequence needs: its state, and a page of each group.
 fn pages(layout: &KvLayout, groups: GroupCounts, bytes: u64) -> Result<u32, ProcessError> {
     let pages = u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX);
     let least = groups.pages(1, 1);
     if pages < least {
-        let least = u64::from(least) * layout.page_bytes();
-        let reason = format!("is less than one page of all layers, which takes {least} bytes");
+        let least = (u64::from(least) * layout.page_bytes()).div_ceil(1 << 10);
+        let given = bytes >> 10;
+        let what = match groups.state_pages {
+            0 => "one page of all layers",
+            _ => "the recurrent state of one sequence, with a page of the other layers",
+        };
+        let reason = format!("is {given} KiB; {what} takes {least} KiB");
         return Err(ProcessError::Config("--kv-memory", reason));
     }
     Ok(pages)
@@ -388,6 +416,7 @@ fn tell_loaded(forward: &CpuModel, loaded: &LoadedModel) {
         kv_mib = (u64::from(loaded.pages) * layout.page_bytes()) >> 20,
         kv_dtype = layout.dtype.name(),
         context = sched.context,
+        state_kib = (u64::from(sched.groups.state_pages) * layout.page_bytes()) >> 10,
         checkpoints = sched.checkpoint_pages.checked_div(sched.groups.state_pages).unwrap_or(0),
     );
 }

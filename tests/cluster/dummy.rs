@@ -51,6 +51,9 @@ impl Dummy {
     pub fn slow_others() -> [Dummy; 6] {
         let wide = json!({"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64,
             "num_hidden_layers": 8, "max_position_embeddings": 2048});
+        // A token uses two of them.
+        let mut experts = wide.clone();
+        experts["moe_intermediate_size"] = json!(512);
         let recurrent = json!({"hidden_size": 256, "num_heads": 32, "num_hidden_layers": 20});
         let mut hybrid = wide.clone();
         (hybrid["mamba_d_ssm"], hybrid["mamba_n_heads"]) = (json!(512), json!(32));
@@ -61,8 +64,8 @@ impl Dummy {
         delta["shared_expert_intermediate_size"] = json!(1024);
         let models = [
             ("gemma3-bf16", wide.clone()),
-            ("mistral-f32", wide.clone()),
-            ("qwen3-moe-f32", wide),
+            ("mistral-f32", wide),
+            ("qwen3-moe-f32", experts),
             ("mamba2-f32", recurrent),
             ("falcon-h1-f32", hybrid),
             ("qwen3-next-f32", delta),

@@ -100,26 +100,27 @@ fn decode_continues_from_the_kv_that_prefill_has_kept() {
     }
 }
 
-/// State is kept, handed over, released and waited for as KV is.
+/// State, and KV of windows, are kept, handed over, released and waited for.
 #[test]
-fn state_is_kept_as_kv_is() {
+fn state_and_windows_are_kept() {
     for model in ["mamba2-f32", "falcon-h1-f32", "qwen3-next-f32", "gemma3-f32"] {
         let path = format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"));
         let begin = |command: &str, more: &[&str]| start_model(&path, command, more);
         let whole = begin("serve", &["--mixed"]);
         for (transfer, allocation) in [("shm", "late"), ("tcp", "early")] {
             let flags = ["--bootstrap-port", "0", "--transfer", transfer];
-            let late = ["--decode-allocation", allocation, "--chunked-prefill-size", "32"];
-            let prefill = begin("prefill", &[&flags[..], &late].concat());
+            let more = ["--decode-allocation", allocation, "--chunked-prefill-size", "32"];
+            let prefill = begin("prefill", &[&flags[..], &more].concat());
             let decode = begin("decode", &["--transfer", transfer]);
             let (_, released) = keep(&prefill, &decode, COMPLETIONS, &body(5, 90, 12));
             assert_eq!(prefill.post("/abort_request", r#"{"abort_all":true}"#).0, 200);
             prefill.await_idle();
-            assert_ne!(claim(&prefill, &decode, COMPLETIONS, &released).0, 200, "{model}");
+            let (status, answer) = claim(&prefill, &decode, COMPLETIONS, &released);
+            assert_eq!(status, 502, "{model}: {answer}");
             // The kept state stays what it is while another prompt is computed.
             let bodies = [body(1, 100, 12), body(2, 90, 12)];
             let kept = bodies.each_ref().map(|body| keep(&prefill, &decode, COMPLETIONS, body).1);
-            prefill.post("/drain", "");
+            assert_eq!(prefill.post("/drain", "").0, 200);
             for (body, sent) in bodies.iter().zip(&kept).rev() {
                 let expected = choices(&whole.post(COMPLETIONS, &body.to_string()));
                 let found = choices(&claim(&prefill, &decode, COMPLETIONS, sent));

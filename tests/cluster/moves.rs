@@ -290,10 +290,11 @@ fn streams_survive_the_death_of_decode_over_tcp() {
     streams_survive_the_death_of_decode(Slow::start("tcp"), &cases());
 }
 
-/// A stream goes on with KV of windows, and with state, that is computed anew.
+/// A stream goes on with KV of windows and of experts, and with state, that is computed anew.
 #[test]
 fn streams_of_other_layers_survive_the_death_of_decode() {
-    for (dummy, transfer) in Dummy::slow_others().into_iter().zip(["tcp", "shm"].repeat(3)) {
+    let transfers = ["tcp", "shm"].into_iter().cycle();
+    for (dummy, transfer) in Dummy::slow_others().into_iter().zip(transfers) {
         streams_survive_the_death_of_decode(Slow::of(dummy, transfer, &[]), &cases()[..3]);
     }
 }

@@ -60,8 +60,9 @@ fn both_say_which_field_of_model_layout_or_transport_differs() {
     check(&plain, &far, ["transport differs: source has shm, destination has tcp"; 2]);
 }
 
-/// The pages of several groups are in one list, and state lies on pages. So both must count alike.
-/// If a model has state alone, or one group alone, they need not.
+/// The pages of several groups are in one list, and state lies on pages. Both workers of such a
+/// model must have the same page size. A model with state alone, or with one group alone, has no
+/// such rule.
 #[test]
 fn pages_of_another_size_are_refused_for_a_model_with_groups() {
     for (model, is_refused) in [
@@ -76,11 +77,19 @@ fn pages_of_another_size_are_refused_for_a_model_with_groups() {
         let decode = worker("decode", &model, &["--page-size", "8"]);
         if is_refused {
             check(&prefill, &decode, ["page size differs: source has 16, destination has 8"; 2]);
+            let router = Fleet::new(vec![prefill], vec![decode]).router;
+            let (status, answer) = router.post("/v1/completions", &body(1, 40, 4).to_string());
+            assert_eq!(status, 503, "the router forms no such pair: {answer}");
+            assert!(router.get("/workers").1.contains("page_size=16"), "{model}");
             continue;
         }
-        let sent = with_room(body(1, 40, 4), &prefill, 1);
+        let asked = body(1, 40, 4);
+        let whole = worker("serve", &model, &["--mixed"]);
+        let expected = choices(&whole.post("/v1/completions", &asked.to_string()));
+        let sent = with_room(asked, &prefill, 1);
         let (first, answer) = dual(prefill.address, decode.address, sent);
-        assert_eq!((first.0, answer.0), (200, 200), "{model}: {}", answer.1);
+        assert_eq!(first.0, 200, "{model}: {}", first.1);
+        assert_eq!(choices(&answer), expected, "{model}");
     }
 }
 

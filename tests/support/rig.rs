@@ -256,8 +256,6 @@ pub struct Rig {
     pub ended: Vec<RequestId>,
     /// Number of emptied caches.
     pub flushed: usize,
-    /// Whether [`Rig::turn`]'s caller empties the cache of a worker now and then.
-    pub flushes: bool,
     base: Instant,
     groups: GroupCounts,
     next: u64,
@@ -399,7 +397,6 @@ impl Rig {
             cached: HashMap::new(),
             ended: Vec::new(),
             flushed: 0,
-            flushes: false,
             base,
             groups: setup.config.groups,
             next: 0,

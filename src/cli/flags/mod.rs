@@ -307,8 +307,8 @@ pub(super) struct ServerFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "KV cache")]
 pub(super) struct KvFlags {
-    /// Tokens in each KV page, a power of two, 1 to 256. A model of recurrent layers alone has no
-    /// such pages
+    /// Tokens in each KV page, a power of two, 1 to 256. Attention beside recurrent layers can need
+    /// large pages. Without attention, checkpoints of the state are so many tokens apart
     #[arg(
         long, value_name = "TOKENS", default_value_t = 16,
         value_parser = value_parser!(u32).range(1..=i64::from(PAGE_SIZE_MAX)),
@@ -318,7 +318,8 @@ pub(super) struct KvFlags {
     /// first use; under load, a worker uses all of it
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(super) kv_memory: ByteSize,
-    /// Element type of the KV cache. auto: f32 for f32 weights, f16 for all others
+    /// Element type of the KV cache. auto: f32 for f32 weights and for models of recurrent layers
+    /// alone, f16 for all others
     #[arg(long, value_enum, default_value_t)]
     pub(super) kv_dtype: KvCacheDtype,
     /// Free the KV pages of a request when it ends. Without this flag, the pages stay cached for

@@ -5,7 +5,7 @@
 use super::header::Value;
 use super::metadata::Metadata;
 use super::names;
-use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
+use crate::limits::{EXPERTS_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, MODEL_LAYERS_MAX};
 use crate::model::config::{
     Architecture, ExpertConfig, GemmaConfig, ModelConfig, RopeScaling, WindowConfig,
 };
@@ -43,7 +43,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     let reader = Reader { metadata, name };
     reader.refuse_unserved()?;
 
-    let hidden = reader.size("embedding_length")?;
+    let hidden = reader.size_up_to("embedding_length", HIDDEN_MAX)?;
     let layers = reader.size("block_count")?;
     if layers > MODEL_LAYERS_MAX {
         let expected = format!("at most {MODEL_LAYERS_MAX}");
@@ -170,6 +170,13 @@ impl Reader<'_> {
             .ok_or_else(|| self.metadata.missing(&self.key(part), "a positive number"))
     }
 
+    pub fn size_up_to(&self, part: &str, most: usize) -> Result<usize, LoadError> {
+        match self.size(part)? {
+            size if size <= most => Ok(size),
+            size => Err(self.wrong(part, format!("at most {most}"), size)),
+        }
+    }
+
     /// Checks that `part`, if present, has the value `value`.
     pub fn equal(&self, part: &str, value: usize) -> Result<(), LoadError> {
         match self.optional_size(part)? {
@@ -180,7 +187,7 @@ impl Reader<'_> {
 
     /// Query heads, KV heads and the size of a head.
     fn heads(&self, hidden: usize) -> Result<[usize; 3], LoadError> {
-        let heads = self.size("attention.head_count")?;
+        let heads = self.size_up_to("attention.head_count", HEADS_MAX)?;
         let kv_heads = self.optional_size("attention.head_count_kv")?.unwrap_or(heads);
         let head_dim = self.optional_size("attention.key_length")?.unwrap_or(hidden / heads);
         self.equal("attention.value_length", head_dim)?;
@@ -188,8 +195,9 @@ impl Reader<'_> {
             let expected = format!("a divisor of {heads}");
             return Err(self.wrong("attention.head_count_kv", expected, kv_heads));
         }
-        if head_dim == 0 || !head_dim.is_multiple_of(2) {
-            return Err(self.wrong("attention.key_length", "an even head size", head_dim));
+        if !head_dim.is_multiple_of(2) || !(2..=HEAD_DIM_MAX).contains(&head_dim) {
+            let expected = format!("an even head size up to {HEAD_DIM_MAX}");
+            return Err(self.wrong("attention.key_length", expected, head_dim));
         }
         Ok([heads, kv_heads, head_dim])
     }
@@ -217,7 +225,7 @@ impl Reader<'_> {
 
     fn refuse_unserved(&self) -> Result<(), LoadError> {
         if self.name == "falcon-h1" {
-            self.refuse_own_falcon()?;
+            self.refuse_falcon_without_multipliers()?;
         }
         let windows = ["attention.sliding_window", "final_logit_softcapping"];
         let windows = if self.name == "gemma3" { &[][..] } else { &windows };
@@ -225,8 +233,9 @@ impl Reader<'_> {
     }
 
     /// Refuses files of Falcon-H1 that have no multipliers in their weights. The fork of llama.cpp
-    /// by the model's authors has them as keys, and a tied head cannot have its own.
-    fn refuse_own_falcon(&self) -> Result<(), LoadError> {
+    /// by the model's authors has them as keys, and the base of rotation under another key. The
+    /// weights of a tied head have the multiplier of the embedding.
+    fn refuse_falcon_without_multipliers(&self) -> Result<(), LoadError> {
         ["ssm.has_mup", "mlp_gate_multiplier", "mlp_down_multiplier"]
             .into_iter()
             .try_for_each(|part| self.refuse(part))?;

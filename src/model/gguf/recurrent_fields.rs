@@ -85,12 +85,8 @@ impl Reader<'_> {
     }
 
     fn recurrent_sizes(&self) -> Result<Sizes, LoadError> {
-        let bounded = |part: &str, most: usize| match self.size(part)? {
-            size if size <= most => Ok(size),
-            size => Err(self.wrong(part, format!("at most {most}"), size)),
-        };
-        let heads = bounded("ssm.time_step_rank", RECURRENT_HEADS_MAX)?;
-        let inner = bounded("ssm.inner_size", heads * RECURRENT_STATE_MAX)?;
+        let heads = self.size_up_to("ssm.time_step_rank", RECURRENT_HEADS_MAX)?;
+        let inner = self.size_up_to("ssm.inner_size", heads * RECURRENT_STATE_MAX)?;
         if !inner.is_multiple_of(heads) {
             let expected = format!("a multiple of the {heads} heads of ssm.time_step_rank");
             return Err(self.wrong("ssm.inner_size", expected, inner));
@@ -107,7 +103,7 @@ impl Reader<'_> {
         Ok(Sizes {
             heads,
             head_dim: inner / heads,
-            state: bounded("ssm.state_size", RECURRENT_STATE_MAX)?,
+            state: self.size_up_to("ssm.state_size", RECURRENT_STATE_MAX)?,
             groups,
             conv_width,
         })

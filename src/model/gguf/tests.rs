@@ -391,10 +391,36 @@ fn falcon_without_its_multipliers_in_the_weights_is_refused_by_name() {
     }
     assert!(refusal(falcon()).contains("output.weight: expected a head"));
     assert!(refusal(with_head()).contains("falcon-h1.rope.freq_base"));
+}
+
+#[test]
+fn layers_for_speculation_are_refused_by_name() {
     let next = GgufWriter::default().string("general.architecture", "qwen3next");
-    assert!(
-        refusal(next.u32("qwen3next.nextn_predict_layers", 1)).contains("nextn_predict_layers")
-    );
+    let message = open(next.u32("qwen3next.nextn_predict_layers", 1)).unwrap_err();
+    assert!(message.contains("qwen3next.nextn_predict_layers"), "{message}");
+}
+
+#[test]
+fn sizes_that_no_model_has_are_refused_by_name() {
+    for (part, expected) in [
+        ("embedding_length", "at most 1048576"),
+        ("attention.head_count", "at most 16384"),
+        ("attention.key_length", "up to 4096"),
+    ] {
+        let sizes = [
+            ("embedding_length", 4),
+            ("block_count", 1),
+            ("attention.head_count", 2),
+            ("attention.key_length", 2),
+        ];
+        let writer = GgufWriter::default().string("general.architecture", "llama");
+        let message = open(sizes.into_iter().fold(writer, |writer, (name, fitting)| {
+            let size = if name == part { u32::MAX - 1 } else { fitting };
+            writer.u32(&format!("llama.{name}"), size)
+        }))
+        .unwrap_err();
+        assert!(message.contains(part) && message.contains(expected), "{message}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use super::json_object::Object;
 use super::recurrent_fields::{delta, falcon_mamba, mamba};
-use crate::limits::{EXPERTS_MAX, MODEL_LAYERS_MAX};
+use crate::limits::{EXPERTS_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, MODEL_LAYERS_MAX};
 use crate::model::config::{
     Architecture, ExpertConfig, GemmaConfig, ModelConfig, MultiplierConfig, RopeScaling,
     WindowConfig,
@@ -103,8 +103,8 @@ fn transformer(
     architecture: Architecture,
     layers: usize,
 ) -> Result<ModelConfig, LoadError> {
-    let hidden = config.size("hidden_size")?;
-    let heads = config.size("num_attention_heads")?;
+    let hidden = config.size_up_to("hidden_size", HIDDEN_MAX)?;
+    let heads = config.size_up_to("num_attention_heads", HEADS_MAX)?;
     let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
     let default_head = match architecture {
         Architecture::Qwen3 => 128,
@@ -115,8 +115,9 @@ fn transformer(
     if !heads.is_multiple_of(kv_heads) {
         return Err(config.wrong("num_key_value_heads", format!("a divisor of {heads}"), kv_heads));
     }
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(config.wrong("head_dim", "an even number", head_dim));
+    if !head_dim.is_multiple_of(2) || !(2..=HEAD_DIM_MAX).contains(&head_dim) {
+        let expected = format!("an even number up to {HEAD_DIM_MAX}");
+        return Err(config.wrong("head_dim", expected, head_dim));
     }
     let (attention_bias, output_bias) = attention_biases(config, architecture)?;
     let default_theta = match architecture {
@@ -162,7 +163,7 @@ fn transformer(
 /// transformers.
 fn recurrent(config: &Object, layers: usize) -> Result<ModelConfig, LoadError> {
     Ok(ModelConfig {
-        hidden: config.size("hidden_size")?,
+        hidden: config.size_up_to("hidden_size", HIDDEN_MAX)?,
         layers,
         vocab: config.size("vocab_size")?,
         context: recurrent_context(config.optional_size("max_position_embeddings")?),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn falcon_h1_has_the_words_of_llama3() {
+    fn falcon_h1_splits_texts_as_llama3() {
         let mut bytes = std::fs::read(fixture("llama-mha-llama3.F16.gguf")).unwrap();
         let (theirs, ours) = (b"llama-bpe", b"falcon-h1");
         let place = bytes.windows(theirs.len()).position(|found| found == theirs).unwrap();

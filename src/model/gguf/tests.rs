@@ -400,6 +400,24 @@ fn layers_for_speculation_are_refused_by_name() {
     assert!(message.contains("qwen3next.nextn_predict_layers"), "{message}");
 }
 
+/// The refusal of a model with these sizes, of which one is another.
+fn refusal_of_sizes(
+    architecture: &str,
+    sizes: &[(&str, u32)],
+    (part, size): (&str, u32),
+) -> String {
+    let writer = GgufWriter::default()
+        .string("general.architecture", architecture)
+        .f32(&format!("{architecture}.attention.layer_norm_rms_epsilon"), 1e-5)
+        .tensor("token_embd.weight", &[4, 4], 0, &[0; 64])
+        .tensor("output_norm.weight", &[4], 0, &[0; 16]);
+    open(sizes.iter().fold(writer, |writer, &(name, fitting)| {
+        let size = if name == part { size } else { fitting };
+        writer.u32(&format!("{architecture}.{name}"), size)
+    }))
+    .unwrap_err()
+}
+
 #[test]
 fn sizes_that_no_model_has_are_refused_by_name() {
     for (part, expected) in [
@@ -413,12 +431,7 @@ fn sizes_that_no_model_has_are_refused_by_name() {
             ("attention.head_count", 2),
             ("attention.key_length", 2),
         ];
-        let writer = GgufWriter::default().string("general.architecture", "llama");
-        let message = open(sizes.into_iter().fold(writer, |writer, (name, fitting)| {
-            let size = if name == part { u32::MAX - 1 } else { fitting };
-            writer.u32(&format!("llama.{name}"), size)
-        }))
-        .unwrap_err();
+        let message = refusal_of_sizes("llama", &sizes, (part, u32::MAX - 1));
         assert!(message.contains(part) && message.contains(expected), "{message}");
     }
 }
@@ -445,16 +458,7 @@ fn a_hybrid_with_sizes_that_do_not_fit_is_refused_by_name() {
             ("ssm.time_step_rank", 2),
             ("ssm.group_count", 1),
         ];
-        let writer = GgufWriter::default()
-            .string("general.architecture", "qwen3next")
-            .f32("qwen3next.attention.layer_norm_rms_epsilon", 1e-5)
-            .tensor("token_embd.weight", &[4, 4], 0, &[0; 64])
-            .tensor("output_norm.weight", &[4], 0, &[0; 16]);
-        open(sizes.into_iter().fold(writer, |writer, (name, fitting)| {
-            let size = if name == part { size } else { fitting };
-            writer.u32(&format!("qwen3next.{name}"), size)
-        }))
-        .unwrap_err()
+        refusal_of_sizes("qwen3next", &sizes, (part, size))
     };
     assert!(refusal("none", 0).contains("input_layernorm.weight"), "all sizes fit");
     for (part, size) in [
@@ -484,16 +488,7 @@ fn a_recurrent_model_with_sizes_that_do_not_fit_is_refused_by_name() {
             ("ssm.time_step_rank", 2),
             ("ssm.group_count", 1),
         ];
-        let writer = GgufWriter::default()
-            .string("general.architecture", "mamba2")
-            .f32("mamba2.attention.layer_norm_rms_epsilon", 1e-5)
-            .tensor("token_embd.weight", &[4, 4], 0, &[0; 64])
-            .tensor("output_norm.weight", &[4], 0, &[0; 16]);
-        open(sizes.into_iter().fold(writer, |writer, (name, fitting)| {
-            let size = if name == part { size } else { fitting };
-            writer.u32(&format!("mamba2.{name}"), size)
-        }))
-        .unwrap_err()
+        refusal_of_sizes("mamba2", &sizes, (part, size))
     };
     assert!(refusal("none", 0).contains("input_layernorm.weight"), "all sizes fit");
     for (part, size) in [

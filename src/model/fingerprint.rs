@@ -61,8 +61,8 @@ impl ModelFingerprint {
 }
 
 /// The configuration as text, with the division of recurrent state, which crosses in pieces.
-/// Earlier versions know neither experts nor windows nor Gemma nor
-/// recurrent layers, so a model without them has the text that they hash.
+/// Earlier versions know neither experts nor windows nor Gemma nor recurrent layers, so a model
+/// without them has the text that they hash.
 fn config_text(config: &ModelConfig) -> String {
     let text = format!("{config:?}").replace(", delta: None }", " }");
     let text = text.replace(", multipliers: None }", " }");

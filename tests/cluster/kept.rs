@@ -3,7 +3,7 @@
 
 use crate::leg::Leg;
 use crate::process::{Process, post_with};
-use crate::{body, choices, prefill, start, start_model};
+use crate::{body, choices, path_of, prefill, start, start_model};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -104,7 +104,7 @@ fn decode_continues_from_the_kv_that_prefill_has_kept() {
 #[test]
 fn state_and_windows_are_kept() {
     for model in ["mamba2-f32", "falcon-h1-f32", "qwen3-next-f32", "gemma3-f32"] {
-        let path = format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"));
+        let path = path_of(model);
         let begin = |command: &str, more: &[&str]| start_model(&path, command, more);
         let whole = begin("serve", &["--mixed"]);
         for (transfer, allocation) in [("shm", "late"), ("tcp", "early")] {

@@ -1,10 +1,10 @@
 //! Models of every architecture between three processes: the answers are those of one process, for
-//! each turn of a conversation, greedy and seeded, in every flow, with several pages and chunks.
+//! each turn of a conversation, greedy and seeded. Each flow has a transport, pages and chunks.
 
 use crate::fleet::Fleet;
 use crate::prefix::{ask, next_turn};
 use crate::process::Process;
-use crate::{body, start_model};
+use crate::{body, path_of, start_model};
 use serde_json::{Value, json};
 
 const MODELS: [&str; 10] = [
@@ -19,10 +19,6 @@ const MODELS: [&str; 10] = [
     "qwen3-next-f32",
     "qwen3-next.Q8_0.gguf",
 ];
-
-fn path_of(model: &str) -> String {
-    format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Two turns. The prompt of the second one begins with the first one and its answer.
 fn check_turns(whole: &Process, fleet: &Fleet, mut turn: Value, about: &str) {

@@ -58,6 +58,11 @@ fn start(command: &str, more: &[&str]) -> Process {
     start_model(MODEL, command, more)
 }
 
+/// The path of a small model.
+fn path_of(model: &str) -> String {
+    format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"))
+}
+
 fn start_model(model: &str, command: &str, more: &[&str]) -> Process {
     let mut args = vec![command, model];
     args.extend(COMMON);

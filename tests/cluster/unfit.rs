@@ -5,7 +5,7 @@ use crate::fleet::Fleet;
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process, post};
 use crate::stranger::{Framed, bytes_of, hello, until_closed};
-use crate::{MODEL, body, choices, dual, prefill, start, with_room};
+use crate::{MODEL, body, choices, dual, path_of, prefill, start, with_room};
 use baton::model::forward::cpu::{KernelFamily, available_kernels};
 use baton::wire::auth::{Keyring, Side};
 use baton::wire::message::{MINOR, Message, VERSION};
@@ -72,7 +72,7 @@ fn pages_of_another_size_are_refused_for_a_model_with_groups() {
         ("mamba2-f32", false),
         ("mistral-f32", false),
     ] {
-        let model = format!("{}/tests/fixtures/{model}", env!("CARGO_MANIFEST_DIR"));
+        let model = path_of(model);
         let prefill = worker("prefill", &model, &["--page-size", "16"]);
         let decode = worker("decode", &model, &["--page-size", "8"]);
         if is_refused {

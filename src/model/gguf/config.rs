@@ -44,11 +44,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     reader.refuse_unserved()?;
 
     let hidden = reader.size_up_to("embedding_length", HIDDEN_MAX)?;
-    let layers = reader.size("block_count")?;
-    if layers > MODEL_LAYERS_MAX {
-        let expected = format!("at most {MODEL_LAYERS_MAX}");
-        return Err(reader.wrong("block_count", expected, layers));
-    }
+    let layers = reader.size_up_to("block_count", MODEL_LAYERS_MAX)?;
     if architecture == Architecture::Mamba2 {
         return reader.recurrent(hidden, layers);
     }
@@ -86,7 +82,7 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
         experts: reader.experts(architecture, layers)?,
         window: if is_gemma { reader.window(layers)? } else { None },
         gemma: if is_gemma { Some(reader.gemma(layers, hidden / heads, head_dim)?) } else { None },
-        mamba: (architecture == Architecture::FalconH1).then(|| reader.mamba()).transpose()?,
+        mamba: if architecture == Architecture::FalconH1 { Some(reader.mamba()?) } else { None },
         // The converter to GGUF has applied them.
         multipliers: None,
         delta: if is_next { Some(reader.delta(layers, head_dim)?) } else { None },
@@ -279,10 +275,8 @@ impl Reader<'_> {
             }
             Architecture::Mixtral | Architecture::Qwen3Moe => None,
         };
-        let (count, used) = (self.size("expert_count")?, self.size("expert_used_count")?);
-        if count > EXPERTS_MAX {
-            return Err(self.wrong("expert_count", format!("at most {EXPERTS_MAX}"), count));
-        }
+        let count = self.size_up_to("expert_count", EXPERTS_MAX)?;
+        let used = self.size("expert_used_count")?;
         if used > count {
             let expected = format!("at most the {count} of expert_count");
             return Err(self.wrong("expert_used_count", expected, used));

@@ -56,13 +56,17 @@ const NEXT_PARTS: [(&str, &str); 8] = [
 const NEXT_WHOLE: [(&str, &str); 2] =
     [("ssm_a", "linear_attn.A_log"), ("ssm_dt.bias", "linear_attn.dt_bias")];
 
-/// Falcon's norm before the MLP, which takes precedence over [`PARTS`]. The converter writes its
-/// name without a kind.
-const FALCON_NORM: (&str, &str) = ("ffn_norm", "pre_ff_layernorm.weight");
+/// A part of Falcon-H1, which takes precedence over [`PARTS`].
+const FALCON_PARTS: [(&str, &str); 1] = [("ffn_norm", "pre_ff_layernorm")];
 
-/// Tensors of a layer without a kind at the end of their names, in one format or in both.
-const WHOLE: [(&str, &str); 3] =
-    [("ssm_a", "mamba.A_log"), ("ssm_d", "mamba.D"), ("ssm_dt.bias", "mamba.dt_bias")];
+/// Tensors of a layer without a kind at the end of their names, in one format or in both. The
+/// converter writes a norm of Falcon-H1 without a kind.
+const WHOLE: [(&str, &str); 4] = [
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_dt.bias", "mamba.dt_bias"),
+    ("ffn_norm", "pre_ff_layernorm.weight"),
+];
 
 /// Tensors with the matrices of all experts (`expert_stack`).
 const STACKS: [(&str, &str); 4] = [
@@ -95,10 +99,6 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
         if let Some((_, theirs)) = STACKS.iter().chain(whole).find(|(ours, _)| *ours == rest) {
             return Some(format!("model.layers.{index}.{theirs}"));
         }
-        let part = rest.strip_suffix(".weight").unwrap_or(rest);
-        if architecture == Architecture::FalconH1 && part == FALCON_NORM.0 {
-            return Some(format!("model.layers.{index}.{}", FALCON_NORM.1));
-        }
         let (part, kind) = rest.rsplit_once('.')?;
         // Old files of Mixtral have a tensor for each expert.
         if let Some((part, expert)) = part.rsplit_once('.').filter(|(_, expert)| is_number(expert))
@@ -109,6 +109,7 @@ pub fn canonical(name: &str, architecture: Architecture) -> String {
         let own = match architecture {
             Architecture::Gemma3 => &GEMMA_PARTS[..],
             Architecture::Qwen3Next => &NEXT_PARTS,
+            Architecture::FalconH1 => &FALCON_PARTS,
             _ => &[],
         };
         let parts = own.iter().chain(&PARTS).chain(&MAMBA_PARTS);

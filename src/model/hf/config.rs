@@ -87,11 +87,7 @@ pub fn sampling_defaults(directory: &Path) -> Result<SamplingDefaults, LoadError
 pub fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
     let architecture = architecture(config)?;
     refuse_unserved(config, architecture)?;
-    let layers = config.size("num_hidden_layers")?;
-    if layers > MODEL_LAYERS_MAX {
-        let expected = format!("at most {MODEL_LAYERS_MAX}");
-        return Err(config.wrong("num_hidden_layers", expected, layers));
-    }
+    let layers = config.size_up_to("num_hidden_layers", MODEL_LAYERS_MAX)?;
     match architecture {
         Architecture::Mamba2 => recurrent(config, layers),
         _ => transformer(config, architecture, layers),
@@ -284,10 +280,8 @@ fn experts(
     if config.value[name].is_null() && !config.value[other].is_null() {
         name = other;
     }
-    let (count, used) = (config.size(name)?, config.size("num_experts_per_tok")?);
-    if count > EXPERTS_MAX {
-        return Err(config.wrong(name, format!("at most {EXPERTS_MAX}"), count));
-    }
+    let count = config.size_up_to(name, EXPERTS_MAX)?;
+    let used = config.size("num_experts_per_tok")?;
     if used > count {
         let expected = format!("at most the {count} of {name}");
         return Err(config.wrong("num_experts_per_tok", expected, used));
